@@ -1,0 +1,138 @@
+"""The errors that users meet, grouped by what the one who handles them would do.
+
+    StormproofError
+    ├── TransientError          try again: nothing was decided
+    │   ├── JobFailed           a batch's job ended without a verdict: it is the next attempt
+    │   └── StoreUnavailable    a database or a table could not be reached, or its answer was lost
+    ├── Fenced                  another driver took over: stop, touch nothing
+    ├── FatalError              stop and look: going on could lose or double a message
+    │   ├── PositionMismatch    a sink or a source stands elsewhere than the ledger says
+    │   ├── SinkRefused         a sink refuses a prepared transaction for good: the txid is blocked
+    │   ├── CannotTell          the evidence is gone
+    │   └── BatchUnverified     the acker's verdict stayed wrong after every attempt
+    └── UsageError              fix the call (also a ValueError)
+        ├── TopologyError       a topology that cannot be built
+        └── SettingsError       a setting that is missing or wrong
+
+Every error has a ``kind`` (append-only: kinds are never renamed or removed, since callers match on them), a ``details``
+mapping of JSON values, and survives pickling, since errors cross from Spark's workers to the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import ClassVar, TypeAlias, Union
+
+Json: TypeAlias = Union[str, int, float, bool, None, list["Json"], dict[str, "Json"]]
+
+
+class ErrorKind(StrEnum):
+    """The stable name of an error; append-only."""
+
+    STORMPROOF = "stormproof"
+    TRANSIENT = "transient"
+    JOB_FAILED = "job_failed"
+    STORE_UNAVAILABLE = "store_unavailable"
+    FENCED = "fenced"
+    FATAL = "fatal"
+    POSITION_MISMATCH = "position_mismatch"
+    SINK_REFUSED = "sink_refused"
+    CANNOT_TELL = "cannot_tell"
+    BATCH_UNVERIFIED = "batch_unverified"
+    USAGE = "usage"
+    TOPOLOGY = "topology"
+    SETTINGS = "settings"
+
+
+class StormproofError(Exception):
+    """The root of every error that Stormproof raises on purpose.
+
+    The message names the thing, the place and the next step; `details` holds the same facts for machines.
+    """
+
+    kind: ClassVar[ErrorKind] = ErrorKind.STORMPROOF
+
+    def __init__(self, message: str, /, **details: Json) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: Mapping[str, Json] = details
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, dict(self.details))
+
+
+def _rebuild(cls: type[StormproofError], message: str, details: dict[str, Json]) -> StormproofError:
+    return cls(message, **details)
+
+
+class TransientError(StormproofError):
+    """Try again: nothing was decided, and nothing was lost."""
+
+    kind = ErrorKind.TRANSIENT
+
+
+class JobFailed(TransientError):
+    """A batch's job ended without a verdict. The batch is tried again as the next attempt of its txid."""
+
+    kind = ErrorKind.JOB_FAILED
+
+
+class StoreUnavailable(TransientError):
+    """A database or table could not be reached, or its answer was lost: read again before acting."""
+
+    kind = ErrorKind.STORE_UNAVAILABLE
+
+
+class Fenced(StormproofError):
+    """Another driver runs this topology now. Stop, and touch nothing: the other one goes on from here."""
+
+    kind = ErrorKind.FENCED
+
+
+class FatalError(StormproofError):
+    """Stop and look: going on could lose or double a message."""
+
+    kind = ErrorKind.FATAL
+
+
+class PositionMismatch(FatalError):
+    """A sink or a source stands elsewhere than the ledger says; both positions are named."""
+
+    kind = ErrorKind.POSITION_MISMATCH
+
+
+class SinkRefused(FatalError):
+    """A sink refuses a prepared transaction for good; its txid is blocked until the operator has repaired the cause."""
+
+    kind = ErrorKind.SINK_REFUSED
+
+
+class CannotTell(FatalError):
+    """The evidence that would decide is gone, for example by the table's log retention."""
+
+    kind = ErrorKind.CANNOT_TELL
+
+
+class BatchUnverified(FatalError):
+    """Every attempt at a batch ended with a verdict that does not add up."""
+
+    kind = ErrorKind.BATCH_UNVERIFIED
+
+
+class UsageError(StormproofError, ValueError):
+    """Fix the call."""
+
+    kind = ErrorKind.USAGE
+
+
+class TopologyError(UsageError):
+    """A topology that cannot be built; names the component, the field and the names that are known."""
+
+    kind = ErrorKind.TOPOLOGY
+
+
+class SettingsError(UsageError):
+    """A setting that is missing or wrong; names where it can be set."""
+
+    kind = ErrorKind.SETTINGS

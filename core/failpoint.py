@@ -1,0 +1,140 @@
+"""Named failpoints: places where a test can kill, pause or fail a run.
+
+Off unless the environment variable ``STORMPROOF_FAILPOINT`` names one with an action: ``NAME=ACTION`` or
+``NAME=ACTION@K`` for the K-th time that the place is reached (default 1), several joined by ``;``. Actions:
+
+``kill``   SIGKILL to this process; in a Spark worker, to the driver (its pid stands in ``STORMPROOF_DRIVER_PID``)
+``worker`` SIGKILL to this very process, also where it is a Spark worker
+``pause``  SIGSTOP to this process, until somebody sends SIGCONT
+``raise``  `FailpointReached`, which is a `TransientError`
+
+Where ``STORMPROOF_FAILPOINT_LOG`` names a file, each place that is reached appends its name there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import Final
+
+from stormproof.core.errors import TransientError
+
+ENV: Final = "STORMPROOF_FAILPOINT"
+ENV_LOG: Final = "STORMPROOF_FAILPOINT_LOG"
+ENV_DRIVER_PID: Final = "STORMPROOF_DRIVER_PID"
+ACTIONS: Final = ("kill", "worker", "pause", "raise")
+
+
+@dataclass(frozen=True, slots=True)
+class Failpoint:
+    """One place. `scope` says which run reaches it, so that a test matrix knows which cells exist."""
+
+    name: str
+    about: str
+    scope: str = "every"
+
+
+_ALL: Final = (
+    Failpoint("start.before_epoch", "before the topology's epoch is raised"),
+    Failpoint("start.after_epoch", "the epoch is raised, no sink is opened yet"),
+    Failpoint("recover.before", "before the first step of recovery"),
+    Failpoint("recover.after_abort", "open transactions of older epochs are ended, prepared ones not yet rolled forward", "recovery"),
+    Failpoint("recover.after", "after recovery, before the first batch"),
+    Failpoint("open.before", "before a batch is opened"),
+    Failpoint("open.in_transaction", "messages leased and txid recorded, not yet committed"),
+    Failpoint("open.after", "the open transaction is committed, no job has run"),
+    Failpoint("attempt.after", "a further attempt is recorded, its job has not run", "retry"),
+    Failpoint("task.after_file", "inside a task: its files are written and synced, its summary is not sent"),
+    Failpoint("run.after", "the job is done, its verdict is not taken"),
+    Failpoint("prepare.before", "before the prepare transaction"),
+    Failpoint("prepare.in_transaction", "everything recorded, the slice held, not yet committed", "exactly-once"),
+    Failpoint("prepare.after", "prepared; no sink was touched", "exactly-once"),
+    Failpoint("commit.before_sink", "before a sink's commit"),
+    Failpoint("commit.after_sink", "after a sink's commit: between two sinks, or before the finish"),
+    Failpoint("delta.after_check", "the sink's last txid and the files are checked, no log entry is put", "delta"),
+    Failpoint("delta.after_log_entry", "the log entry is put, nothing of it is synced, no answer given", "delta"),
+    Failpoint("delta.after_sync", "files and log entry are synced", "delta"),
+    Failpoint("postgres.after_guard", "inside the sink's transaction: the guard row is moved", "postgres"),
+    Failpoint("postgres.after_rows", "inside the sink's transaction: every row is written", "postgres"),
+    Failpoint("postgres.after_commit", "the sink's transaction is committed, no answer given", "postgres"),
+    Failpoint("finish.before", "every sink has committed; the source has not confirmed"),
+    Failpoint("finish.in_transaction", "the source has confirmed, `committed` is not recorded"),
+    Failpoint("finish.before_commit", "`committed` is recorded, the transaction is not committed"),
+    Failpoint("finish.after", "the txid is committed, staging files still lie there"),
+    Failpoint("abort.in_transaction", "a batch is recorded as aborted, not yet committed", "abort"),
+    Failpoint("abort.after", "a batch was aborted", "abort"),
+    Failpoint("sweep.before_unlink", "a dead attempt's file is about to be removed", "recovery"),
+    Failpoint("queue.put.before_commit", "messages are copied in, not yet committed", "queue"),
+    Failpoint("queue.drop.after_lock", "a partition is locked and checked, about to be dropped", "queue"),
+)
+FAILPOINTS: Final = {point.name: point for point in _ALL}
+
+
+class FailpointReached(TransientError):
+    """A failpoint with the action ``raise`` was reached."""
+
+
+class _State:
+    """What this process has read of the environment, and how often each place was reached."""
+
+    def __init__(self) -> None:
+        self.source: str | None = None
+        self.armed: dict[str, tuple[str, int]] = {}
+        self.reached: dict[str, int] = {}
+
+
+_state = _State()
+
+
+def parse(text: str) -> dict[str, tuple[str, int]]:
+    """Read ``NAME=ACTION@K;...``; an unknown name or action is an error that lists the known ones."""
+    armed: dict[str, tuple[str, int]] = {}
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        name, _, action = part.partition("=")
+        action, _, count = action.partition("@")
+        if name not in FAILPOINTS:
+            raise ValueError(f"{ENV}: no failpoint {name!r}; known: {', '.join(sorted(FAILPOINTS))}")
+        if action not in ACTIONS:
+            raise ValueError(f"{ENV}: no action {action!r} for {name}; known: {', '.join(ACTIONS)}")
+        armed[name] = (action, int(count) if count else 1)
+    return armed
+
+
+def failpoint(name: str) -> None:
+    """Mark a place. Costs two dictionary look-ups where no failpoint is armed.
+
+    Raises:
+        FailpointReached: where this place is armed with ``raise``.
+        KeyError: where the name is not in `FAILPOINTS`.
+    """
+    log = os.environ.get(ENV_LOG)
+    text = os.environ.get(ENV)
+    if log is None and not text:
+        return
+    point = FAILPOINTS[name]
+    if log is not None:
+        fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(fd, f"{point.name}\n".encode())
+        os.close(fd)
+    if not text:
+        return
+    if text != _state.source:
+        _state.source, _state.armed = text, parse(text)
+        _state.reached.clear()
+    if name not in _state.armed:
+        return
+    action, at = _state.armed[name]
+    _state.reached[name] = _state.reached.get(name, 0) + 1
+    if _state.reached[name] != at:
+        return
+    match action:
+        case "kill":
+            driver = os.environ.get(ENV_DRIVER_PID)
+            os.kill(int(driver) if driver else os.getpid(), signal.SIGKILL)
+        case "worker":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "pause":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case _:
+            raise FailpointReached(f"failpoint {name}", failpoint=name)

@@ -1,0 +1,70 @@
+"""Messages: what a source hands out, how one fails, and how its text is made safe to store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+MessageId = NewType("MessageId", int)
+"""A message's number in its source: a signed 64-bit integer, unique there for ever."""
+
+Token = NewType("Token", int)
+"""A message's 64-bit start value in one attempt, as a signed integer."""
+
+ERROR_TEXT_MAX = 4_000
+INPUT_TEXT_MAX = 2_000
+
+
+class FailureReason(StrEnum):
+    """Why a message failed; the only list of reasons."""
+
+    FAILED = "failed"
+    """A bolt called fail."""
+    ERROR = "error"
+    """A bolt raised."""
+    TIMEOUT = "timeout"
+    UNACKED = "unacked"
+    """A bolt ended without ack or fail."""
+    WORKER_LOST = "worker_lost"
+    LOST = "lost"
+    """The ack val was not zero."""
+    SINK_ERROR = "sink_error"
+    """A sink cannot hold what the message became."""
+    BAD_MESSAGE = "bad_message"
+    """It does not decode."""
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFailure:
+    """One message that failed in one attempt, and why.
+
+    `origin` is what the source shows before the number (`XID` of `XID-N` in a Postgres queue; 0 where there is none).
+    `error` and `input` are escaped and cut: see `storable_text`.
+    """
+
+    id: MessageId
+    origin: int
+    token: Token
+    reason: FailureReason
+    component: str
+    error: str
+    input: str = ""
+
+
+def storable_text(value: object, limit: int = ERROR_TEXT_MAX) -> str:
+    """Text that any database can hold: NUL, control characters and lone surrogates escaped, cut to `limit` characters.
+
+    Postgres's text and jsonb hold neither NUL nor broken UTF-8, and an exception's text may have both; `str` of a
+    user's exception may itself raise.
+    """
+    try:
+        text = value if isinstance(value, str) else str(value)
+    except Exception as error:  # noqa: BLE001 - a user's __str__ may raise anything, and the failure must still be recorded
+        text = f"<{type(value).__name__} whose text cannot be made: {type(error).__name__}>"
+    if len(text) > limit:
+        text = f"{text[:limit]}... ({len(text)} characters)"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -1,0 +1,1 @@
+"""Pending sources: messages are opened, then confirmed or aborted."""

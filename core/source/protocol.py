@@ -1,0 +1,214 @@
+"""What a pending source promises: Kestrel's open, confirm and abort, for slices of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from stormproof.core.errors import Json
+from stormproof.core.message import MessageFailure
+
+READER_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("origin", pa.int64(), nullable=False),
+        pa.field("token", pa.int64(), nullable=False),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+"""What every `SliceReader` yields, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much a slice may hold. One message is handed out even where it alone is above `bytes`."""
+
+    messages: int = 10_000
+    bytes: int = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who holds a slice: an opaque owner key, the owner's epoch, and for how long (seconds, by the store's clock).
+
+    Never the key alone: a stale owner (an older epoch) must not confirm what was handed to another.
+    """
+
+    owner: str
+    epoch: int
+    seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the acker must find: the number of messages and the XOR of their tokens (signed 64 bit).
+
+    Computed by the source apart from the read, so that a reader that returns one message twice and skips another is seen.
+    """
+
+    messages: int
+    xor: int
+
+
+@runtime_checkable
+class SliceReader(Protocol):
+    """A part of a slice, read inside an executor. Picklable; holds no connection."""
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the part's messages as batches of `READER_SCHEMA`, of at most `batch_rows` rows, in id order.
+
+        `seed` makes the tokens; messages whose id is in `excluded` are left out. May be called several times and must
+        give the same messages each time.
+        """
+        ...
+
+
+class Decoder(Protocol):
+    """Payloads to tuples. Picklable and pure."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The fields that a message decodes to."""
+        ...
+
+    def decode(self, payload: pa.Array) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
+        """Payloads (binary) to rows of `schema`, and (row, error) of those that do not decode.
+
+        Row i of the result is payload i, with any value where it failed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What a source opened for one batch.
+
+    `position` is the source's own description as JSON: the ledger keeps it, and `Source.attach` makes the slice of it
+    again. `expected` holds for the seed that it was opened with and nothing excluded. `retry` says that the messages
+    failed before. `deaths` is how often an owner's epoch ended while it held this slice open.
+    """
+
+    position: dict[str, Json]
+    expected: Expectation
+    bytes: int
+    retry: bool = False
+    deaths: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What became of the messages that a confirm named as failed: how many wait for a retry, how many are dead letters.
+
+    `retried` and `dead` list the shown ids. Both are empty where the confirm was a repetition.
+    """
+
+    retried: tuple[str, ...] = ()
+    dead: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """How much a source still holds for this reader: not yet opened, opened or held, waiting for a retry, dead."""
+
+    ready: int
+    pending: int
+    waiting: int
+    dead: int
+    next_retry_in_s: float | None = None
+    oldest_ready_age_s: float | None = None
+
+
+class Source(Protocol):
+    """A pending source, seen by one subscription.
+
+    `tx` is a psycopg connection inside a transaction; a source whose store is that database takes part in it
+    (`joins(tx)` says whether), so that a lease and a ledger row, or a confirm and `committed`, are one decision. With
+    `tx=None` each call is a transaction of its own. Confirm and abort may be repeated without effect.
+    """
+
+    name: str
+
+    @property
+    def decoder(self) -> Decoder:
+        """Turns payloads into tuples, inside executors."""
+        ...
+
+    def shown_id(self, message: int, origin: int) -> str:
+        """A message's id as people see it."""
+        ...
+
+    def subscribe(self, subscription: str, epoch: int) -> None:
+        """Make the store ready for this subscription (create what is missing); later calls act for it.
+
+        Raises:
+            PositionMismatch: the store is not the one that the subscription's position was taken from.
+        """
+        ...
+
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        """Hand out messages as pending: returned ones first, then due retries, then new ones; None where there are none."""
+        ...
+
+    def attach(self, position: dict[str, Json], expected: Expectation) -> Slice:
+        """The slice that was opened earlier, from its position."""
+        ...
+
+    def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
+        """The expectation for another seed or with messages left out."""
+        ...
+
+    def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
+        """The slice as `parallelism` disjoint parts (some may be empty)."""
+        ...
+
+    def hold(self, lease: Lease, tx: object | None = None) -> None:
+        """Open to held: from here on the lease never expires.
+
+        Raises:
+            Fenced: the lease has lapsed, was returned, or belongs to another epoch.
+        """
+        ...
+
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        """Confirm all of the lease's messages but those named, which wait for a retry or become dead letters.
+
+        Raises:
+            Fenced: the lease belongs to another epoch now.
+        """
+        ...
+
+    def abort(self, lease: Lease, tx: object | None = None) -> None:
+        """Return all of the lease's messages; no failure is counted."""
+        ...
+
+    def extend(self, lease: Lease) -> None:
+        """Move the lease's expiry to `seconds` from now; raises Fenced where it is not ours any more."""
+        ...
+
+    def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
+        """Take over the leases of older epochs; returns their owner keys. Counts a death for those that were open."""
+        ...
+
+    def halve(self, slice_: Slice, lease: Lease, tx: object | None = None) -> None:
+        """Return the lease's messages in two halves, which will be opened one by one (bisection)."""
+        ...
+
+    def backlog(self) -> Backlog:
+        """What is left for this subscription."""
+        ...
+
+    def joins(self, tx: object) -> bool:
+        """Whether `tx` is a transaction in this source's own store."""
+        ...
+
+    def maintain(self) -> None:
+        """Housekeeping between batches (partitions made ahead and dropped behind); cheap where nothing is due."""
+        ...
+
+    def close(self) -> None:
+        """Let connections go."""
+        ...
+

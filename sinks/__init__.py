@@ -1,0 +1,1 @@
+"""Where results go, idempotently: Delta tables, Postgres tables, and memory for tests."""

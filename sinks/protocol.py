@@ -1,0 +1,182 @@
+"""What a sink promises: each transaction adopted in txid order, at most once, with evidence of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from stormproof.core.errors import CannotTell, Json, PositionMismatch
+from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter
+
+
+@dataclass(frozen=True, slots=True)
+class SinkIdentity:
+    """Under what name a sink keeps its evidence."""
+
+    topology: str
+    incarnation: str
+    sink: str
+
+    @property
+    def application_id(self) -> str:
+        """The Delta transaction identifier's application id."""
+        return f"stormproof/{self.topology}/{self.incarnation}/{self.sink}"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTransaction:
+    """What a sink is to adopt: txid N, the txid PREV that it must hold now (None: none yet), and the prepared files."""
+
+    txid: int
+    previous: int | None
+    digest: str
+    rows: int
+    files: tuple[PreparedFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The last transaction that a sink holds, by its own evidence. `digest` None: the evidence has expired."""
+
+    txid: int
+    digest: str | None
+
+
+class CommitOutcome(StrEnum):
+    """What a commit found."""
+
+    APPLIED = "applied"
+    ALREADY_HELD = "already_held"
+    """The sink held this very transaction: nothing was applied again, a duplicate was suppressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One transaction in a sink's own log, for the audit. `problem` names what is wrong with it there, if anything."""
+
+    txid: int
+    digest: str
+    rows: int
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceReport:
+    """A sink's own log for one identity: its table's id, its entries in log order, the last txid by its guard, and
+    whether older entries may have been removed by retention (then what is missing before the first is "cannot tell")."""
+
+    table_id: str | None
+    entries: tuple[Evidence, ...]
+    last_txid: int | None
+    truncated: bool = False
+    problems: tuple[str, ...] = ()
+
+
+class SinkSession(Protocol):
+    """A sink opened by one driver for one topology: the driver's side of it."""
+
+    @property
+    def identity(self) -> SinkIdentity: ...
+
+    @property
+    def table_id(self) -> str:
+        """What tells this table from another of the same name: it changes when the table is dropped and made again."""
+        ...
+
+    def writer(self) -> SinkWriter:
+        """The executors' side."""
+        ...
+
+    def held(self) -> Held | None:
+        """The last transaction that the sink holds, read afresh."""
+        ...
+
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+        """Adopt one transaction, by the table of `decide`.
+
+        `checked` is on under exactly-once. Off (at-least-once, at-most-once), the txid is recorded as evidence, and what
+        the sink held before is not compared.
+
+        Guarantee:
+            When it returns, the rows and the evidence are durable, and both or neither are there after any crash.
+
+        Raises:
+            PositionMismatch: the sink holds something else than `previous`.
+            SinkRefused: the sink refuses for good (table or column gone, a row violates a constraint, a file is missing).
+            StoreUnavailable: no answer, or the answer was lost: read `held` again before acting.
+            Fenced: a newer epoch holds this sink.
+        """
+        ...
+
+    def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
+        """Remove prepared files of this incarnation whose (txid, attempt) is dead; returns how many."""
+        ...
+
+    def finished(self, transaction: PreparedTransaction) -> None:
+        """The ledger says `committed`: staging files of this transaction may go."""
+        ...
+
+    def evidence(self, first: int, last: int | None) -> EvidenceReport:
+        """The sink's own log of txids from `first` to `last`."""
+        ...
+
+    def close(self) -> None:
+        """Let connections go."""
+        ...
+
+
+class Sink(SinkSpec, Protocol):
+    """A sink that can be opened."""
+
+    def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> SinkSession:
+        """Connect, make the table if it is missing and `create`, and fence older epochs out.
+
+        Raises:
+            SinkRefused: the table is there and cannot hold such rows (names column and types), or is missing.
+            Fenced: a newer epoch holds this sink.
+            StoreUnavailable: it cannot be reached.
+        """
+        ...
+
+    def inspect(self, identity: SinkIdentity, input_: SinkInput) -> SinkSession:
+        """Open for reading only (audit, status): makes nothing, fences nobody."""
+        ...
+
+
+class Decision(StrEnum):
+    """What to do with a prepared transaction, given what the sink holds."""
+
+    COMMIT = "commit"
+    SKIP = "skip"
+
+
+def decide(identity: SinkIdentity, transaction: PreparedTransaction, held: Held | None) -> Decision:
+    """Whether to commit N: the sink must hold exactly PREV; N with the same digest is done already; all else stops.
+
+    Never `last >= N` alone: a number says nothing about content.
+
+    Raises:
+        PositionMismatch: the sink holds another txid, or the same one with another digest.
+        CannotTell: the sink holds N, and the evidence of what it contains has expired.
+    """
+    n, last = transaction.txid, None if held is None else held.txid
+    if last == transaction.previous:
+        return Decision.COMMIT
+    where = f"sink {identity.sink!r} of topology {identity.topology!r}"
+    inspect = f"inspect with: stormproof audit verify {identity.topology}"
+    details: dict[str, Json] = {"sink": identity.sink, "txid": n, "previous": transaction.previous, "held": last}
+    if held is not None and last == n:
+        if held.digest == transaction.digest:
+            return Decision.SKIP
+        if held.digest is None:
+            raise CannotTell(f"{where} holds txid {n}, and the evidence of its content has expired; {inspect}", **details)
+        raise PositionMismatch(
+            f"{where} holds txid {n} with digest {held.digest}, the ledger prepared {transaction.digest}; {inspect}",
+            **details,
+        )
+    raise PositionMismatch(
+        f"{where} holds txid {last}, the ledger expects {transaction.previous} before txid {n}; {inspect}", **details
+    )
+

@@ -1,0 +1,1 @@
+"""Storm's guarantees for pipelines on Spark."""

@@ -1,0 +1,1 @@
+"""Stormproof: trident/cli."""
