@@ -64,8 +64,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceReport:
-    """A sink's own log for one identity: its table's id, its entries in log order, the last txid by its guard, and
-    whether older entries may have been removed by retention (then what is missing before the first is "cannot tell")."""
+    """A sink's own log for one identity: its table's id, its entries in log order, and the last txid by its guard.
+
+    `truncated`: retention may have removed older entries; what is missing before the first is then "cannot tell".
+    """
 
     table_id: str | None
     entries: tuple[Evidence, ...]
@@ -78,7 +80,9 @@ class SinkSession(Protocol):
     """A sink opened by one driver for one topology: the driver's side of it."""
 
     @property
-    def identity(self) -> SinkIdentity: ...
+    def identity(self) -> SinkIdentity:
+        """Under what name it keeps its evidence."""
+        ...
 
     @property
     def table_id(self) -> str:
@@ -96,15 +100,15 @@ class SinkSession(Protocol):
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
         """Adopt one transaction, by the table of `decide`.
 
-        `checked` is on under exactly-once. Off (at-least-once, at-most-once), the txid is recorded as evidence, and what
-        the sink held before is not compared.
+        `checked` is on under exactly-once. Off (at-least-once, at-most-once), the txid is recorded as evidence, and
+        what the sink held before is not compared.
 
         Guarantee:
             When it returns, the rows and the evidence are durable, and both or neither are there after any crash.
 
         Raises:
             PositionMismatch: the sink holds something else than `previous`.
-            SinkRefused: the sink refuses for good (table or column gone, a row violates a constraint, a file is missing).
+            SinkRefused: it refuses for good (table or column gone, a row violates a constraint, a file is missing).
             StoreUnavailable: no answer, or the answer was lost: read `held` again before acting.
             Fenced: a newer epoch holds this sink.
         """
@@ -171,7 +175,9 @@ def decide(identity: SinkIdentity, transaction: PreparedTransaction, held: Held 
         if held.digest == transaction.digest:
             return Decision.SKIP
         if held.digest is None:
-            raise CannotTell(f"{where} holds txid {n}, and the evidence of its content has expired; {inspect}", **details)
+            raise CannotTell(
+                f"{where} holds txid {n}, and the evidence of its content has expired; {inspect}", **details
+            )
         raise PositionMismatch(
             f"{where} holds txid {n} with digest {held.digest}, the ledger prepared {transaction.digest}; {inspect}",
             **details,
@@ -179,4 +185,3 @@ def decide(identity: SinkIdentity, transaction: PreparedTransaction, held: Held 
     raise PositionMismatch(
         f"{where} holds txid {last}, the ledger expects {transaction.previous} before txid {n}; {inspect}", **details
     )
-

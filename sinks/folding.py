@@ -1,0 +1,93 @@
+"""What folds have in common: which inputs can be folded, and which prepared rows may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from stormproof.core.errors import SinkRefused, TopologyError
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.compute import pc
+
+
+def check_fold_input(input_: SinkInput, where: str) -> None:
+    """Refuse a fold that a sink cannot serve.
+
+    Raises:
+        TopologyError: keys are missing or of a type that has no one equality (floats, nested), a column is neither key
+            nor fold, or a folded column's type has no sum.
+    """
+    names = input_.schema.names
+    unknown = [n for n in (*input_.keys, *input_.folds) if n not in names]
+    if unknown:
+        raise TopologyError(f"{where}: no column {', '.join(map(repr, unknown))}; there are {', '.join(names)}")
+    if not input_.is_fold:
+        return
+    if not input_.keys:
+        raise TopologyError(f"{where}: a fold needs at least one key column")
+    idle = [n for n in names if n not in input_.keys and n not in input_.folds]
+    both = [n for n in input_.keys if n in input_.folds]
+    if idle or both:
+        raise TopologyError(f"{where}: column {(idle + both)[0]!r} of a fold must be either a key or folded")
+    for name in input_.keys:
+        kind = input_.schema.field(name).type
+        if pa.types.is_floating(kind) or pa.types.is_nested(kind):
+            raise TopologyError(
+                f"{where}: key {name!r} is {kind}, whose values do not compare alike everywhere; use another type"
+            )
+    for name in input_.folds:
+        kind = input_.schema.field(name).type
+        if not (pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+            raise TopologyError(f"{where}: column {name!r} is {kind}, which has no sum")
+
+
+def require_unique_keys(batches: Iterable[pa.RecordBatch], keys: tuple[str, ...], where: str) -> None:
+    """Refuse prepared rows that a fold would apply wrongly.
+
+    A NULL key never matches, and a key that comes twice would be inserted twice where it is new.
+
+    Raises:
+        SinkRefused: names the column, or one such key.
+    """
+    parts = [batch.select(list(keys)) for batch in batches]
+    if not parts:
+        return
+    table = pa.Table.from_batches(parts).combine_chunks()
+    for name in keys:
+        if table.column(name).null_count:
+            raise SinkRefused(f"{where}: key column {name!r} holds NULL, which no fold can match", column=name)
+    counted = table.append_column("", pa.repeat(1, table.num_rows)).group_by(list(keys)).aggregate([("", "sum")])
+    if counted.num_rows == table.num_rows:
+        return
+    twice = counted.filter(pc.greater(counted.column("_sum"), 1)).select(list(keys)).slice(0, 1).to_pylist()[0]
+    raise SinkRefused(
+        f"{where}: {table.num_rows - counted.num_rows} keys come more than once, such as {twice!r}", key=repr(twice)
+    )
+
+
+def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) -> pa.Table:
+    """`held` with `added` folded in: key by key, every other column summed exactly.
+
+    Raises:
+        SinkRefused: a sum does not fit its column.
+    """
+    keys, folds = list(input_.keys), list(input_.folds)
+    both = pa.concat_tables([held.select(keys + folds), added.select(keys + folds)])
+    widened = both
+    for name in folds:
+        column = both.column(name)
+        if pa.types.is_integer(column.type):
+            # Arrow's sum of int64 wraps silently; a decimal holds any sum of them.
+            column = column.cast(pa.decimal128(20, 0)).cast(pa.decimal128(38, 0))
+        widened = widened.set_column(widened.schema.get_field_index(name), name, column)
+    summed = widened.group_by(keys).aggregate([(name, "sum") for name in folds])
+    columns = [summed.column(k) for k in keys]
+    for name in folds:
+        try:
+            columns.append(summed.column(f"{name}_sum").cast(both.schema.field(name).type))
+        except pa.ArrowInvalid as error:
+            raise SinkRefused(
+                f"{where}: the sum in column {name!r} does not fit {both.schema.field(name).type}: {error}", column=name
+            ) from error
+    return pa.table(columns, names=keys + folds).select(input_.schema.names).cast(input_.schema)

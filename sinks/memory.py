@@ -1,0 +1,282 @@
+"""A sink in this process's memory: a whole sink, for users' tests and the project's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import pyarrow as pa
+
+from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
+from stormproof.sinks.limits import ColumnLimit, Limits
+from stormproof.sinks.protocol import (
+    CommitOutcome,
+    Decision,
+    Evidence,
+    EvidenceReport,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    decide,
+)
+from stormproof.sinks.staging import FileWriter, prepared_batches, remove_files, require_files, sweep_folder
+
+
+class FaultPoint(StrEnum):
+    """Where a planned fault strikes in a commit."""
+
+    BEFORE = "before"
+    """Nothing is applied."""
+    AFTER = "after"
+    """Everything is applied, and the answer is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    txid: int
+    digest: str
+    table_id: str
+
+
+@dataclass(slots=True)
+class _Log:
+    """What the store keeps for one identity; it outlives the table, as a guard row outlives its table."""
+
+    epoch: int = 0
+    guard: _Guard | None = None
+    entries: list[Evidence] = field(default_factory=list[Evidence])
+
+
+class MemoryStore:
+    """What a memory sink holds. It outlives sessions and sinks: a crash loses those, and never this."""
+
+    def __init__(self) -> None:
+        self._tables_made = 0
+        self.table_id: str | None = None
+        self.content: pa.Table | None = None
+        self.logs: dict[str, _Log] = {}
+        self._faults: list[tuple[FaultPoint, BaseException, int | None]] = []
+
+    def create(self, schema: pa.Schema) -> None:
+        """Make the table, with an id that no earlier one had."""
+        self._tables_made += 1
+        self.table_id = f"memory-{self._tables_made}"
+        self.content = schema.empty_table()
+
+    def drop(self) -> None:
+        """Drop the table with its rows; the guards stay."""
+        self.table_id = None
+        self.content = None
+
+    def log(self, identity: SinkIdentity) -> _Log:
+        """The log of one identity."""
+        return self.logs.setdefault(identity.application_id, _Log())
+
+    def fail(self, at: FaultPoint, error: BaseException, *, txid: int | None = None) -> None:
+        """Make one commit (of `txid`, or the next) raise `error`, before or after it applied its rows."""
+        self._faults.append((at, error, txid))
+
+    def strike(self, at: FaultPoint, txid: int) -> None:
+        """Raise the fault that is planned here, once."""
+        for fault in self._faults:
+            if fault[0] is at and fault[2] in (None, txid):
+                self._faults.remove(fault)
+                raise fault[1]
+
+
+class MemorySink:
+    """Appends to, or folds into, a table in memory.
+
+    Prepared files are real ones, in `staging` (a temporary folder of its own by default), so every engine can write to
+    it; what is committed is lost with the process.
+    """
+
+    def __init__(
+        self, name: str = "memory", *, store: MemoryStore | None = None, staging: str | Path | None = None
+    ) -> None:
+        self._name = name
+        self.store = MemoryStore() if store is None else store
+        self._staging = _own_folder(self) if staging is None else str(Path(staging).absolute())
+
+    @property
+    def name(self) -> str:
+        """Unique within a topology."""
+        return self._name
+
+    @property
+    def target(self) -> str:
+        """Where the rows are, for people."""
+        return f"memory:{self._name}"
+
+    def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
+        """Raise TopologyError where such rows cannot be folded; every guarantee is served."""
+        check_fold_input(input_, f"sink {self._name!r}")
+
+    def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> MemorySession:
+        """Make the table if it is missing and `create`, and fence older epochs out."""
+        log = self.store.log(identity)
+        if epoch < log.epoch:
+            raise Fenced(f"sink {self._name!r}: epoch {log.epoch} holds it, this is epoch {epoch}", epoch=epoch)
+        if self.store.content is None:
+            if not create:
+                raise SinkRefused(f"sink {self._name!r}: there is no table {self.target}")
+            self.store.create(input_.schema)
+        _require_schema(self.store, input_, self._name)
+        log.epoch = epoch
+        return MemorySession(self, self._staging, identity, input_, epoch)
+
+    def inspect(self, identity: SinkIdentity, input_: SinkInput) -> MemorySession:
+        """Open for reading only."""
+        return MemorySession(self, self._staging, identity, input_, None)
+
+    def rows(self) -> list[dict[str, object]]:
+        """What the table holds, row by row, in no order that means anything."""
+        content = self.store.content
+        found: list[dict[str, object]] = [] if content is None else content.to_pylist()
+        return found
+
+
+class MemorySession:
+    """A memory sink opened by one driver."""
+
+    def __init__(
+        self, sink: MemorySink, staging: str, identity: SinkIdentity, input_: SinkInput, epoch: int | None
+    ) -> None:
+        self._sink = sink
+        self._store = sink.store
+        self._staging = staging
+        self._identity = identity
+        self._input = input_
+        self._epoch = epoch
+        self._where = f"sink {identity.sink!r} ({sink.target})"
+
+    @property
+    def identity(self) -> SinkIdentity:
+        """Under what name it keeps its evidence."""
+        return self._identity
+
+    @property
+    def table_id(self) -> str:
+        """Changes when the table is dropped and made again."""
+        if self._store.table_id is None:
+            raise SinkRefused(f"{self._where}: the table is gone")
+        return self._store.table_id
+
+    def writer(self) -> FileWriter:
+        """Parquet files in the staging folder."""
+        columns = [ColumnLimit(f.name, str(f.type), not_null=f.name in self._input.keys) for f in self._input.schema]
+        return FileWriter(self._identity.sink, self._staging, Limits(tuple(columns)))
+
+    def held(self) -> Held | None:
+        """The last transaction that the store holds for this identity."""
+        guard = self._store.log(self._identity).guard
+        return None if guard is None else Held(guard.txid, guard.digest)
+
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+        """Adopt one transaction, by the table of `decide`."""
+        self._require_epoch()
+        log = self._store.log(self._identity)
+        if checked:
+            if log.guard is not None and log.guard.table_id != self.table_id:
+                raise PositionMismatch(
+                    f"{self._where}: txid {log.guard.txid} went to table {log.guard.table_id}, this is {self.table_id}",
+                    held=log.guard.txid,
+                    txid=transaction.txid,
+                )
+            if decide(self._identity, transaction, self.held()) is Decision.SKIP:
+                return CommitOutcome.ALREADY_HELD
+        content = self._next_content(transaction)
+        self._store.strike(FaultPoint.BEFORE, transaction.txid)
+        self._store.content = content
+        if log.guard is None or checked or transaction.txid >= log.guard.txid:
+            log.guard = _Guard(transaction.txid, transaction.digest, self.table_id)
+        if all(entry.txid != transaction.txid for entry in log.entries):
+            log.entries.append(Evidence(transaction.txid, transaction.digest, transaction.rows))
+        self._store.strike(FaultPoint.AFTER, transaction.txid)
+        return CommitOutcome.APPLIED
+
+    def _require_epoch(self) -> None:
+        newest = self._store.log(self._identity).epoch
+        if self._epoch != newest:
+            raise Fenced(f"{self._where}: epoch {newest} holds it, this is epoch {self._epoch}", epoch=self._epoch)
+
+    def _next_content(self, transaction: PreparedTransaction) -> pa.Table:
+        """What the table will hold; nothing is changed until all of it is known to be good."""
+        where = f"{self._where}, txid {transaction.txid}"
+        if self._store.content is None:
+            raise SinkRefused(f"{where}: the table is gone; make it again, then retry the txid")
+        _require_schema(self._store, self._input, self._identity.sink)
+        require_files(self._staging, transaction.files, where=where, digests=True)
+        batches = list(prepared_batches(self._staging, transaction.files))
+        added = pa.Table.from_batches(batches, self._input.schema) if batches else self._input.schema.empty_table()
+        if added.num_rows != transaction.rows:
+            raise SinkRefused(f"{where}: {added.num_rows} rows in the prepared files instead of {transaction.rows}")
+        if not self._input.is_fold:
+            return pa.concat_tables([self._store.content, added])
+        require_unique_keys(batches, self._input.keys, where)
+        return fold_tables(self._store.content, added, self._input, where)
+
+    def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
+        """Remove prepared files of dead attempts."""
+        return sweep_folder(self._staging, self._identity.incarnation, is_dead)
+
+    def finished(self, transaction: PreparedTransaction) -> None:
+        """The rows are in memory: the files may go."""
+        remove_files(self._staging, transaction.files)
+
+    def evidence(self, first: int, last: int | None) -> EvidenceReport:
+        """The store's own log."""
+        log = self._store.log(self._identity)
+        entries = tuple(e for e in log.entries if e.txid >= first and (last is None or e.txid <= last))
+        problems: tuple[str, ...] = ()
+        if log.guard is not None and log.guard.table_id != self._store.table_id:
+            problems = (
+                f"txid {log.guard.txid} went to table {log.guard.table_id}, there is now {self._store.table_id}",
+            )
+        return EvidenceReport(
+            table_id=self._store.table_id,
+            entries=entries,
+            last_txid=None if log.guard is None else log.guard.txid,
+            problems=problems,
+        )
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+def _require_schema(store: MemoryStore, input_: SinkInput, sink: str) -> None:
+    if store.content is None:
+        return
+    for there, asked in zip(store.content.schema, input_.schema, strict=False):
+        if there.name != asked.name or there.type != asked.type:
+            raise SinkRefused(
+                f"sink {sink!r}: the table has column {there.name!r} of type {there.type}, the rows have "
+                f"{asked.name!r} of type {asked.type}",
+                column=there.name,
+            )
+    if len(store.content.schema) != len(input_.schema):
+        raise SinkRefused(
+            f"sink {sink!r}: the table has {store.content.schema.names}, the rows have {input_.schema.names}"
+        )
+
+
+def _own_folder(sink: MemorySink) -> str:
+    """A temporary folder that goes with the sink, in the process that made it and not in its forks."""
+    folder = tempfile.mkdtemp(prefix="stormproof-memory-")
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    weakref.finalize(sink, remove)
+    return folder
