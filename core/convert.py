@@ -1,0 +1,108 @@
+"""Python values to Arrow columns: a whole column at once, and the culprit rows by name where that fails."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stormproof.core.message import storable_text
+
+CULPRIT_MAX_CHARACTERS: Final = 200
+
+# Arrow itself takes 1.5 for an integer (and cuts it), a number for a date, True for a double, text for bytes.
+_INTEGERS: Final = frozenset(
+    {int, type(None), np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
+)
+_REALS: Final = _INTEGERS | {float, np.float32, np.float64}
+
+
+def _strict_types(type_: pa.DataType) -> frozenset[type] | None:
+    if pa.types.is_integer(type_):
+        return _INTEGERS
+    if pa.types.is_floating(type_):
+        return _REALS
+    if pa.types.is_binary(type_):
+        return frozenset({bytes, bytearray, memoryview, type(None)})
+    if pa.types.is_timestamp(type_):
+        return frozenset({datetime.datetime, np.datetime64, type(None)})
+    if pa.types.is_date(type_):
+        return frozenset({datetime.date, type(None)})
+    if pa.types.is_decimal(type_):
+        return frozenset({decimal.Decimal, int, type(None)})
+    return None
+
+
+def column_of(values: Sequence[object], field: pa.Field) -> tuple[pa.Array, list[tuple[int, str]]]:
+    """The values as a column of the field's type, and (row, error) of those that it cannot hold.
+
+    A value is not bent to fit: 1.5 is no integer, 1 no text, a number no date. Naive datetimes count as UTC. NULL in a
+    NOT NULL field is an error. Failed rows hold an arbitrary value.
+
+    Guarantee:
+        The happy path is one conversion of the whole column; culprits are looked for only after it failed.
+    """
+    strict = _strict_types(field.type)
+    try:
+        array = pa.array(values, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return _row_by_row(values, field, strict)
+    if isinstance(array, pa.ChunkedArray):  # above 2 GiB of text
+        array = array.combine_chunks()
+    if (strict is not None and not strict.issuperset(map(type, values))) or (array.null_count and not field.nullable):
+        return _row_by_row(values, field, strict)
+    return array, []
+
+
+def nulls_refused(array: pa.Array, field: pa.Field) -> list[tuple[int, str]]:
+    """The rows of a finished column that are NULL where the field may not be."""
+    if field.nullable or not array.null_count:
+        return []
+    rows: list[int] = np.flatnonzero(pc.is_null(array).to_numpy(zero_copy_only=False)).tolist()
+    return [(row, f"field {field.name!r} is NOT NULL and got None") for row in rows]
+
+
+def placeholder(field: pa.Field) -> pa.Scalar:
+    """A value that a failed row may hold until it is removed."""
+    return pa.scalar(None, field.type)
+
+
+def _row_by_row(
+    values: Sequence[object], field: pa.Field, strict: frozenset[type] | None
+) -> tuple[pa.Array, list[tuple[int, str]]]:
+    kept: list[object] = []
+    errors: list[tuple[int, str]] = []
+    for row, value in enumerate(values):
+        problem = _problem(value, field, strict)
+        if problem is not None:
+            errors.append((row, problem))
+        kept.append(None if problem is not None else value)
+    return pa.array(kept, field.type), errors
+
+
+def _problem(value: object, field: pa.Field, strict: frozenset[type] | None) -> str | None:
+    if value is None:
+        return None if field.nullable else f"field {field.name!r} is NOT NULL and got None"
+    wanted = f"field {field.name!r} is {field.type}, got {_shown(value)} ({type(value).__name__})"
+    if strict is not None and not isinstance(value, tuple(strict)):
+        return wanted
+    if isinstance(value, bool) and not pa.types.is_boolean(field.type):
+        return wanted
+    try:
+        pa.array([value], field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        return f"{wanted}: {storable_text(error, CULPRIT_MAX_CHARACTERS)}"
+    return None
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001 - a user's __repr__ may raise anything, and the failure must still be recorded
+        text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
+    return storable_text(text, CULPRIT_MAX_CHARACTERS)

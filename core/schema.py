@@ -1,0 +1,216 @@
+"""Schemas: Spark's DDL strings (or a StructType) to Arrow schemas and back, without a JVM."""
+
+from __future__ import annotations
+
+import json
+from typing import Final, Protocol, TypeAlias, cast, runtime_checkable
+
+import pyarrow as pa
+import sqlglot
+from sqlglot import exp
+
+from stormproof.core.errors import TopologyError
+
+
+@runtime_checkable
+class StructTypeLike(Protocol):
+    """What is needed of a pyspark StructType; pyspark itself is not imported for it."""
+
+    def json(self) -> str:
+        """The type as Spark's JSON."""
+        ...
+
+
+SchemaLike: TypeAlias = str | pa.Schema | StructTypeLike
+
+# Spark's types by every name that its DDL and its JSON know them by.
+_SCALARS: Final[dict[str, pa.DataType]] = {
+    "STRING": pa.string(),
+    "TEXT": pa.string(),
+    "BINARY": pa.binary(),
+    "BOOLEAN": pa.bool_(),
+    "BYTE": pa.int8(),
+    "TINYINT": pa.int8(),
+    "SHORT": pa.int16(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "INTEGER": pa.int32(),
+    "LONG": pa.int64(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "REAL": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "TIMESTAMP_NTZ": pa.timestamp("us"),
+}
+_NAMES: Final[dict[pa.DataType, str]] = {
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.bool_(): "boolean",
+    pa.int8(): "tinyint",
+    pa.int16(): "smallint",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.date32(): "date",
+    pa.timestamp("us", tz="UTC"): "timestamp",
+    pa.timestamp("us"): "timestamp_ntz",
+}
+KNOWN_TYPES: Final = (
+    "string, binary, boolean, tinyint, smallint, int, bigint (long), float, double, decimal(p,s), date, timestamp, "
+    "timestamp_ntz, array<...>, map<...>, struct<...>"
+)
+
+
+def parse_schema(schema: SchemaLike) -> pa.Schema:
+    """An Arrow schema from DDL such as ``word string not null, n long``, a StructType, or an Arrow schema.
+
+    Timestamps are in microseconds, and UTC where they have a time zone, as Spark's are.
+
+    Raises:
+        TopologyError: the text is no schema, a type is unknown, or a field is named twice; it says which.
+    """
+    if isinstance(schema, str):
+        parsed = pa.schema(_parse_ddl(schema))
+    elif isinstance(schema, pa.Schema):
+        parsed = schema
+        to_ddl(schema)  # refuses types that the rest could not name
+    else:
+        parsed = pa.schema(_json_fields(json.loads(schema.json())))
+    if not parsed.names:
+        raise TopologyError(f"schema {schema!r} has no fields; write one like 'word string, n long'")
+    _refuse_twice(parsed)
+    return parsed
+
+
+def to_ddl(schema: pa.Schema) -> str:
+    """The schema as Spark's DDL; `parse_schema` of it is the same schema."""
+    return ", ".join(
+        f"{_quoted(f.name)} {_type_name(f.type, f.name)}{'' if f.nullable else ' NOT NULL'}" for f in schema
+    )
+
+
+def _refuse_twice(schema: pa.Schema) -> None:
+    seen: dict[str, str] = {}
+    for name in schema.names:
+        other = seen.setdefault(name.lower(), name)
+        if other is not name:
+            raise TopologyError(
+                f"schema names a field twice: {other!r} and {name!r} (Delta's and Spark's names ignore case)",
+                field=name,
+            )
+
+
+def _quoted(name: str) -> str:
+    return name if name.isidentifier() and name.isascii() else f"`{name.replace('`', '``')}`"
+
+
+def _type_name(type_: pa.DataType, field: str) -> str:
+    name = _NAMES.get(type_)
+    if name is not None:
+        return name
+    if pa.types.is_decimal128(type_):
+        return f"decimal({type_.precision},{type_.scale})"
+    if pa.types.is_map(type_):
+        return f"map<{_type_name(type_.key_type, field)}, {_type_name(type_.item_type, field)}>"
+    if pa.types.is_list(type_):
+        return f"array<{_type_name(type_.value_type, field)}>"
+    if pa.types.is_struct(type_):
+        inner = (type_.field(i) for i in range(type_.num_fields))
+        return f"struct<{', '.join(f'{_quoted(f.name)}: {_type_name(f.type, f.name)}{_not_null(f)}' for f in inner)}>"
+    raise TopologyError(
+        f"field {field!r} has type {type_}, which Spark has no name for here; known: {KNOWN_TYPES}", field=field
+    )
+
+
+def _not_null(field: pa.Field) -> str:
+    return "" if field.nullable else " NOT NULL"
+
+
+def _parse_ddl(ddl: str) -> list[pa.Field]:
+    # As one struct type: there, unlike in CREATE TABLE, the grammar takes both `a int` and Spark's `a: int`.
+    try:
+        cast_ = sqlglot.parse_one(f"cast(x as struct<{ddl}>)", dialect="spark")
+    except sqlglot.errors.SqlglotError as error:
+        raise TopologyError(
+            f"schema {ddl!r} can't be read; write fields like 'word string, n long'; known types: {KNOWN_TYPES}"
+        ) from error
+    kind = cast_.args.get("to")
+    if not isinstance(kind, exp.DataType) or not isinstance(cast_, exp.Cast):
+        raise TopologyError(f"schema {ddl!r} can't be read; known types: {KNOWN_TYPES}")
+    return _struct_fields(kind, ddl)
+
+
+def _struct_fields(struct: exp.DataType, ddl: str) -> list[pa.Field]:
+    fields: list[pa.Field] = []
+    for column in struct.expressions:
+        if not isinstance(column, exp.ColumnDef) or column.kind is None:
+            raise TopologyError(f"schema {ddl!r}: {column.sql('spark')!r} is no 'name type' pair")
+        nullable = True
+        for constraint in column.constraints:
+            if isinstance(constraint.kind, exp.NotNullColumnConstraint):
+                nullable = bool(constraint.kind.args.get("allow_null"))
+            elif not isinstance(constraint.kind, exp.CommentColumnConstraint):
+                raise TopologyError(
+                    f"schema {ddl!r}: field {column.name!r}: only NOT NULL and COMMENT are known", field=column.name
+                )
+        fields.append(pa.field(column.name, _ddl_type(column.kind, column.name, ddl), nullable))
+    return fields
+
+
+def _ddl_type(kind: exp.Expression, field: str, ddl: str) -> pa.DataType:
+    if isinstance(kind, exp.DataType):
+        name, arguments = kind.sql("spark").upper(), kind.expressions
+        match kind.this:
+            case exp.DataType.Type.STRUCT:
+                return pa.struct(_struct_fields(kind, ddl))
+            case exp.DataType.Type.ARRAY if len(arguments) == 1:
+                return pa.list_(_ddl_type(arguments[0], field, ddl))
+            case exp.DataType.Type.MAP if len(arguments) == 2:
+                return pa.map_(_ddl_type(arguments[0], field, ddl), _ddl_type(arguments[1], field, ddl))
+            case exp.DataType.Type.DECIMAL:
+                return _decimal([int(a.name) for a in arguments], field)
+            case _ if name in _SCALARS and kind.this is not exp.DataType.Type.VARCHAR and not arguments:
+                return _SCALARS[name]
+            case _:
+                pass
+    raise TopologyError(
+        f"schema {ddl!r}: field {field!r} has the unknown type {kind.sql('spark')!r}; known: {KNOWN_TYPES}", field=field
+    )
+
+
+def _decimal(arguments: list[int], field: str) -> pa.DataType:
+    precision, scale = (*arguments, *(10, 0)[len(arguments) :])
+    if not (1 <= precision <= 38 and 0 <= scale <= precision):
+        raise TopologyError(
+            f"field {field!r}: decimal({precision},{scale}) is not 1 <= p <= 38, 0 <= s <= p", field=field
+        )
+    return pa.decimal128(precision, scale)
+
+
+def _json_fields(struct: dict[str, object]) -> list[pa.Field]:
+    fields = cast("list[dict[str, object]]", struct["fields"])
+    return [pa.field(str(f["name"]), _json_type(f["type"], str(f["name"])), bool(f["nullable"])) for f in fields]
+
+
+def _json_type(kind: object, field: str) -> pa.DataType:
+    if isinstance(kind, dict):
+        parts = cast("dict[str, object]", kind)
+        match parts["type"]:
+            case "struct":
+                return pa.struct(_json_fields(parts))
+            case "array":
+                return pa.list_(_json_type(parts["elementType"], field))
+            case "map":
+                return pa.map_(_json_type(parts["keyType"], field), _json_type(parts["valueType"], field))
+            case _:
+                pass
+    elif isinstance(kind, str):
+        name, _, arguments = kind.upper().partition("(")
+        if name == "DECIMAL":
+            return _decimal([int(a) for a in arguments.rstrip(")").split(",") if a], field)
+        if name in _SCALARS:
+            return _SCALARS[name]
+    raise TopologyError(f"field {field!r} has the unknown type {kind!r}; known: {KNOWN_TYPES}", field=field)
