@@ -1,0 +1,236 @@
+"""Which Postgres database: read from a URL, shown without secrets, connected to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, LiteralString, NamedTuple
+from urllib.parse import quote, urlencode
+
+import psycopg
+import sqlalchemy
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.errors import SettingsError, StoreUnavailable
+
+DATABASE_URL_FORM: Final = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+CONNECT_TIMEOUT_S: Final = 10
+SCHEMES: Final = ("postgresql", "postgres", "postgresql+psycopg")
+
+# A connection whose other end is gone is noticed within about a minute; an answer that never comes would hold a batch.
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "connect_timeout": str(CONNECT_TIMEOUT_S),
+    "keepalives": "1",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+    "client_encoding": "UTF8",
+}
+_SECRET: Final = ("password", "sslpassword", "oauth_client_secret")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Database:
+    """One Postgres database, as libpq's connection parameters.
+
+    Guarantee:
+        No text form (`str`, `repr`, `redacted`) has a password or another secret. Picklable: executors receive it.
+        `conninfo`, `adbc_uri` and `sqlalchemy_url` do hold the password: pass them on, never print them.
+    """
+
+    parameters: tuple[tuple[str, str], ...] = field(repr=False)
+
+    @classmethod
+    def from_url(cls, url: str, *, setting: str = "STORMPROOF_DATABASE_URL") -> Database:
+        """Read a ``postgres://``, ``postgresql://`` or ``postgresql+psycopg://`` URL; `setting` is named in errors.
+
+        Raises:
+            SettingsError: it is not such a URL. The text never repeats any part of what was given.
+        """
+        scheme, separator, rest = url.strip().partition("://")
+        if not separator or scheme not in SCHEMES:
+            raise SettingsError(
+                f"{setting} is not a Postgres URL: it must begin with {', '.join(s + '://' for s in SCHEMES)}, "
+                f"as in {DATABASE_URL_FORM}",
+                setting=setting,
+            )
+        problem = _unsafe_characters(rest)
+        parsed: dict[str, str] = {}
+        if problem is None:
+            try:
+                parsed = {k: str(v) for k, v in conninfo_to_dict(f"postgresql://{rest}").items()}
+            except psycopg.ProgrammingError:  # its text may repeat a piece of the password
+                problem = "libpq cannot read it (a bad percent escape, or a parameter that it does not know)"
+        if problem is None and not re.fullmatch(r"[0-9,]*", parsed.get("port", "")):
+            problem = "the port is not a number"
+        if problem is not None:
+            raise SettingsError(
+                f"{setting} cannot be read: {problem}; the form is {DATABASE_URL_FORM}", setting=setting
+            )
+        return cls.of(parsed)
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str]) -> Database:
+        """From libpq's parameters by name (host, port, user, password, dbname, ...)."""
+        return cls(tuple(sorted((k, v) for k, v in parameters.items() if v)))
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Database:
+        """From libpq's PG* variables, taken now, so that an executor elsewhere gets the same database.
+
+        With PGSERVICE the service file decides, as in libpq, where it beats the other variables.
+        """
+        if service := environment.get("PGSERVICE"):
+            return cls.of({"service": service})
+        known = {
+            option.envvar.decode(): option.keyword.decode() for option in pq.Conninfo.get_defaults() if option.envvar
+        }
+        return cls.of({known[name]: value for name, value in environment.items() if name in known})
+
+    @property
+    def conninfo(self) -> str:
+        """For `psycopg.connect` and anything else on libpq. Holds the password."""
+        return make_conninfo("", **dict(self.parameters))
+
+    @property
+    def adbc_uri(self) -> str:
+        """For ADBC's Postgres driver, as a URI. Holds the password."""
+        return f"postgresql:///?{urlencode(self.parameters, quote_via=quote, safe='')}"
+
+    @property
+    def sqlalchemy_url(self) -> sqlalchemy.URL:
+        """For `sqlalchemy.create_engine`, with psycopg. Holds the password; its own `str` hides it."""
+        rest = dict(self.parameters)
+        username, password, name = (rest.pop(key, None) for key in ("user", "password", "dbname"))
+        query: dict[str, str | tuple[str, ...]] = {}
+        host, port = rest.get("host", ""), rest.get("port", "")
+        if "," in host:  # SQLAlchemy wants several hosts as host:port each
+            hosts, ports = host.split(","), port.split(",") if port else [""]
+            ports = ports * len(hosts) if len(ports) == 1 else ports
+            query["host"] = tuple(f"{h}:{p}" if p else h for h, p in zip(hosts, ports, strict=True))
+            rest = {k: v for k, v in rest.items() if k not in ("host", "port")}
+        return sqlalchemy.URL.create(
+            "postgresql+psycopg", username=username, password=password, database=name, query={**rest, **query}
+        )
+
+    @property
+    def redacted(self) -> str:
+        """User, host, port and name, as a URL for people; nothing else, so no secret."""
+        known = dict(self.parameters)
+        if service := known.get("service"):
+            return f"postgresql:///?service={quote(service)}"
+        user = f"{quote(known['user'])}@" if "user" in known else ""
+        host, port, name = known.get("host", ""), known.get("port", ""), quote(known.get("dbname", ""))
+        if host.startswith("/"):
+            shown_port = f"&port={port}" if port else ""
+            return f"postgresql://{user}/{name}?host={quote(host)}{shown_port}"
+        return f"postgresql://{user}{host}{f':{port}' if port else ''}/{name}"
+
+    def with_name(self, name: str) -> Database:
+        """Another database of the same server."""
+        return Database.of({**dict(self.parameters), "dbname": name})
+
+    def without_secrets(self, text: str) -> str:
+        """`text` with every secret of this database replaced by ``***``, plain or percent-encoded."""
+        for key, value in self.parameters:
+            if key in _SECRET:
+                text = text.replace(value, "***").replace(quote(value, safe=""), "***")
+        return text
+
+    def __repr__(self) -> str:
+        return f"Database({self.redacted})"
+
+    def __str__(self) -> str:
+        return self.redacted
+
+
+class Backend(NamedTuple):
+    """One connection as the server knows it. The start time tells it from a later one with the same pid."""
+
+    pid: int
+    backend_start: datetime
+
+
+def _unsafe_characters(rest: str) -> str | None:
+    """A password's own ``@``, ``/`` or ``?`` would be read as its end, and its tail as a host that errors show."""
+    before, at, after = rest.partition("@")
+    if at and ("@" in after or "/" in before or "?" in before):
+        return "a character of the password or the user is not percent-encoded (@ is %40, / is %2F, ? is %3F)"
+    return None
+
+
+def connect(database: Database, *, application_name: str, autocommit: bool = False) -> psycopg.Connection:
+    """Connect, with a bounded wait, keep-alives and UTF-8; what the database's own parameters say comes first.
+
+    No lock_timeout is set: how long a lock is worth waiting for is known where it is taken.
+
+    Raises:
+        StoreUnavailable: there is no connection to be had (the server is down, unknown, or refuses); without secrets.
+    """
+    parameters = {**_DEFAULTS, **dict(database.parameters), "application_name": application_name}
+    try:
+        return psycopg.connect(make_conninfo("", **parameters), autocommit=autocommit)
+    except psycopg.OperationalError as error:
+        text, state = database.without_secrets(str(error)).strip(), error.sqlstate
+    # Raised outside the handler: the driver's own error, with what it may hold, is neither cause nor context of this.
+    raise StoreUnavailable(
+        f"no connection to Postgres at {database.redacted}: {text}; check that the server runs there and that "
+        "STORMPROOF_DATABASE_URL (or the PG* variables) names it",
+        database=database.redacted,
+        sqlstate=state,
+    )
+
+
+def backend_identity(connection: psycopg.Connection) -> Backend:
+    """The connection itself, as `terminate_backends` would have to name it."""
+    row = connection.execute(
+        "select pid, backend_start from pg_stat_activity where pid = pg_catalog.pg_backend_pid()"
+    ).fetchone()
+    if row is None:
+        raise StoreUnavailable("Postgres does not list this very connection in pg_stat_activity")
+    return Backend(*row)
+
+
+def terminate_backends(
+    connection: psycopg.Connection,
+    backends: Iterable[tuple[int, datetime]],
+    *,
+    timeout_s: float = 10.0,
+    clock: Clock | None = None,
+) -> int:
+    """End these connections, and return only when they are gone; returns how many were still there.
+
+    A pid whose start time differs is somebody else's by now and is left alone; so is `connection` itself.
+
+    Raises:
+        StoreUnavailable: one of them did not end within `timeout_s`.
+    """
+    clock = clock or SystemClock()
+    wanted = list(backends)
+    pids, starts = [pid for pid, _ in wanted], [start for _, start in wanted]
+    there = """
+        from pg_stat_activity a
+        join unnest(%s::int[], %s::timestamptz[]) as w (pid, backend_start) using (pid, backend_start)
+        where a.pid <> pg_backend_pid()
+    """
+
+    def query(columns: LiteralString) -> list[int]:
+        connection.execute("select pg_stat_clear_snapshot()")  # else a transaction sees the first answer again
+        return [row[0] for row in connection.execute("select " + columns + there, (pids, starts))]
+
+    found = query("a.pid, pg_terminate_backend(a.pid)")
+    until_s = clock.monotonic_s() + timeout_s
+    while left := query("a.pid"):
+        if clock.monotonic_s() > until_s:
+            raise StoreUnavailable(
+                f"Postgres backends {left} did not end within {timeout_s} s of pg_terminate_backend; "
+                "look at them in pg_stat_activity",
+                pids=list(left),
+            )
+        clock.sleep(0.01)
+    return len(found)
