@@ -39,7 +39,7 @@ _ALL: Final = (
     Failpoint("start.before_epoch", "before the topology's epoch is raised"),
     Failpoint("start.after_epoch", "the epoch is raised, no sink is opened yet"),
     Failpoint("recover.before", "before the first step of recovery"),
-    Failpoint("recover.after_abort", "open transactions of older epochs are ended, prepared ones not yet rolled forward", "recovery"),
+    Failpoint("recover.after_each", "one unfinished transaction is ended or rolled forward, the next one is not", "recovery"),
     Failpoint("recover.after", "after recovery, before the first batch"),
     Failpoint("open.before", "before a batch is opened"),
     Failpoint("open.in_transaction", "messages leased and txid recorded, not yet committed"),

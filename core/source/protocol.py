@@ -88,7 +88,7 @@ class Slice:
 
     `position` is the source's own description as JSON: the ledger keeps it, and `Source.attach` makes the slice of it
     again. `expected` holds for the seed that it was opened with and nothing excluded. `retry` says that the messages
-    failed before. `deaths` is how often an owner's epoch ended while it held this slice open.
+    failed before; then `replayed` names each as (number, origin). `deaths` is how often an owner's epoch ended while it held this slice open.
     """
 
     position: dict[str, Json]
@@ -96,6 +96,7 @@ class Slice:
     bytes: int
     retry: bool = False
     deaths: int = 0
+    replayed: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,4 +212,3 @@ class Source(Protocol):
     def close(self) -> None:
         """Let connections go."""
         ...
-

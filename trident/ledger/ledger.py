@@ -1,0 +1,607 @@
+"""The ledger: what every topology opened, prepared, committed and replayed, in one database.
+
+Every transaction first locks its topology's fence row ``for share where epoch = mine``; a driver whose epoch was taken
+over stops with `Fenced`. Production runs on Postgres; an SQLite database serves unit tests with the same statements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, cast
+
+import psutil
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from stormproof.core.clock import Clock
+from stormproof.core.errors import Fenced, Json, PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.sink import PreparedFile, files_to_json
+from stormproof.core.source.protocol import Expectation, Slice
+from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.rows import Event, Run, SinkWork, Txn
+from stormproof.trident.transaction import MOVES, AttemptOutcome, EventKind, TxnState
+
+TAKE_OVER_LOCK_TIMEOUT_MS: Final = 500
+TAKE_OVER_TRIES: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class DriverIdentity:
+    """Which process a driver is: enough to tell whether it still lives, and to end it."""
+
+    host: str
+    pid: int
+    started: float
+
+    @staticmethod
+    def mine() -> DriverIdentity:
+        """This process."""
+        return DriverIdentity(socket.gethostname(), os.getpid(), psutil.Process().create_time())
+
+
+@dataclass(frozen=True, slots=True)
+class Tx:
+    """One open ledger transaction, behind the fence."""
+
+    connection: sa.Connection
+    run: Run
+
+    @property
+    def raw(self) -> object:
+        """The driver's own connection (psycopg's on Postgres), for a source that joins the transaction."""
+        return self.connection.connection.driver_connection
+
+
+class Ledger:
+    """One topology's view of the ledger's database.
+
+    Parameters:
+        engine: SQLAlchemy engine; its pool should hold one connection.
+        clock: for the times in the rows.
+        new_incarnation: makes the id of a new life of a topology's name.
+    """
+
+    def __init__(self, engine: sa.Engine, clock: Clock, new_incarnation: Callable[[], str]) -> None:
+        self._is_postgres = engine.dialect.name == "postgresql"
+        # SQLite has no schemas; the unit tests' ledger has the bare names.
+        self._engine = engine if self._is_postgres else engine.execution_options(schema_translate_map={t.SCHEMA: None})
+        self._clock = clock
+        self._new_incarnation = new_incarnation
+        self._recorded_backends: set[int] = set()
+
+    # -- a driver's life ---------------------------------------------------------------------------------------------
+
+    def start(
+        self, topology: str, *, fingerprint: str, guarantee: Guarantee, source: str, driver: DriverIdentity | None = None
+    ) -> Run:
+        """Raise the topology's epoch, which fences every older driver; make its row where it is new.
+
+        The older epochs' server processes are ended first, since a paused one may hold the fence's lock.
+
+        Raises:
+            StoreUnavailable: the database cannot be reached, or the fence's lock could not be had.
+        """
+        driver = driver or DriverIdentity.mine()
+        for _ in range(TAKE_OVER_TRIES):
+            self._end_older_backends(topology)
+            try:
+                with self._begin() as connection:
+                    if self._is_postgres:
+                        connection.execute(sa.text(f"set local lock_timeout = {TAKE_OVER_LOCK_TIMEOUT_MS}"))
+                    run = self._raise_epoch(connection, topology, fingerprint, guarantee, source, driver)
+            except _LockTimeout:
+                continue
+            self._recorded_backends.clear()
+            return run
+        raise StoreUnavailable(
+            f"the fence row of topology {topology!r} stays locked by a session that could not be ended; see "
+            f"pg_stat_activity and pg_locks for stormproof.topology",
+            topology=topology,
+        )
+
+    def _raise_epoch(
+        self,
+        connection: sa.Connection,
+        topology: str,
+        fingerprint: str,
+        guarantee: Guarantee,
+        source: str,
+        driver: DriverIdentity,
+    ) -> Run:
+        now = self._clock.now()
+        row = connection.execute(
+            sa.select(t.topology).where(t.topology.c.name == topology).with_for_update()
+        ).one_or_none()
+        fields: dict[str, Any] = {
+            "fingerprint": fingerprint,
+            "guarantee": guarantee.value,
+            "source": source,
+            "started_at": now,
+            "driver_host": driver.host,
+            "driver_pid": driver.pid,
+            "driver_started": driver.started,
+            "stopped_at": None,
+        }
+        if row is None:
+            incarnation = self._new_incarnation()
+            connection.execute(
+                sa.insert(t.topology).values(
+                    name=topology, incarnation=incarnation, epoch=1, created_at=now, **fields
+                )
+            )
+            return Run(topology, incarnation, 1)
+        epoch = row.epoch + 1
+        connection.execute(sa.update(t.topology).where(t.topology.c.name == topology).values(epoch=epoch, **fields))
+        older = None if row.stopped_at is not None else f"{row.driver_host}:{row.driver_pid}"
+        run = Run(topology, row.incarnation, epoch, older)
+        if older is not None:
+            self._insert_events(
+                connection, run, [Event(EventKind.TAKE_OVER, detail={"from": older, "epoch": row.epoch, "to_epoch": epoch})]
+            )
+        if row.source != source:
+            raise PositionMismatch(
+                f"topology {topology!r} reads source {row.source!r} by the ledger, and {source!r} by its code; "
+                f"its positions belong to the former: give the topology a new name, or the source its old one",
+                topology=topology,
+                ledger=row.source,
+                code=source,
+            )
+        return run
+
+    def _end_older_backends(self, topology: str) -> None:
+        if not self._is_postgres:
+            return
+        with self._begin() as connection:
+            connection.execute(
+                sa.text(
+                    "select pg_terminate_backend(a.pid, 2000) from pg_stat_activity a"
+                    " join stormproof.backend b on a.pid = b.pid and a.backend_start = b.started_at"
+                    " join stormproof.topology t using (incarnation)"
+                    " where t.name = :topology and a.pid <> pg_backend_pid()"
+                ),
+                {"topology": topology},
+            )
+
+    def stop(self, run: Run) -> None:
+        """Record that the driver ended in order."""
+        with self.transaction(run) as tx:
+            tx.connection.execute(
+                sa.update(t.topology)
+                .where(t.topology.c.name == run.topology, t.topology.c.epoch == run.epoch)
+                .values(stopped_at=self._clock.now())
+            )
+
+    # -- transactions ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def transaction(self, run: Run) -> Iterator[Tx]:
+        """One database transaction that holds the fence row ``for share`` until its end.
+
+        Raises:
+            Fenced: another driver has raised the epoch.
+            StoreUnavailable: the connection was lost; at a lost COMMIT answer the outcome is unknown: read again.
+        """
+        self._record_backend(run)
+        with self._begin() as connection:
+            epoch = connection.execute(
+                sa.select(t.topology.c.epoch)
+                .where(
+                    t.topology.c.name == run.topology,
+                    t.topology.c.incarnation == run.incarnation,
+                    t.topology.c.epoch == run.epoch,
+                )
+                .with_for_update(read=True)
+            ).scalar_one_or_none()
+            if epoch is None:
+                self._raise_fenced(connection, run)
+            yield Tx(connection, run)
+
+    def _raise_fenced(self, connection: sa.Connection, run: Run) -> None:
+        row = connection.execute(sa.select(t.topology).where(t.topology.c.name == run.topology)).one_or_none()
+        by = "was removed from the ledger" if row is None else f"is run by {row.driver_host}:{row.driver_pid} with epoch {row.epoch}"
+        raise Fenced(
+            f"topology {run.topology!r} {by} now; this driver's epoch {run.epoch} is over and it stops",
+            topology=run.topology,
+            epoch=run.epoch,
+            current=None if row is None else row.epoch,
+        )
+
+    def _record_backend(self, run: Run) -> None:
+        """Note this connection's server process, in a transaction of its own, so that a take-over can end it."""
+        if not self._is_postgres:
+            return
+        with self._begin() as connection:
+            driver = cast(Any, connection.connection.driver_connection)
+            pid: int = driver.info.backend_pid
+            if pid in self._recorded_backends:
+                return
+            connection.execute(
+                sa.text(
+                    "insert into stormproof.backend (incarnation, pid, started_at, epoch)"
+                    " select :incarnation, pid, backend_start, :epoch from pg_stat_activity where pid = pg_backend_pid()"
+                    " on conflict do nothing"
+                ),
+                {"incarnation": run.incarnation, "epoch": run.epoch},
+            )
+            connection.execute(
+                sa.text("delete from stormproof.backend where incarnation = :incarnation and epoch < :epoch"),
+                {"incarnation": run.incarnation, "epoch": run.epoch},
+            )
+        self._recorded_backends.add(pid)
+
+    @contextlib.contextmanager
+    def _begin(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except DBAPIError as error:
+            sqlstate = getattr(error.orig, "sqlstate", None)
+            if sqlstate == "55P03":
+                raise _LockTimeout from error
+            if error.connection_invalidated or isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError):
+                self._recorded_backends.clear()
+                raise StoreUnavailable(
+                    f"the ledger's database does not answer ({type(error.orig).__name__}: {_first_line(error.orig)})",
+                    sqlstate=sqlstate,
+                ) from error
+            raise
+
+    # -- a batch's steps ---------------------------------------------------------------------------------------------
+
+    def next_txid(self, tx: Tx) -> int:
+        """The number after the highest; aborted numbers are gaps, never used again."""
+        highest = tx.connection.execute(
+            sa.select(sa.func.max(t.txn.c.txid)).where(t.txn.c.incarnation == tx.run.incarnation)
+        ).scalar_one()
+        return 1 if highest is None else int(highest) + 1
+
+    def open(self, tx: Tx, txid: int, guarantee: Guarantee, source: str, slice_: Slice, seed: int) -> None:
+        """Record a batch and its first attempt."""
+        now = self._clock.now()
+        tx.connection.execute(
+            sa.insert(t.txn).values(
+                incarnation=tx.run.incarnation,
+                txid=txid,
+                state=TxnState.OPEN.value,
+                guarantee=guarantee.value,
+                epoch=tx.run.epoch,
+                attempt=1,
+                source=source,
+                position=slice_.position,
+                messages=slice_.expected.messages,
+                bytes=slice_.bytes,
+                retry=slice_.retry,
+                opened_at=now,
+            )
+        )
+        self._insert_attempt(tx, txid, 1, seed, frozenset(), slice_.expected)
+
+    def add_attempt(self, tx: Tx, txid: int, attempt: int, seed: int, excluded: frozenset[int], expected: Expectation) -> None:
+        """Record a further attempt, before its job runs."""
+        self._update_txn(tx, txid, TxnState.OPEN, attempt=attempt)
+        self._insert_attempt(tx, txid, attempt, seed, excluded, expected)
+
+    def _insert_attempt(
+        self, tx: Tx, txid: int, attempt: int, seed: int, excluded: frozenset[int], expected: Expectation
+    ) -> None:
+        tx.connection.execute(
+            sa.insert(t.attempt).values(
+                incarnation=tx.run.incarnation,
+                txid=txid,
+                attempt=attempt,
+                epoch=tx.run.epoch,
+                seed=seed,
+                excluded=sorted(excluded),
+                expected_messages=expected.messages,
+                expected_xor=expected.xor,
+                started_at=self._clock.now(),
+                outcome=AttemptOutcome.RUNNING.value,
+            )
+        )
+
+    def end_attempt(self, tx: Tx, txid: int, attempt: int, outcome: AttemptOutcome, error: str | None = None) -> None:
+        """Record how an attempt ended."""
+        tx.connection.execute(
+            sa.update(t.attempt)
+            .where(
+                t.attempt.c.incarnation == tx.run.incarnation, t.attempt.c.txid == txid, t.attempt.c.attempt == attempt
+            )
+            .values(outcome=outcome.value, error=error)
+        )
+        if error is not None:
+            self.record(tx, [Event(EventKind.ATTEMPT_FAILED, txid=txid, attempt=attempt, reason=outcome.value, error=error)])
+
+    def fix_content(
+        self, tx: Tx, txid: int, attempt: int, work: Sequence[SinkWork], failures: Sequence[Event], tuples: int
+    ) -> None:
+        """Record what a batch writes and which of its messages failed; from here on its content cannot change."""
+        self.end_attempt(tx, txid, attempt, AttemptOutcome.COMPLETE)
+        tx.connection.execute(
+            sa.insert(t.txn_sink),
+            [
+                {
+                    "incarnation": tx.run.incarnation,
+                    "txid": txid,
+                    "sink": w.sink,
+                    "previous": w.previous,
+                    "rows": w.rows,
+                    "bytes": w.bytes,
+                    "digest": w.digest,
+                    "files": files_to_json(w.files),
+                }
+                for w in work
+            ],
+        )
+        self.record(tx, failures)
+        self._update_txn(tx, txid, TxnState.OPEN, failed=len(failures), tuples=tuples, prepared_at=self._clock.now())
+
+    def move(self, tx: Tx, txid: int, before: TxnState, after: TxnState, **values: Json) -> None:
+        """Change a batch's state; only as `MOVES` allows, and only if it still is `before`."""
+        assert after in MOVES[before], (before, after)
+        ended: dict[str, Any] = {"ended_at": self._clock.now()} if after.ended else {}
+        self._update_txn(tx, txid, before, state=after.value, **ended, **values)
+
+    def _update_txn(self, tx: Tx, txid: int, before: TxnState, **values: Any) -> None:
+        changed = tx.connection.execute(
+            sa.update(t.txn)
+            .where(t.txn.c.incarnation == tx.run.incarnation, t.txn.c.txid == txid, t.txn.c.state == before.value)
+            .values(**values)
+        ).rowcount
+        if changed != 1:
+            raise Fenced(
+                f"txid {txid} of topology {tx.run.topology!r} is not {before} any more: another driver moved it",
+                topology=tx.run.topology,
+                txid=txid,
+            )
+
+    def sinks_hold(self, tx: Tx, txid: int, outcomes: Mapping[str, str]) -> None:
+        """Record that these sinks hold the batch, and how each commit ended."""
+        for sink, outcome in outcomes.items():
+            tx.connection.execute(
+                sa.update(t.txn_sink)
+                .where(
+                    t.txn_sink.c.incarnation == tx.run.incarnation, t.txn_sink.c.txid == txid, t.txn_sink.c.sink == sink
+                )
+                .values(committed_at=self._clock.now(), outcome=outcome)
+            )
+
+    def record(self, tx: Tx, events: Iterable[Event]) -> None:
+        """Append events."""
+        self._insert_events(tx.connection, tx.run, events)
+
+    def _insert_events(self, connection: sa.Connection, run: Run, events: Iterable[Event]) -> None:
+        now = self._clock.now()
+        rows = [
+            {
+                "incarnation": run.incarnation,
+                "at": now,
+                "kind": e.kind.value,
+                "txid": e.txid,
+                "attempt": e.attempt,
+                "sink": e.sink,
+                "message": e.message,
+                "number": e.number,
+                "origin": e.origin,
+                "token": e.token,
+                "reason": e.reason,
+                "component": e.component,
+                "error": e.error,
+                "input": e.input,
+                "detail": e.detail,
+            }
+            for e in events
+        ]
+        if rows:
+            connection.execute(sa.insert(t.event), rows)
+
+    # -- sinks -------------------------------------------------------------------------------------------------------
+
+    def bind_sink(self, tx: Tx, sink: str, target: str, table_id: str) -> None:
+        """Remember which table is behind a sink.
+
+        Raises:
+            PositionMismatch: the ledger knows another table there: it was dropped and made again, or replaced.
+        """
+        known = tx.connection.execute(
+            sa.select(t.topology_sink).where(
+                t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink
+            )
+        ).one_or_none()
+        if known is None:
+            tx.connection.execute(
+                sa.insert(t.topology_sink).values(
+                    incarnation=tx.run.incarnation, sink=sink, target=target, table_id=table_id, first_at=self._clock.now()
+                )
+            )
+        elif known.table_id != table_id:
+            raise PositionMismatch(
+                f"sink {sink!r} of topology {tx.run.topology!r}: the table {target} is not the one that the ledger knows "
+                f"({known.target}, id {known.table_id}; now id {table_id}): it was dropped and made again, or replaced. "
+                f"Inspect with: stormproof audit verify {tx.run.topology}",
+                sink=sink,
+                ledger=known.table_id,
+                found=table_id,
+            )
+
+    def last_held(self, tx: Tx, sink: str) -> tuple[int, str] | None:
+        """The highest txid that a sink is known to hold, with its digest: PREV for the next one."""
+        row = tx.connection.execute(
+            sa.select(t.txn_sink.c.txid, t.txn_sink.c.digest)
+            .where(
+                t.txn_sink.c.incarnation == tx.run.incarnation,
+                t.txn_sink.c.sink == sink,
+                t.txn_sink.c.committed_at.is_not(None),
+            )
+            .order_by(t.txn_sink.c.txid.desc())
+            .limit(1)
+        ).one_or_none()
+        return None if row is None else (row.txid, row.digest)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def unresolved(self, tx: Tx) -> list[Txn]:
+        """Batches without an end, in txid order."""
+        rows = tx.connection.execute(
+            sa.select(t.txn)
+            .where(t.txn.c.incarnation == tx.run.incarnation, t.txn.c.ended_at.is_(None))
+            .order_by(t.txn.c.txid)
+        )
+        return [_to_txn(row) for row in rows]
+
+    def txn(self, tx: Tx, txid: int) -> Txn | None:
+        """One batch."""
+        row = tx.connection.execute(
+            sa.select(t.txn).where(t.txn.c.incarnation == tx.run.incarnation, t.txn.c.txid == txid)
+        ).one_or_none()
+        return None if row is None else _to_txn(row)
+
+    def work(self, tx: Tx, txid: int) -> dict[str, SinkWork]:
+        """What a batch writes, by sink; empty before its content was fixed."""
+        rows = tx.connection.execute(
+            sa.select(t.txn_sink).where(t.txn_sink.c.incarnation == tx.run.incarnation, t.txn_sink.c.txid == txid)
+        )
+        return {row.sink: to_work(row) for row in rows}
+
+    def failures(self, tx: Tx, txid: int, attempt: int) -> list[Event]:
+        """The messages that failed in one attempt."""
+        rows = tx.connection.execute(
+            sa.select(t.event)
+            .where(
+                t.event.c.incarnation == tx.run.incarnation,
+                t.event.c.txid == txid,
+                t.event.c.attempt == attempt,
+                t.event.c.kind == EventKind.FAILURE.value,
+            )
+            .order_by(t.event.c.id)
+        )
+        return [to_event(row) for row in rows]
+
+    def unfinished_work(self, tx: Tx, sink: str) -> list[tuple[int, str]]:
+        """(txid, digest) of ended batches whose content was fixed and of which it is unknown whether the sink holds it.
+
+        There are such only under at-least-once and at-most-once.
+        """
+        rows = tx.connection.execute(
+            sa.select(t.txn_sink.c.txid, t.txn_sink.c.digest)
+            .join(t.txn, sa.and_(t.txn.c.incarnation == t.txn_sink.c.incarnation, t.txn.c.txid == t.txn_sink.c.txid))
+            .where(
+                t.txn_sink.c.incarnation == tx.run.incarnation,
+                t.txn_sink.c.sink == sink,
+                t.txn_sink.c.committed_at.is_(None),
+                t.txn.c.state.in_((TxnState.ABORTED.value, TxnState.ABANDONED.value)),
+            )
+            .order_by(t.txn_sink.c.txid)
+        )
+        return [(row.txid, row.digest) for row in rows]
+
+    def live_attempts(self, tx: Tx) -> tuple[int, frozenset[tuple[int, int]]]:
+        """The highest txid, and the (txid, attempt) pairs whose files a sink may hold or may still come to hold."""
+        rows = tx.connection.execute(
+            sa.select(t.txn.c.txid, t.txn.c.attempt)
+            .where(
+                t.txn.c.incarnation == tx.run.incarnation,
+                sa.exists().where(
+                    t.txn_sink.c.incarnation == t.txn.c.incarnation, t.txn_sink.c.txid == t.txn.c.txid
+                ),
+            )
+        )
+        live = frozenset((row.txid, row.attempt) for row in rows)
+        return self.next_txid(tx) - 1, live
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self._engine.dispose()
+
+
+class _LockTimeout(Exception):
+    """A lock was not to be had in time."""
+
+
+def _first_line(error: object) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else ""
+
+
+def _aware(value: datetime | None) -> datetime | None:
+    """SQLite drops the zone; the ledger's times are UTC."""
+    from datetime import UTC
+
+    return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+def _to_txn(row: Any) -> Txn:
+    opened = _aware(row.opened_at)
+    assert opened is not None
+    return Txn(
+        txid=row.txid,
+        state=TxnState(row.state),
+        guarantee=Guarantee(row.guarantee),
+        epoch=row.epoch,
+        attempt=row.attempt,
+        source=row.source,
+        position=row.position,
+        messages=row.messages,
+        failed=row.failed,
+        tuples=row.tuples,
+        bytes=row.bytes,
+        retry=row.retry,
+        opened_at=opened,
+        prepared_at=_aware(row.prepared_at),
+        ended_at=_aware(row.ended_at),
+        reason=row.reason,
+        steps_ms=row.steps_ms or {},
+    )
+
+
+to_txn = _to_txn
+
+
+def to_work(row: Any) -> SinkWork:
+    """A `txn_sink` row."""
+    return SinkWork(
+        sink=row.sink,
+        previous=row.previous,
+        rows=row.rows,
+        bytes=row.bytes,
+        digest=row.digest,
+        files=tuple(PreparedFile(**f) for f in row.files),
+        committed_at=_aware(row.committed_at),
+        outcome=row.outcome,
+    )
+
+
+def to_event(row: Any) -> Event:
+    """An `event` row."""
+    return Event(
+        kind=EventKind(row.kind),
+        txid=row.txid,
+        attempt=row.attempt,
+        sink=row.sink,
+        message=row.message,
+        number=row.number,
+        origin=row.origin,
+        token=row.token,
+        reason=row.reason,
+        component=row.component,
+        error=row.error,
+        input=row.input,
+        detail=row.detail,
+        at=_aware(row.at),
+    )
+
+
+def memory_ledger_engine() -> sa.Engine:
+    """An SQLite database in memory with the ledger's tables, for unit tests."""
+    engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool, connect_args={"check_same_thread": False})
+    with engine.execution_options(schema_translate_map={t.SCHEMA: None}).begin() as connection:
+        t.metadata.create_all(connection)
+    return engine
+
+
+__all__ = ["DriverIdentity", "Ledger", "Tx", "UsageError", "memory_ledger_engine", "to_event", "to_txn", "to_work"]

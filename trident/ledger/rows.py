@@ -1,0 +1,110 @@
+"""What the ledger hands out: typed, frozen rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from stormproof.core.errors import Json
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.sink import PreparedFile
+from stormproof.trident.transaction import EventKind, TxnState
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a topology's driver: the epoch that it holds, and what it found."""
+
+    topology: str
+    incarnation: str
+    epoch: int
+    took_over_from: str | None = None
+    """The older driver that had not ended in order, as ``host:pid``; None where there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkWork:
+    """What one batch writes to one sink."""
+
+    sink: str
+    previous: int | None
+    rows: int
+    bytes: int
+    digest: str
+    files: tuple[PreparedFile, ...]
+    committed_at: datetime | None = None
+    outcome: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Txn:
+    """One batch as the ledger knows it."""
+
+    txid: int
+    state: TxnState
+    guarantee: Guarantee
+    epoch: int
+    attempt: int
+    source: str
+    position: dict[str, Json]
+    messages: int
+    failed: int
+    tuples: int
+    bytes: int
+    retry: bool
+    opened_at: datetime
+    prepared_at: datetime | None
+    ended_at: datetime | None
+    reason: str | None
+    steps_ms: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One append-only row of what happened."""
+
+    kind: EventKind
+    txid: int | None = None
+    attempt: int | None = None
+    sink: str | None = None
+    message: str | None = None
+    number: int | None = None
+    origin: int | None = None
+    token: int | None = None
+    reason: str | None = None
+    component: str | None = None
+    error: str | None = None
+    input: str | None = None
+    detail: dict[str, Json] | None = None
+    at: datetime | None = None
+
+    @staticmethod
+    def of_failure(failure: MessageFailure, shown: str, txid: int, attempt: int) -> Event:
+        """The record of one message's failure; complete, so that an owed confirm can be repeated from it."""
+        return Event(
+            EventKind.FAILURE,
+            txid=txid,
+            attempt=attempt,
+            message=shown,
+            number=failure.id,
+            origin=failure.origin,
+            token=failure.token,
+            reason=failure.reason.value,
+            component=failure.component,
+            error=failure.error,
+            input=failure.input,
+        )
+
+    def to_failure(self) -> MessageFailure:
+        """The failure that this event records."""
+        assert self.number is not None and self.reason is not None
+        return MessageFailure(
+            id=MessageId(self.number),
+            origin=self.origin or 0,
+            token=Token(self.token or 0),
+            reason=FailureReason(self.reason),
+            component=self.component or "",
+            error=self.error or "",
+            input=self.input or "",
+        )

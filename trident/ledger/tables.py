@@ -1,0 +1,154 @@
+"""The ledger's tables.
+
+First-attempt successes cost no row a message; every failure, replay, suppression, reject and operator action is an
+append-only row of `event`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+SCHEMA: Final = "stormproof"
+metadata: Final = sa.MetaData(
+    schema=SCHEMA,
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(referred_table_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+    },
+)
+
+_json: Final = sa.JSON().with_variant(JSONB(), "postgresql")
+_serial: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+_time: Final = sa.DateTime(timezone=True)
+
+topology: Final = sa.Table(
+    "topology",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("incarnation", sa.Text, nullable=False, unique=True, comment="one life of this name"),
+    sa.Column("epoch", sa.BigInteger, nullable=False, comment="one run of its driver; fences older ones"),
+    sa.Column("fingerprint", sa.Text, nullable=False, comment="hash of the graph's shape, names and schemas"),
+    sa.Column("guarantee", sa.Text, nullable=False),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("created_at", _time, nullable=False),
+    sa.Column("started_at", _time, nullable=False, comment="of the present epoch"),
+    sa.Column("driver_host", sa.Text, nullable=False),
+    sa.Column("driver_pid", sa.BigInteger, nullable=False),
+    sa.Column("driver_started", sa.Double, nullable=False, comment="start of that process, seconds since 1970"),
+    sa.Column("stopped_at", _time, comment="set when the driver of the present epoch ended in order"),
+    comment="one row a topology: the fence that every transaction locks first",
+)
+
+backend: Final = sa.Table(
+    "backend",
+    metadata,
+    sa.Column("incarnation", sa.Text, primary_key=True),
+    sa.Column("pid", sa.BigInteger, primary_key=True),
+    sa.Column("started_at", _time, primary_key=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    comment="server processes of a driver's connections; a take-over ends those of older epochs",
+)
+
+topology_sink: Final = sa.Table(
+    "topology_sink",
+    metadata,
+    sa.Column("incarnation", sa.Text, primary_key=True),
+    sa.Column("sink", sa.Text, primary_key=True),
+    sa.Column("target", sa.Text, nullable=False),
+    sa.Column("table_id", sa.Text, nullable=False),
+    sa.Column("first_at", _time, nullable=False),
+    comment="the table behind each sink",
+)
+
+txn: Final = sa.Table(
+    "txn",
+    metadata,
+    sa.Column("incarnation", sa.Text, primary_key=True),
+    sa.Column("txid", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("guarantee", sa.Text, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False, comment="of the driver that opened it"),
+    sa.Column("attempt", sa.Integer, nullable=False, comment="the latest; the one that counts once prepared"),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("position", _json, nullable=False, comment="the slice, as its source describes it"),
+    sa.Column("messages", sa.BigInteger, nullable=False, comment="opened"),
+    sa.Column("failed", sa.BigInteger, nullable=False, server_default="0", comment="messages that failed in it"),
+    sa.Column("tuples", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("retry", sa.Boolean, nullable=False, comment="its messages failed before"),
+    sa.Column("opened_at", _time, nullable=False),
+    sa.Column("prepared_at", _time),
+    sa.Column("ended_at", _time),
+    sa.Column("reason", sa.Text, comment="why it is blocked, aborted or abandoned"),
+    sa.Column("steps_ms", _json, comment="how long each step took"),
+    sa.CheckConstraint(
+        "state in ('open', 'prepared', 'blocked', 'committed', 'aborted', 'abandoned')", name="state_known"
+    ),
+    sa.Index("ix_txn_unresolved", "incarnation", "txid", postgresql_where=sa.text("ended_at is null")),
+    comment="one row a batch",
+)
+
+attempt: Final = sa.Table(
+    "attempt",
+    metadata,
+    sa.Column("incarnation", sa.Text, primary_key=True),
+    sa.Column("txid", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("seed", sa.BigInteger, nullable=False),
+    sa.Column("excluded", _json, nullable=False, comment="numbers of the messages left out"),
+    sa.Column("expected_messages", sa.BigInteger, nullable=False),
+    sa.Column("expected_xor", sa.BigInteger, nullable=False),
+    sa.Column("started_at", _time, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False, comment="running, complete, job_failed, unverified, dead"),
+    sa.Column("error", sa.Text),
+    comment="one try at a batch, written before its job runs",
+)
+
+txn_sink: Final = sa.Table(
+    "txn_sink",
+    metadata,
+    sa.Column("incarnation", sa.Text, primary_key=True),
+    sa.Column("txid", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("sink", sa.Text, primary_key=True),
+    sa.Column("previous", sa.BigInteger, comment="the txid that the sink must hold before"),
+    sa.Column("rows", sa.BigInteger, nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("files", _json, nullable=False),
+    sa.Column("committed_at", _time, comment="set once the sink is known to hold it"),
+    sa.Column("outcome", sa.Text, comment="applied, already_held, held_unfinished"),
+    sa.Index("ix_txn_sink_held", "incarnation", "sink", "txid", postgresql_where=sa.text("committed_at is not null")),
+    comment="what each batch writes to each sink, fixed before any sink is touched",
+)
+
+event: Final = sa.Table(
+    "event",
+    metadata,
+    sa.Column("id", _serial, primary_key=True, autoincrement=True),
+    sa.Column("incarnation", sa.Text, nullable=False),
+    sa.Column("at", _time, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("txid", sa.BigInteger),
+    sa.Column("attempt", sa.Integer),
+    sa.Column("sink", sa.Text),
+    sa.Column("message", sa.Text, comment="a message's id as people see it"),
+    sa.Column("number", sa.BigInteger, comment="a message's number in its source"),
+    sa.Column("origin", sa.BigInteger),
+    sa.Column("token", sa.BigInteger),
+    sa.Column("reason", sa.Text),
+    sa.Column("component", sa.Text),
+    sa.Column("error", sa.Text),
+    sa.Column("input", sa.Text),
+    sa.Column("detail", _json),
+    sa.Index(None, "incarnation", "txid"),
+    sa.Index(None, "incarnation", "message"),
+    sa.Index(None, "incarnation", "kind", "id"),
+    comment="append-only: failures, replays, suppressed duplicates, recoveries, operator actions",
+)

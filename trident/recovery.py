@@ -1,0 +1,189 @@
+"""Recovery: brings ledger, source and sinks to one state after any crash, and says what it did.
+
+In txid order, prepared transactions are rolled forward from their files and open ones are ended; confirms and aborts
+that are owed are repeated; each sink's last txid is compared with the ledger's; files of dead attempts are swept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stormproof.core.errors import PositionMismatch, SinkRefused
+from stormproof.core.failpoint import failpoint
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.message import MessageFailure
+from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
+from stormproof.trident.ledger.rows import Event, Txn
+from stormproof.trident.statistics import RecoveryReport
+from stormproof.trident.steps import EVERY_MESSAGE_FAILED, Steps
+from stormproof.trident.transaction import EventKind, TxnState
+
+
+@dataclass(slots=True)
+class _Done:
+    rolled_forward: list[int] = field(default_factory=list[int])
+    aborted: list[int] = field(default_factory=list[int])
+    abandoned: list[int] = field(default_factory=list[int])
+    confirms_repeated: list[int] = field(default_factory=list[int])
+    suppressed: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+
+
+def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
+    """Recover one topology under the epoch that `steps` holds. May be repeated, and killed, at any point.
+
+    Raises:
+        Fenced: another driver took over.
+        PositionMismatch: a sink stands elsewhere than the ledger says; both positions are named.
+        SinkRefused: a prepared transaction is blocked.
+        StoreUnavailable: something does not answer; nothing was decided that is not written down.
+    """
+    failpoint("recover.before")
+    done = _Done()
+    with steps.ledger.transaction(steps.run) as tx:
+        owners = steps.source.recover(steps.run.epoch, steps.joined(tx))
+        unresolved = steps.ledger.unresolved(tx)
+    for txn in unresolved:
+        _end(steps, txn, done)
+        failpoint("recover.after_each")
+    _repeat_owed(steps, owners, {txn.txid for txn in unresolved}, done)
+    for session in steps.sessions.values():
+        _compare(steps, session)
+    swept = _sweep(steps) if sweep else 0
+    report = RecoveryReport(
+        epoch=steps.run.epoch,
+        took_over_from=steps.run.took_over_from,
+        rolled_forward=tuple(done.rolled_forward),
+        aborted=tuple(done.aborted),
+        abandoned=tuple(done.abandoned),
+        confirms_repeated=tuple(done.confirms_repeated),
+        suppressed=tuple(done.suppressed),
+        files_swept=swept,
+    )
+    if report.did_something:
+        with steps.ledger.transaction(steps.run) as tx:
+            steps.ledger.record(
+                tx,
+                [
+                    Event(
+                        EventKind.RECOVERY,
+                        detail={
+                            "epoch": steps.run.epoch,
+                            "rolled_forward": [*done.rolled_forward],
+                            "aborted": [*done.aborted],
+                            "abandoned": [*done.abandoned],
+                            "confirms_repeated": [*done.confirms_repeated],
+                            "files_swept": swept,
+                        },
+                    )
+                ],
+            )
+    failpoint("recover.after")
+    return report
+
+
+def _end(steps: Steps, txn: Txn, done: _Done) -> None:
+    match txn.state, txn.guarantee:
+        case TxnState.PREPARED, _:
+            _roll_forward(steps, txn, done)
+        case TxnState.BLOCKED, _:
+            raise SinkRefused(
+                f"txid {txn.txid} of topology {steps.run.topology!r} is blocked: {txn.reason}. Repair the cause, then: "
+                f"stormproof retry {steps.run.topology} {txn.txid}",
+                txid=txn.txid,
+            )
+        case _, Guarantee.AT_MOST_ONCE:
+            # The confirm may not have gone through where the source is elsewhere; it may be repeated.
+            steps.source.confirm(steps.lease(txn.txid))
+            steps.abandon(txn.txid, "in flight when its driver ended")
+            done.abandoned.append(txn.txid)
+        case _:
+            steps.abort(txn.txid, "in flight when its driver ended")
+            done.aborted.append(txn.txid)
+
+
+def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
+    with steps.ledger.transaction(steps.run) as tx:
+        work = steps.ledger.work(tx, txn.txid)
+        failures = [event.to_failure() for event in steps.ledger.failures(tx, txn.txid, txn.attempt)]
+    outcomes = steps.commit(txn.txid, txn.guarantee, work)
+    steps.finish(txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, outcomes, txn.steps_ms)
+    done.rolled_forward.append(txn.txid)
+    done.suppressed.extend(
+        (txn.txid, sink) for sink, outcome in outcomes.items() if outcome is CommitOutcome.ALREADY_HELD
+    )
+
+
+def _repeat_owed(steps: Steps, owners: tuple[str, ...], handled: set[int], done: _Done) -> None:
+    """Leases that the source still has of batches that the ledger ended, or never recorded.
+
+    There are such where the source is not in the ledger's database.
+    """
+    for owner in owners:
+        txid = steps.txid_of(owner)
+        if txid is None or txid in handled:
+            continue
+        failures: list[MessageFailure] = []
+        with steps.ledger.transaction(steps.run) as tx:
+            txn = steps.ledger.txn(tx, txid)
+            if txn is not None:
+                failures = [event.to_failure() for event in steps.ledger.failures(tx, txid, txn.attempt)]
+        all_failed = txn is not None and txn.reason == EVERY_MESSAGE_FAILED
+        if txn is not None and (txn.state is not TxnState.ABORTED or all_failed):
+            steps.source.confirm(steps.lease(txid), failures)
+            done.confirms_repeated.append(txid)
+        else:
+            steps.source.abort(steps.lease(txid))
+
+
+def _compare(steps: Steps, session: SinkSession) -> None:
+    """Hold a sink's own last txid against the ledger's, and note PREV for the next batch.
+
+    Raises:
+        PositionMismatch: they differ, and no unfinished batch of a weaker guarantee explains it.
+    """
+    sink = session.identity.sink
+    held = session.held()
+    with steps.ledger.transaction(steps.run) as tx:
+        known = steps.ledger.last_held(tx, sink)
+        if not _agrees(held, known):
+            unfinished = dict(steps.ledger.unfinished_work(tx, sink))
+            if held is None or unfinished.get(held.txid) not in (held.digest, *([] if held.digest else unfinished.values())):
+                raise _mismatch(steps, session, held, known)
+            steps.ledger.sinks_hold(tx, held.txid, {sink: "held_unfinished"})
+    steps.previous[sink] = None if held is None else held.txid
+
+
+def _agrees(held: Held | None, known: tuple[int, str] | None) -> bool:
+    if held is None or known is None:
+        return held is None and known is None
+    return held.txid == known[0] and held.digest in (None, known[1])
+
+
+def _mismatch(
+    steps: Steps, session: SinkSession, held: Held | None, known: tuple[int, str] | None
+) -> PositionMismatch:
+    topology, sink = steps.run.topology, session.identity.sink
+    ledger = "no txid" if known is None else f"txid {known[0]} (digest {known[1][:12]})"
+    found = "no txid" if held is None else f"txid {held.txid} (digest {(held.digest or 'expired')[:12]})"
+    return PositionMismatch(
+        f"sink {sink!r} of topology {topology!r} holds {found}, the ledger says {ledger}: one of them was restored, or "
+        f"changed by another hand. Nothing was written. Inspect with: stormproof audit verify {topology}",
+        sink=sink,
+        held=None if held is None else held.txid,
+        ledger=None if known is None else known[0],
+    )
+
+
+def _sweep(steps: Steps) -> int:
+    """Remove files of attempts that nothing can come back to.
+
+    Files of a batch whose content was fixed stay, whatever became of it: under the weaker guarantees a paused driver
+    may still be about to adopt them, and an adopted file that is missing makes a Delta table unreadable.
+    """
+    with steps.ledger.transaction(steps.run) as tx:
+        highest, live = steps.ledger.live_attempts(tx)
+
+    def is_dead(txid: int, attempt: int) -> bool:
+        return txid <= highest and (txid, attempt) not in live
+
+    return sum(session.sweep(is_dead) for session in steps.sessions.values())

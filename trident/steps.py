@@ -1,0 +1,309 @@
+"""The steps of a transaction, each one ledger transaction or one sink commit: used by the loop and by recovery alike.
+
+Where the source lives in the ledger's database, a step is one database transaction for both. Where it does not, the
+order of the two writes is such that recovery can tell what is owed: see each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stormproof.core.errors import Json, PositionMismatch, SinkRefused
+from stormproof.core.failpoint import failpoint
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.message import MessageFailure, storable_text
+from stormproof.core.sink import PreparedFile, files_of, transaction_digest
+from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, Source
+from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkSession
+from stormproof.trident.ledger.ledger import Ledger, Tx
+from stormproof.trident.ledger.rows import Event, Run, SinkWork
+from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
+
+EVERY_MESSAGE_FAILED = "every message failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A batch that was just opened."""
+
+    txid: int
+    lease: Lease
+    slice: Slice
+    seed: int
+
+
+class Steps:
+    """What one driver does to ledger, source and sinks, step by step."""
+
+    def __init__(
+        self, ledger: Ledger, run: Run, source: Source, sessions: Mapping[str, SinkSession], *, lease_s: float
+    ) -> None:
+        self.ledger = ledger
+        self.run = run
+        self.source = source
+        self.sessions = dict(sessions)
+        self._lease_s = lease_s
+        self.previous: dict[str, int | None] = {}
+
+    def lease(self, txid: int) -> Lease:
+        """The lease that a batch holds: its owner key is the same in every epoch."""
+        return Lease(f"{self.run.incarnation}/{txid}", self.run.epoch, self._lease_s)
+
+    def txid_of(self, owner: str) -> int | None:
+        """The batch that an owner key belongs to; None where it is not ours."""
+        incarnation, _, txid = owner.rpartition("/")
+        return int(txid) if incarnation == self.run.incarnation and txid.isdecimal() else None
+
+    def joined(self, tx: Tx) -> object | None:
+        """The ledger's transaction, if the source can take part in it."""
+        return tx.raw if self.source.joins(tx.raw) else None
+
+    # -- open --------------------------------------------------------------------------------------------------------
+
+    def open(self, guarantee: Guarantee, limit: Limit, seed: int) -> Opened | None:
+        """Allot a txid and lease messages for it; None, and no txid, where there are none.
+
+        Under at-most-once the messages are confirmed here, before anything runs.
+        """
+        failpoint("open.before")
+        with self.ledger.transaction(self.run) as tx:
+            txid = self.ledger.next_txid(tx)
+            lease = self.lease(txid)
+            joined = self.joined(tx)
+            slice_ = self.source.open(lease, limit, seed, joined)
+            if slice_ is None:
+                return None
+            self.ledger.open(tx, txid, guarantee, self.source.name, slice_, seed)
+            self.ledger.record(
+                tx,
+                [
+                    Event(
+                        EventKind.REPLAY,
+                        txid=txid,
+                        message=self.source.shown_id(number, origin),
+                        number=number,
+                        origin=origin,
+                    )
+                    for number, origin in slice_.replayed
+                ],
+            )
+            if guarantee is Guarantee.AT_MOST_ONCE and joined is not None:
+                self.source.confirm(lease, tx=joined)
+            failpoint("open.in_transaction")
+        if guarantee is Guarantee.AT_MOST_ONCE and joined is None:
+            self.source.confirm(lease)
+        failpoint("open.after")
+        return Opened(txid, lease, slice_, seed)
+
+    def next_attempt(
+        self, opened: Opened, attempt: int, outcome: AttemptOutcome, error: str, seed: int, excluded: frozenset[int]
+    ) -> Expectation:
+        """Record how an attempt failed, and the next one with a fresh seed, before its job runs."""
+        with self.ledger.transaction(self.run) as tx:
+            expected = self.source.expect(opened.slice, seed, excluded, self.joined(tx))
+            self.ledger.end_attempt(tx, opened.txid, attempt, outcome, error)
+            self.ledger.add_attempt(tx, opened.txid, attempt + 1, seed, excluded, expected)
+        failpoint("attempt.after")
+        return expected
+
+    # -- prepare -----------------------------------------------------------------------------------------------------
+
+    def fix_content(
+        self,
+        opened: Opened,
+        attempt: int,
+        guarantee: Guarantee,
+        files: Sequence[PreparedFile],
+        failures: Sequence[MessageFailure],
+        tuples: int,
+    ) -> dict[str, SinkWork]:
+        """Record what the batch writes and what failed in it, and keep its messages from ever lapsing.
+
+        Under exactly-once this is prepare: from here on the batch is only rolled forward.
+
+        Raises:
+            Fenced: the lease is not ours any more.
+        """
+        failpoint("prepare.before")
+        work = {name: self._work(name, files) for name in self.sessions}
+        with self.ledger.transaction(self.run) as tx:
+            if guarantee is not Guarantee.AT_MOST_ONCE:
+                self.source.hold(opened.lease, self.joined(tx))
+            self.ledger.fix_content(
+                tx, opened.txid, attempt, list(work.values()), self._failure_events(failures, opened.txid, attempt), tuples
+            )
+            if guarantee is Guarantee.EXACTLY_ONCE:
+                self.ledger.move(tx, opened.txid, TxnState.OPEN, TxnState.PREPARED)
+            failpoint("prepare.in_transaction")
+        failpoint("prepare.after")
+        return work
+
+    def _work(self, sink: str, files: Sequence[PreparedFile]) -> SinkWork:
+        mine = files_of(files, sink)
+        return SinkWork(
+            sink=sink,
+            previous=self.previous.get(sink),
+            rows=sum(f.rows for f in mine),
+            bytes=sum(f.bytes for f in mine),
+            digest=transaction_digest(mine),
+            files=mine,
+        )
+
+    def _failure_events(self, failures: Sequence[MessageFailure], txid: int, attempt: int) -> list[Event]:
+        return [Event.of_failure(f, self.source.shown_id(f.id, f.origin), txid, attempt) for f in failures]
+
+    # -- commit ------------------------------------------------------------------------------------------------------
+
+    def commit(self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> dict[str, CommitOutcome]:
+        """Have each sink adopt the batch, in the topology's order.
+
+        Raises:
+            SinkRefused: a sink refuses for good; under exactly-once the txid is blocked, and the error says how to go on.
+            PositionMismatch: a sink stands elsewhere than the ledger says.
+        """
+        strangers = sorted(set(work) - set(self.sessions))
+        if strangers:
+            raise PositionMismatch(
+                f"txid {txid} of topology {self.run.topology!r} was prepared for sink {strangers[0]!r}, which the topology "
+                f"has no more (it has {', '.join(sorted(self.sessions))}): run it once with that sink",
+                txid=txid,
+                sink=strangers[0],
+            )
+        outcomes: dict[str, CommitOutcome] = {}
+        for name, session in self.sessions.items():
+            if name not in work:
+                continue
+            failpoint("commit.before_sink")
+            try:
+                outcomes[name] = session.commit(
+                    to_prepared(txid, work[name]), checked=guarantee is Guarantee.EXACTLY_ONCE
+                )
+            except SinkRefused as error:
+                if guarantee is Guarantee.EXACTLY_ONCE:
+                    raise self._block(txid, name, error) from error
+                raise
+            failpoint("commit.after_sink")
+        return outcomes
+
+    def _block(self, txid: int, sink: str, error: SinkRefused) -> SinkRefused:
+        reason = storable_text(f"sink {sink!r}: {error}")
+        with self.ledger.transaction(self.run) as tx:
+            self.ledger.move(tx, txid, TxnState.PREPARED, TxnState.BLOCKED, reason=reason)
+            self.ledger.record(tx, [Event(EventKind.BLOCKED, txid=txid, sink=sink, error=reason)])
+        details: dict[str, Json] = {**error.details, "txid": txid, "sink": sink}
+        return SinkRefused(
+            f"txid {txid} of topology {self.run.topology!r} is blocked: {reason}. Repair the cause, then: "
+            f"stormproof retry {self.run.topology} {txid}",
+            **details,
+        )
+
+    # -- finish ------------------------------------------------------------------------------------------------------
+
+    def finish(
+        self,
+        txid: int,
+        guarantee: Guarantee,
+        before: TxnState,
+        work: Mapping[str, SinkWork],
+        failures: Sequence[MessageFailure],
+        outcomes: Mapping[str, CommitOutcome],
+        steps_ms: Mapping[str, float],
+    ) -> Resolution:
+        """Confirm the messages and record `committed`.
+
+        One database transaction where the source shares the ledger's; elsewhere the confirm comes first and may be
+        repeated, since the batch is still `prepared` until the second write.
+        """
+        failpoint("finish.before")
+        resolution = Resolution()
+        timings: dict[str, Json] = {k: round(v, 3) for k, v in steps_ms.items()}
+        with self.ledger.transaction(self.run) as tx:
+            if guarantee is not Guarantee.AT_MOST_ONCE:
+                resolution = self.source.confirm(self.lease(txid), failures, self.joined(tx))
+            failpoint("finish.in_transaction")
+            self.ledger.sinks_hold(tx, txid, {name: outcome.value for name, outcome in outcomes.items()})
+            self.ledger.move(tx, txid, before, TxnState.COMMITTED, steps_ms=timings)
+            self.ledger.record(tx, self._resolution_events(txid, resolution, outcomes))
+            failpoint("finish.before_commit")
+        failpoint("finish.after")
+        for name, session in self.sessions.items():
+            if name in work:
+                self.previous[name] = txid
+                session.finished(to_prepared(txid, work[name]))
+        return resolution
+
+    def _resolution_events(
+        self, txid: int, resolution: Resolution, outcomes: Mapping[str, CommitOutcome]
+    ) -> list[Event]:
+        dead = [Event(EventKind.DEAD_LETTER, txid=txid, message=shown) for shown in resolution.dead]
+        suppressed = [
+            Event(EventKind.SUPPRESSED, txid=txid, sink=sink)
+            for sink, outcome in outcomes.items()
+            if outcome is CommitOutcome.ALREADY_HELD
+        ]
+        return dead + suppressed
+
+    # -- abort -------------------------------------------------------------------------------------------------------
+
+    def abort(self, txid: int, reason: str, *, halve: Slice | None = None) -> None:
+        """Give the messages back, whole or in two halves, and end the txid. Its number is never used again.
+
+        The ledger's row comes first where the source is elsewhere: an open lease of an ended txid is given back by
+        recovery.
+        """
+        lease = self.lease(txid)
+        with self.ledger.transaction(self.run) as tx:
+            self._end(tx, txid, TxnState.ABORTED, reason)
+            joined = self.joined(tx)
+            if joined is not None:
+                self._give_back(lease, halve, joined)
+            failpoint("abort.in_transaction")
+        if joined is None:
+            self._give_back(lease, halve, None)
+        failpoint("abort.after")
+
+    def _give_back(self, lease: Lease, halve: Slice | None, joined: object | None) -> None:
+        if halve is None:
+            self.source.abort(lease, joined)
+        else:
+            self.source.halve(halve, lease, joined)
+
+    def _end(self, tx: Tx, txid: int, state: TxnState, reason: str) -> None:
+        txn = self.ledger.txn(tx, txid)
+        assert txn is not None
+        self.ledger.end_attempt(tx, txid, txn.attempt, AttemptOutcome.DEAD)
+        self.ledger.move(tx, txid, TxnState.OPEN, state, reason=storable_text(reason))
+
+    def abort_failed(self, opened: Opened, attempt: int, failures: Sequence[MessageFailure]) -> Resolution:
+        """End a batch whose messages all failed: nothing is written, each waits for its retry or is a dead letter."""
+        with self.ledger.transaction(self.run) as tx:
+            joined = self.joined(tx)
+            resolution = Resolution()
+            self.ledger.end_attempt(tx, opened.txid, attempt, AttemptOutcome.COMPLETE)
+            self.ledger.record(tx, self._failure_events(failures, opened.txid, attempt))
+            self.ledger.move(
+                tx, opened.txid, TxnState.OPEN, TxnState.ABORTED, reason=EVERY_MESSAGE_FAILED, failed=len(failures)
+            )
+            if joined is not None:
+                resolution = self.source.confirm(opened.lease, failures, joined)
+                self.ledger.record(tx, self._resolution_events(opened.txid, resolution, {}))
+            failpoint("abort.in_transaction")
+        if joined is None:
+            resolution = self.source.confirm(opened.lease, failures)
+            with self.ledger.transaction(self.run) as tx:
+                self.ledger.record(tx, self._resolution_events(opened.txid, resolution, {}))
+        failpoint("abort.after")
+        return resolution
+
+    def abandon(self, txid: int, reason: str) -> None:
+        """End a batch in flight under at-most-once: its messages were confirmed when it was opened."""
+        with self.ledger.transaction(self.run) as tx:
+            self._end(tx, txid, TxnState.ABANDONED, reason)
+            failpoint("abort.in_transaction")
+        failpoint("abort.after")
+
+
+def to_prepared(txid: int, work: SinkWork) -> PreparedTransaction:
+    """The ledger's record of one batch at one sink, as the sink takes it."""
+    return PreparedTransaction(txid, work.previous, work.digest, work.rows, work.files)
