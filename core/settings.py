@@ -1,0 +1,177 @@
+"""The settings: `STORMPROOF_*` variables, then `stormproof.toml`, then arguments; the later one wins."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from stormproof.core import failpoint
+from stormproof.core.errors import SettingsError
+from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.embedded import embedded_database
+
+PREFIX: Final = "STORMPROOF_"
+TOML_FILE: Final = "stormproof.toml"
+NOT_SETTINGS: Final = frozenset({failpoint.ENV, failpoint.ENV_LOG, failpoint.ENV_DRIVER_PID})
+"""Variables with the prefix that are read elsewhere."""
+_PG_NAMES: Final = ("PGHOST", "PGDATABASE", "PGSERVICE")
+
+
+class Settings(BaseSettings):
+    """Everything that can be set, with its default; see each field's description.
+
+    Raises:
+        SettingsError: an unknown name (with the known ones) or a value that cannot be, with the place where it was set.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        toml_file=TOML_FILE,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+    )
+
+    database_url: SecretStr | None = Field(
+        default=None,
+        description="the Postgres for ledger and queue, as postgresql://USER:PASSWORD@HOST:PORT/DATABASE; without it "
+        "libpq's PG* variables, without those the embedded one",
+    )
+    embedded: bool = Field(default=True, description="start a Postgres under `home` where none is named")
+    home: Path = Field(default=Path(".stormproof"), description="folder for the embedded Postgres and staged files")
+    staging_dir: Path | None = Field(
+        default=None,
+        description="folder for prepared files that every executor and the driver reach; `home`/staging by default",
+    )
+    master: str = Field(default="local[*]", description="Spark's master", min_length=1)
+    parallelism: int | None = Field(
+        default=None, ge=1, description="source tasks in a batch's job; by default one for each of Spark's cores"
+    )
+    delta_jars_dir: Path | None = Field(
+        default=None,
+        description="folder with Delta's jars; by default `.jars` here, else in the clone that is installed",
+    )
+    batch_messages: int = Field(default=10_000, ge=1, description="most messages in one batch")
+    batch_bytes: int = Field(default=64 * 2**20, ge=1, description="most bytes of payload in one batch")
+    message_timeout_s: float = Field(
+        default=30.0, gt=0, description="how long a message may take from open to verdict before it counts as failed"
+    )
+    max_attempts: int = Field(default=5, ge=1, description="failures after which a message is a dead letter")
+    backoff_base_s: float = Field(default=1.0, gt=0, description="wait before a failed message's first retry; doubles")
+    backoff_max_s: float = Field(default=300.0, gt=0, description="longest wait before a retry")
+    poll_interval_s: float = Field(default=0.1, gt=0, description="wait before an empty source is asked again")
+    lease_s: float = Field(
+        default=30.0, gt=0, description="how long opened messages stay this driver's without a sign of progress"
+    )
+    lease_extend_interval_s: float = Field(
+        default=5.0, gt=0, description="how often a lease is extended while its job makes progress"
+    )
+    log_format: Literal["text", "json"] = Field(default="text", description="form of the log's lines")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+
+    def __init__(self, **arguments: Any) -> None:
+        _check_variables(os.environ)
+        try:
+            super().__init__(**arguments)
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{Path(TOML_FILE).absolute()} is not TOML: {error}", setting=TOML_FILE) from error
+        except ValidationError as error:
+            problems = "; ".join(_problem(e, arguments) for e in error.errors(include_input=False, include_url=False))
+        else:
+            return
+        raise SettingsError(problems)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then the file, then variables: the first that has a name wins."""
+        return init_settings, TomlConfigSettingsSource(settings_cls), env_settings
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if self.backoff_max_s < self.backoff_base_s:
+            raise ValueError(f"backoff_max_s ({self.backoff_max_s}) is below backoff_base_s ({self.backoff_base_s})")
+        if self.lease_extend_interval_s >= self.lease_s:
+            raise ValueError(
+                f"lease_extend_interval_s ({self.lease_extend_interval_s}) must be below lease_s ({self.lease_s}), "
+                "else a lease lapses before it is extended"
+            )
+        return self
+
+    @property
+    def staging_path(self) -> Path:
+        """Where prepared files go, absolute: executors have another working folder."""
+        return (self.staging_dir or self.home / "staging").absolute()
+
+    def resolve_database(self, environment: Mapping[str, str] | None = None) -> Database:
+        """The Postgres to use: `database_url`, else PG* variables, else the embedded one, started or adopted.
+
+        An embedded one is held until this process ends.
+
+        Raises:
+            SettingsError: none is named and `embedded` is off, or there is none to start.
+            StoreUnavailable: the embedded one did not start.
+        """
+        environment = os.environ if environment is None else environment
+        if self.database_url is not None:
+            return Database.from_url(self.database_url.get_secret_value(), setting=f"{PREFIX}DATABASE_URL")
+        if any(environment.get(name) for name in _PG_NAMES):
+            return Database.from_environment(environment)
+        if not self.embedded:
+            raise SettingsError(
+                f"no Postgres is named and the embedded one is off; set {PREFIX}DATABASE_URL, database_url in "
+                f"{TOML_FILE}, or PGHOST, or set {PREFIX}EMBEDDED=true",
+                setting="database_url",
+            )
+        return embedded_database(self.home)
+
+
+def _known() -> str:
+    return ", ".join(sorted(Settings.model_fields))
+
+
+def _check_variables(environment: Mapping[str, str]) -> None:
+    """A mistyped variable must not be silently without effect."""
+    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | NOT_SETTINGS
+    unknown = sorted(name for name in environment if name.upper().startswith(PREFIX) and name.upper() not in known)
+    if unknown:
+        raise SettingsError(
+            f"unknown variable {', '.join(unknown)}; known: {', '.join(sorted(known))}", variables=list(unknown)
+        )
+
+
+def _problem(error: ErrorDetails, arguments: Mapping[str, object]) -> str:
+    """One of pydantic's findings in a line, with the place where the value was set; never the value."""
+    message = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:
+        return f"settings: {message}"
+    name = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        place = "argument" if name in arguments else f"key in {Path(TOML_FILE).absolute()}:"
+        return f"unknown {place} {name!r}; known: {_known()}"
+    if name in arguments:
+        place = f"argument {name}"
+    elif _in_file(name):
+        place = f"{name} in {Path(TOML_FILE).absolute()}"
+    else:
+        place = f"variable {PREFIX}{name.upper()}"
+    return f"{place}: {message}"
+
+
+def _in_file(name: str) -> bool:
+    path = Path(TOML_FILE)
+    return path.exists() and name in tomllib.loads(path.read_text(encoding="utf-8"))
