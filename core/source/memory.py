@@ -6,6 +6,7 @@ another subscription its own place in the same messages.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -258,7 +259,7 @@ class MemorySource:
         bounds = [len(ids) * part // parallelism for part in range(parallelism + 1)]
         return tuple(
             MemorySliceReader(ids[low:high], tuple(self._store.payloads[id_] for id_ in ids[low:high]))
-            for low, high in zip(bounds, bounds[1:], strict=False)
+            for low, high in itertools.pairwise(bounds)
         )
 
     def hold(self, lease: Lease, tx: object | None = None) -> None:
@@ -267,7 +268,7 @@ class MemorySource:
         leased = self._mine(lease)
         if leased is None or self._is_expired(leased):
             raise Fenced(
-                f"source {self.name}: the lease of {lease.owner} has lapsed or was returned; its messages will come again",
+                f"source {self.name}: the lease of {lease.owner} has lapsed or was returned",
                 source=self.name,
                 owner=lease.owner,
             )
@@ -432,11 +433,11 @@ class MemorySource:
         return self._store.subscriptions[self._subscription]
 
     def _fence(self, epoch: int) -> _Subscription:
-        """This subscription, unless a newer epoch has taken it over."""
+        """The subscription, unless a newer epoch has taken it over."""
         sub = self._sub()
         if epoch < sub.epoch:
             raise Fenced(
-                f"source {self.name}: epoch {epoch} was replaced by epoch {sub.epoch} of subscription {self._subscription}",
+                f"source {self.name}: epoch {epoch} of {self._subscription} was replaced by epoch {sub.epoch}",
                 source=self.name,
                 epoch=epoch,
                 newer_epoch=sub.epoch,
@@ -449,7 +450,7 @@ class MemorySource:
             if leased.owner == lease.owner:
                 if leased.epoch != lease.epoch:
                     raise Fenced(
-                        f"source {self.name}: the lease of {lease.owner} belongs to epoch {leased.epoch}, not {lease.epoch}",
+                        f"source {self.name}: the lease of {lease.owner} belongs to epoch {leased.epoch} now",
                         source=self.name,
                         owner=lease.owner,
                     )
