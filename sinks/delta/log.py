@@ -1,0 +1,180 @@
+"""A Delta table's own log, read from its JSON entries: what each version says of us, and what it added and removed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+from stormproof.sinks.protocol import PreparedTransaction
+
+APPLICATION: Final = "stormproof.application"
+TXID: Final = "stormproof.txid"
+DIGEST: Final = "stormproof.digest"
+ROWS: Final = "stormproof.rows"
+EPOCH: Final = "stormproof.epoch"
+CHECKED: Final = "stormproof.checked"
+"""Keys of the commit's own metadata; Delta keeps them beside `operation` in `commitInfo`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OurCommit:
+    """What a log entry says of a transaction of ours."""
+
+    version: int
+    txid: int
+    digest: str
+    rows: int
+    epoch: int
+    checked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AddedFile:
+    """A file that a version added."""
+
+    path: str
+    bytes: int
+    rows: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One version: its commit's information, and the files that came and went."""
+
+    version: int
+    info: dict[str, Any]
+    added: tuple[AddedFile, ...] = ()
+    removed: tuple[tuple[str, bool], ...] = ()
+    """(path, whether data changed): OPTIMIZE removes files without a change of data."""
+
+    @property
+    def operation(self) -> str:
+        """What wrote this version, as Delta calls it."""
+        return str(self.info.get("operation", "unknown"))
+
+    def ours(self, application: str) -> OurCommit | None:
+        """What it says of a transaction of this application; None where it is somebody else's."""
+        if self.info.get(APPLICATION) != application:
+            return None
+        return OurCommit(
+            version=self.version,
+            txid=int(self.info[TXID]),
+            digest=str(self.info[DIGEST]),
+            rows=int(self.info[ROWS]),
+            epoch=int(self.info.get(EPOCH, 0)),
+            checked=self.info.get(CHECKED) != "false",
+        )
+
+    @property
+    def restored_to(self) -> int | None:
+        """The version that a RESTORE went back to; -1 where it names a time instead; None for all else."""
+        if self.operation != "RESTORE":
+            return None
+        target = str((self.info.get("operationParameters") or {}).get("version", ""))
+        return int(target) if target.isdigit() else -1
+
+
+def commit_metadata(application: str, transaction: PreparedTransaction, epoch: int, *, checked: bool) -> dict[str, str]:
+    """What a commit says of itself."""
+    return {
+        APPLICATION: application,
+        TXID: str(transaction.txid),
+        DIGEST: transaction.digest,
+        ROWS: str(transaction.rows),
+        EPOCH: str(epoch),
+        CHECKED: "true" if checked else "false",
+    }
+
+
+class Reach:
+    """Follows a log back from its newest version, and knows which versions' rows a RESTORE has taken back.
+
+    A RESTORE keeps the transaction identifiers and drops the rows. Versions between the one that it went back to and
+    its own no longer count, and neither do the RESTOREs among them.
+    """
+
+    def __init__(self) -> None:
+        self._reach: int | None = None
+        self._by: int = -1
+
+    def taken_back_by(self, entry: LogEntry) -> int | None:
+        """The version of the RESTORE that took this entry back, if any; call for each entry, newest first."""
+        if self._reach is not None and entry.version > self._reach:
+            return self._by
+        target = entry.restored_to
+        if target is not None:
+            self._reach, self._by = target, entry.version
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaLog:
+    """The log of the table at `table`, a local folder."""
+
+    table: str
+
+    @property
+    def folder(self) -> str:
+        """The folder of the log."""
+        return os.path.join(self.table, "_delta_log")
+
+    def entry_path(self, version: int) -> str:
+        """The file of one version."""
+        return os.path.join(self.folder, f"{version:020}.json")
+
+    def versions(self) -> list[int]:
+        """The versions whose entries are still there, in order."""
+        names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
+        return sorted(int(n[:20]) for n in names if len(n) == 25 and n.endswith(".json") and n[:20].isdigit())
+
+    def information(self, version: int) -> LogEntry | None:
+        """The commit's information alone; None where retention has removed the entry."""
+        return self._read(version, whole=False)
+
+    def entry(self, version: int) -> LogEntry | None:
+        """The whole entry; None where retention has removed it."""
+        return self._read(version, whole=True)
+
+    def back_from(self, version: int) -> Iterator[LogEntry]:
+        """Commit informations from `version` back, as far as they go without a gap."""
+        for v in range(version, -1, -1):
+            entry = self.information(v)
+            if entry is None:
+                return
+            yield entry
+
+    def local_path(self, path: str) -> str:
+        """Where a file that the log names lies."""
+        return os.path.join(self.table, unquote(path))
+
+    def _read(self, version: int, *, whole: bool) -> LogEntry | None:
+        info: dict[str, Any] = {}
+        added: list[AddedFile] = []
+        removed: list[tuple[str, bool]] = []
+        try:
+            with open(self.entry_path(version), "rb") as file:
+                for line in file:
+                    # Only the line with the commit's information is decoded where the rest is not asked for.
+                    if not whole and not line.lstrip().startswith(b'{"commitInfo"'):
+                        continue
+                    action: dict[str, Any] = json.loads(line)
+                    if "commitInfo" in action:
+                        info = action["commitInfo"]
+                        if not whole:
+                            break
+                    elif "add" in action:
+                        added.append(_added(action["add"]))
+                    elif "remove" in action:
+                        removed.append((action["remove"]["path"], bool(action["remove"].get("dataChange", True))))
+        except FileNotFoundError:
+            return None
+        return LogEntry(version, info, tuple(added), tuple(removed))
+
+
+def _added(action: dict[str, Any]) -> AddedFile:
+    statistics = json.loads(action.get("stats") or "{}")
+    return AddedFile(action["path"], int(action["size"]), statistics.get("numRecords"))

@@ -1,0 +1,412 @@
+"""A Delta sink opened by one driver: the check, the commit, its durability, and its evidence."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
+from stormproof.core.failpoint import failpoint
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta.log import DeltaLog, LogEntry, OurCommit, Reach, commit_metadata
+from stormproof.sinks.delta.table import column_limits, require_table
+from stormproof.sinks.folding import require_unique_keys
+from stormproof.sinks.protocol import (
+    CommitOutcome,
+    Decision,
+    Evidence,
+    EvidenceReport,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    decide,
+)
+from stormproof.sinks.staging import (
+    FileWriter,
+    prepared_batches,
+    remove_files,
+    require_files,
+    sweep_folder,
+    sync_file,
+    sync_folder,
+)
+
+COMMIT_RETRIES_MAX: Final = 15
+"""How often delta-rs may try again behind other writers' commits; a commit of our own application ends it at once."""
+
+MERGE_ROWS_IN_MEMORY_MAX: Final = 1_000_000
+"""A larger fold is streamed from its files, without pruning the table's files by the range of its keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """What the table holds for us: `commit` is None where its log entry is gone."""
+
+    txid: int
+    commit: OurCommit | None
+
+    @property
+    def held(self) -> Held:
+        return Held(self.txid, None if self.commit is None else self.commit.digest)
+
+
+class DeltaSession:
+    """One driver's side of a Delta table."""
+
+    def __init__(self, path: str, directory: str, identity: SinkIdentity, input_: SinkInput, epoch: int) -> None:
+        self._path = path
+        self._directory = directory
+        self._identity = identity
+        self._input = input_
+        self._epoch = epoch
+        self._application = identity.application_id
+        self._log = DeltaLog(path)
+        self._where = f"sink {identity.sink!r} ({path})"
+        self._table: DeltaTable | None = None
+        self._table_entry: tuple[int, ...] | None = None
+        table = DeltaTable(path)
+        require_table(table, input_, self._where)
+        self._limits = column_limits(table, input_)
+        self._table_id = str(table.metadata().id)
+
+    @property
+    def identity(self) -> SinkIdentity:
+        """Under what name it keeps its evidence."""
+        return self._identity
+
+    @property
+    def table_id(self) -> str:
+        """The table's own id, made when it is created."""
+        return self._table_id
+
+    def writer(self) -> FileWriter:
+        """Parquet files in the table's folder (append) or in the staging folder (fold)."""
+        return FileWriter(self._identity.sink, self._directory, self._limits)
+
+    def held(self) -> Held | None:
+        """The last transaction in the table's log, read afresh.
+
+        Raises:
+            PositionMismatch: the table was restored to a state from before it, or is another table.
+            SinkRefused: the table is gone.
+            StoreUnavailable: it cannot be read.
+        """
+        position = self._position(self._load(), same_table=True)
+        return None if position is None else position.held
+
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+        """Adopt one transaction, by the table of `decide`; see the protocol."""
+        where = f"{self._where}, txid {transaction.txid}"
+        table = self._load()
+        position = self._position(table, same_table=checked)
+        if (
+            checked
+            and decide(self._identity, transaction, None if position is None else position.held) is Decision.SKIP
+        ):
+            self._require_live(position)
+            self._sync(position.commit if position is not None else None)
+            return CommitOutcome.ALREADY_HELD
+        if position is not None and position.commit is not None and position.commit.epoch > self._epoch:
+            raise Fenced(
+                f"{where}: epoch {position.commit.epoch} has committed here, this is epoch {self._epoch}",
+                epoch=self._epoch,
+            )
+        self._require_prepared(table, transaction, where)
+        read_version = table.version()
+        properties = self._properties(transaction, position, checked=checked)
+        failpoint("delta.after_check")
+        problem: DeltaError | OSError | ValueError | None = None
+        try:
+            self._put(table, transaction, properties)
+        except (DeltaError, OSError, ValueError) as error:
+            problem = error
+        failpoint("delta.after_log_entry")
+        # Read again, whatever was answered: only the log says whether the entry is there, and in which version.
+        commit = self._find(transaction, after=read_version)
+        if commit is None:
+            raise self._refusal(problem, where) from problem
+        self._sync(commit)
+        failpoint("delta.after_sync")
+        return CommitOutcome.APPLIED
+
+    def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
+        """Remove prepared files of dead attempts; never one that the table's log holds."""
+        return sweep_folder(self._directory, self._identity.incarnation, is_dead, self._adopted)
+
+    def finished(self, transaction: PreparedTransaction) -> None:
+        """A fold's staging files may go; appended files are the table's own."""
+        if self._input.is_fold:
+            remove_files(self._directory, transaction.files)
+
+    def evidence(self, first: int, last: int | None) -> EvidenceReport:
+        """What the table's log says of each txid, and what it says happened to its files since."""
+        table = self._load()
+        versions = self._log.versions()
+        log = [entry for v in versions if v <= table.version() and (entry := self._log.entry(v)) is not None]
+        found: dict[int, Evidence] = {}
+        problems: list[str] = []
+        reach = Reach()
+        restored = {entry.version: reach.taken_back_by(entry) for entry in reversed(log)}
+        for i, entry in enumerate(log):
+            ours = entry.ours(self._application)
+            if ours is None or ours.txid < first or (last is not None and ours.txid > last):
+                continue
+            if ours.txid in found:
+                if ours.checked:
+                    problems.append(f"txid {ours.txid} was committed again in version {ours.version}")
+                continue
+            found[ours.txid] = Evidence(
+                ours.txid, ours.digest, ours.rows, self._problem(entry, ours, log[i + 1 :], restored[entry.version])
+            )
+        guard = table.transaction_version(self._application)
+        if found and (guard is None or guard < max(found)):
+            problems.append(f"the transaction identifier says {guard}, the log has txid {max(found)}")
+        if str(table.metadata().id) != self._table_id:
+            problems.append(f"the table is {table.metadata().id}, it was {self._table_id} when it was opened")
+        return EvidenceReport(
+            table_id=str(table.metadata().id),
+            entries=tuple(found.values()),
+            last_txid=guard,
+            truncated=bool(versions) and versions[0] > 0,
+            problems=tuple(problems),
+        )
+
+    def close(self) -> None:
+        """Nothing to let go."""
+        self._table = None
+
+    def _load(self) -> DeltaTable:
+        """The table at its newest version.
+
+        The one that is known is brought up to date where the entry of its version is still the very file that it was,
+        since loading anew costs a table's whole state; a log that was cut or made anew is loaded anew.
+        """
+        try:
+            if self._table is not None and self._entry_state(self._table.version()) == self._table_entry:
+                self._table.update_incremental()
+            else:
+                self._table = DeltaTable(self._path)
+            self._table_entry = self._entry_state(self._table.version())
+        except TableNotFoundError as error:
+            self._table = None
+            raise SinkRefused(f"{self._where}: the table is gone: {error}") from error
+        except (DeltaError, OSError) as error:
+            self._table = None
+            raise StoreUnavailable(f"{self._where}: the table cannot be read: {error}") from error
+        return self._table
+
+    def _entry_state(self, version: int) -> tuple[int, ...] | None:
+        try:
+            state = os.stat(self._log.entry_path(version))
+        except FileNotFoundError:
+            return None
+        return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+
+    def _position(self, table: DeltaTable, *, same_table: bool) -> _Position | None:
+        if same_table and str(table.metadata().id) != self._table_id:
+            raise PositionMismatch(
+                f"{self._where}: the table is now {table.metadata().id}, it was {self._table_id} when it was opened; "
+                f"inspect with: stormproof audit verify {self._identity.topology}",
+                table_id=str(table.metadata().id),
+                expected=self._table_id,
+            )
+        txid = table.transaction_version(self._application)
+        if txid is None:
+            return None
+        reach = Reach()
+        for entry in self._log.back_from(table.version()):
+            restored = reach.taken_back_by(entry)
+            ours = entry.ours(self._application)
+            if ours is not None and ours.txid == txid:
+                if same_table and restored is not None:
+                    raise PositionMismatch(
+                        f"{self._where}: version {restored} restored the table to before version {ours.version}, "
+                        f"which holds txid {txid}: its rows are gone; inspect with: stormproof audit verify "
+                        f"{self._identity.topology}",
+                        txid=txid,
+                        version=restored,
+                    )
+                return _Position(txid, ours)
+        return _Position(txid, None)
+
+    def _require_prepared(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
+        require_table(table, self._input, where)
+        # Adopted files are not read here; those of a fold are, so their bytes are compared, too.
+        require_files(self._directory, transaction.files, where=where, digests=self._input.is_fold)
+        counted = sum(file.rows for file in transaction.files)
+        if counted != transaction.rows:
+            raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
+        if self._input.is_fold:
+            keys = list(prepared_batches(self._directory, transaction.files, self._input.keys))
+            read = sum(batch.num_rows for batch in keys)
+            if read != transaction.rows:
+                raise SinkRefused(f"{where}: {read} rows read from the prepared files instead of {transaction.rows}")
+            require_unique_keys(keys, self._input.keys, where)
+
+    def _properties(
+        self, transaction: PreparedTransaction, position: _Position | None, *, checked: bool
+    ) -> CommitProperties:
+        # Unchecked commits may come late; the identifier never goes back.
+        version = transaction.txid if checked or position is None else max(position.txid, transaction.txid)
+        return CommitProperties(
+            custom_metadata=commit_metadata(self._application, transaction, self._epoch, checked=checked),
+            max_commit_retries=COMMIT_RETRIES_MAX,
+            # Without a time the engines disagree on when an identifier expires.
+            app_transactions=[Transaction(self._application, version, time.time_ns() // 1_000_000)],
+        )
+
+    def _put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
+        if not self._input.is_fold or transaction.rows == 0:  # an empty MERGE commits nothing, not even its identifier
+            table.create_write_transaction(
+                [self._add_action(file.path, file.bytes, file.statistics) for file in transaction.files if file.rows],
+                "append",
+                table.schema(),
+                commit_properties=properties,
+            )
+            return
+        columns = self._input.schema.names
+        batches = prepared_batches(self._directory, transaction.files, columns)
+        streamed = transaction.rows > MERGE_ROWS_IN_MEMORY_MAX
+        schema = self._input.schema
+        source: pa.Table | pa.RecordBatchReader = (
+            pa.RecordBatchReader.from_batches(schema, (batch.cast(schema) for batch in batches))
+            if streamed
+            else pa.Table.from_batches(list(batches)).cast(schema)
+        )
+        (
+            table.merge(
+                source,
+                " AND ".join(f"t.{_quoted(key)} = s.{_quoted(key)}" for key in self._input.keys),
+                source_alias="s",
+                target_alias="t",
+                streamed_exec=streamed,
+                commit_properties=properties,
+            )
+            .when_matched_update({_quoted(name): self._sum(name) for name in self._input.folds})
+            .when_not_matched_insert({_quoted(name): f"s.{_quoted(name)}" for name in columns})
+            .execute()
+        )
+
+    def _add_action(self, path: str, size: int, statistics: str) -> AddAction:
+        modified_ms = os.stat(os.path.join(self._directory, path)).st_mtime_ns // 1_000_000
+        return AddAction(path, size, {}, modified_ms, data_change=True, stats=statistics)
+
+    def _sum(self, name: str) -> str:
+        """`t.n + s.n`, NULL being 0. For integers by way of decimals: DataFusion's sum wraps, its cast is an error."""
+        kind = self._input.schema.field(name).type
+        ours, theirs = f"t.{_quoted(name)}", f"s.{_quoted(name)}"
+        if pa.types.is_integer(kind):
+            ours, theirs = f"CAST({ours} AS DECIMAL(38, 0))", f"CAST({theirs} AS DECIMAL(38, 0))"
+        total = f"COALESCE({ours} + {theirs}, {ours}, {theirs})"
+        return f"CAST({total} AS {_INTEGERS[kind.bit_width]})" if pa.types.is_integer(kind) else total
+
+    def _find(self, transaction: PreparedTransaction, *, after: int) -> OurCommit | None:
+        table = self._load()
+        for entry in self._log.back_from(table.version()):
+            if entry.version <= after:
+                return None
+            ours = entry.ours(self._application)
+            if ours is not None and ours.txid == transaction.txid and ours.digest == transaction.digest:
+                return ours
+        return None
+
+    def _refusal(self, problem: Exception | None, where: str) -> SinkRefused | StoreUnavailable:
+        """What a commit that left no log entry is: what may pass by itself is transient, all else is for good."""
+        if problem is None:
+            return StoreUnavailable(f"{where}: the commit was answered, and the table's log does not have it")
+        if isinstance(problem, CommitFailedError | OSError):
+            return StoreUnavailable(f"{where}: the commit failed, and nothing was written: {problem}")
+        return SinkRefused(f"{where}: the table refuses it, and nothing was written: {problem}")
+
+    def _sync(self, commit: OurCommit | None) -> None:
+        """Make a commit survive a power loss: nobody else syncs the files of a MERGE, nor any log entry."""
+        entry = None if commit is None else self._log.entry(commit.version)
+        if entry is None:
+            return  # its entry is older than the log's retention
+        folders = {self._path}
+        for file in entry.added:
+            path = self._log.local_path(file.path)
+            try:
+                sync_file(path)
+            except FileNotFoundError:
+                continue  # removed since by a later version; `_require_live` has looked at those that are not
+            folders.add(os.path.dirname(path))
+        sync_file(self._log.entry_path(entry.version))
+        for name in (f"{entry.version:020}.checkpoint.parquet", "_last_checkpoint"):
+            path = os.path.join(self._log.folder, name)
+            if os.path.exists(path):
+                sync_file(path)
+        for folder in (*sorted(folders), self._log.folder):
+            sync_folder(folder)
+
+    def _require_live(self, position: _Position | None) -> None:
+        """A commit that is found counts only if its live files are on disk: a power loss may take them, not the log."""
+        if position is None or position.commit is None:
+            return
+        entry = self._log.entry(position.commit.version)
+        if entry is None:
+            return
+        newest = self._log.versions()[-1]
+        later = [e for v in range(entry.version + 1, newest + 1) if (e := self._log.entry(v)) is not None]
+        lost = self._lost(entry, later)
+        if lost:
+            raise SinkRefused(
+                f"{self._where}: version {entry.version} holds txid {position.txid}, but {'; '.join(lost[:5])}; "
+                "the file was lost after the commit",
+                problem="file lost",
+                files=list(lost),
+            )
+
+    def _lost(self, entry: LogEntry, later: list[LogEntry]) -> list[str]:
+        removed = {path for e in later for path, _ in e.removed}
+        lost: list[str] = []
+        for file in entry.added:
+            if file.path in removed:
+                continue
+            path = self._log.local_path(file.path)
+            try:
+                size = os.stat(path).st_size
+            except FileNotFoundError:
+                lost.append(f"{path} is missing")
+                continue
+            if size != file.bytes:
+                lost.append(f"{path} has {size} bytes instead of {file.bytes}")
+        return lost
+
+    def _problem(self, entry: LogEntry, ours: OurCommit, later: list[LogEntry], restored: int | None) -> str | None:
+        if restored is not None:
+            return f"version {restored} restored the table to before version {entry.version}: its rows are gone"
+        if not self._input.is_fold:
+            added = {file.path for file in entry.added}
+            for e in later:
+                for path, data_change in e.removed:
+                    if data_change and path in added:
+                        return f"file {path} was removed, with its data, by {e.operation} in version {e.version}"
+            counted = [file.rows for file in entry.added]
+            if None not in counted and sum(n or 0 for n in counted) != ours.rows:
+                return f"its files have {sum(n or 0 for n in counted)} rows, the commit says {ours.rows}"
+        lost = self._lost(entry, later)
+        return lost[0] if lost else None
+
+    def _adopted(self) -> frozenset[str]:
+        """Files that a version still in the log has added: those are the table's, whatever the ledger says."""
+        if self._input.is_fold:
+            return frozenset()
+        live = {os.path.relpath(uri, self._path) for uri in self._load().file_uris()}
+        logged = {file.path for v in self._log.versions() if (e := self._log.entry(v)) is not None for file in e.added}
+        return frozenset(live | logged)
+
+
+_INTEGERS: Final = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

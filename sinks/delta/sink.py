@@ -1,0 +1,100 @@
+"""DeltaSink: a Delta table, as a topology names it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, check_types
+from stormproof.sinks.folding import check_fold_input
+from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.staging import make_folder, sync_file, sync_folder
+
+STAGING_FOLDER = ".stormproof-staging"
+
+
+class DeltaSink:
+    """Appends to, or folds into, the Delta table in the local folder `path`; made where it is missing.
+
+    Appended files are written into the table's own folder and adopted by the log. A fold's files go to `staging`: by
+    default `.stormproof-staging/TABLE` beside the table, so whoever reaches the table reaches them, on the same file
+    system, and neither VACUUM nor a reader of the table's folder ever meets them.
+
+    Guarantee:
+        Exactly-once with one driver a topology, by the transaction identifier in the table's log. A second writer of
+        the table is met by Delta's own conflict check where it commits through delta-rs too; Spark on a local disk may
+        overwrite a log entry that is written at the same instant.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, name: str | None = None, staging: str | Path | None = None
+    ) -> None:
+        text = os.fspath(path)
+        self._path = text if "://" in text else str(Path(text).absolute())
+        self._name = Path(text).name if name is None else name
+        beside = os.path.join(os.path.dirname(self._path), STAGING_FOLDER, os.path.basename(self._path))
+        self._staging = beside if staging is None else str(Path(staging).absolute())
+
+    @property
+    def name(self) -> str:
+        """Unique within a topology; by default the folder's name."""
+        return self._name
+
+    @property
+    def target(self) -> str:
+        """The table's folder."""
+        return self._path
+
+    def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
+        """Raise TopologyError where no Delta table can take such rows; every guarantee is served."""
+        where = f"sink {self._name!r}"
+        if "://" in self._path:
+            raise TopologyError(f"{where}: {self._path!r} is not a local path; only local folders are supported yet")
+        check_types(input_.schema, where)
+        check_fold_input(input_, where)
+
+    def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> DeltaSession:
+        """Make the table if it is missing and `create`, and check that it can hold the rows.
+
+        Older epochs are fenced by the first commit: a stale writer of the same identity conflicts with it.
+        """
+        where = f"sink {identity.sink!r} ({self._path})"
+        try:
+            if not DeltaTable.is_deltatable(self._path):
+                if not create:
+                    raise SinkRefused(f"{where}: there is no Delta table")
+                self._create(input_)
+            return self._session(identity, input_, epoch)
+        except TableNotFoundError as error:
+            raise SinkRefused(f"{where}: there is no Delta table: {error}") from error
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailable(f"{where}: the table cannot be opened: {error}") from error
+
+    def inspect(self, identity: SinkIdentity, input_: SinkInput) -> DeltaSession:
+        """Open for reading only."""
+        return self.open(identity, input_, 0, create=False)
+
+    def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int) -> DeltaSession:
+        return DeltaSession(self._path, self._staging if input_.is_fold else self._path, identity, input_, epoch)
+
+    def _create(self, input_: SinkInput) -> None:
+        make_folder(self._path)
+        schema = Schema.from_arrow(input_.schema.empty_table().schema)
+        DeltaTable.create(
+            self._path,
+            schema,
+            mode="ignore",
+            configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL)},
+        )
+        log = DeltaLog(self._path)
+        sync_file(log.entry_path(0))
+        sync_folder(log.folder)
+        sync_folder(self._path)
