@@ -1,1 +1,70 @@
-"""Stormproof: migrations."""
+"""The schema of ledger and queues, versioned with Alembic.
+
+Every function takes an SQLAlchemy engine of the database that holds them; the schema's name is ``stormproof``.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import alembic.command
+import sqlalchemy as sa
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+SCHEMA: Final = "stormproof"
+_LOCK_KEY: Final = 7_308_332_045_718_122_101
+"""Of the advisory lock that lets one migration run at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaState:
+    """Which revision a database is at, and which one this version of Stormproof needs."""
+
+    current: str | None
+    head: str
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether nothing is to be migrated."""
+        return self.current == self.head
+
+
+def state(engine: sa.Engine) -> SchemaState:
+    """Read which revision the database is at; changes nothing."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    assert head is not None
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
+        return SchemaState(context.get_current_revision(), head)
+
+
+def migrate(engine: sa.Engine) -> SchemaState:
+    """Bring the database to the newest revision, in one transaction; two at once wait for each other."""
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"select pg_advisory_xact_lock({_LOCK_KEY})"))
+        connection.execute(sa.text(f"create schema if not exists {SCHEMA}"))
+        config = _config()
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, "head")
+    return state(engine)
+
+
+def sql(echo: Callable[[str], None], start: str | None = None) -> None:
+    """Give the SQL that `migrate` would run, from revision `start` (default: from nothing), for a person to run."""
+    buffer = io.StringIO()
+    config = _config(buffer)
+    echo(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};")
+    alembic.command.upgrade(config, f"{start}:head" if start else "head", sql=True)
+    echo(buffer.getvalue())
+
+
+def _config(output: io.StringIO | None = None) -> Config:
+    config = Config(output_buffer=output) if output is not None else Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    return config

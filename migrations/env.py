@@ -1,0 +1,21 @@
+"""Alembic's entry: runs the revisions on the connection that `stormproof.migrations` passes in, or prints their SQL."""
+
+from __future__ import annotations
+
+from alembic import context
+
+SCHEMA = "stormproof"
+
+
+def run() -> None:
+    """Run, or print where Alembic is offline."""
+    connection = context.config.attributes.get("connection")
+    if connection is None:
+        context.configure(dialect_name="postgresql", version_table_schema=SCHEMA, literal_binds=True)
+    else:
+        context.configure(connection=connection, version_table_schema=SCHEMA)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+run()
