@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -13,6 +14,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ DELTA_VERSION: Final = "4.4.0"
 """The Delta release whose jars were built for the pinned PySpark."""
 MANIFEST: Final = "manifest.json"
 JAVA_VERSIONS: Final = (17, 21, 25)
+_PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _CLONE: Final = Path(__file__).resolve().parents[2]
 _CERTIFICATES: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 # The wheel's Java is a cut-down image without the module that Spark's launcher always asks for.
@@ -140,7 +143,11 @@ def _trust_store_options() -> tuple[str, ...]:
     content = bundle.read_bytes()
     store = clone_folder() / ".java" / f"trust-{hashlib.sha256(content).hexdigest()[:12]}.p12"
     if not store.exists():
-        certificates = x509.load_pem_x509_certificates(content)
+        certificates: list[x509.Certificate] = []
+        for block in _PEM.findall(content):
+            with contextlib.suppress(ValueError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # bundles hold old ones that the library complains about, or refuses
+                certificates.append(x509.load_pem_x509_certificate(block))
         named = [pkcs12.PKCS12Certificate(c, f"system-{i}".encode()) for i, c in enumerate(certificates)]
         with tempfile.NamedTemporaryFile(dir=store.parent, delete=False) as new:
             new.write(pkcs12.serialize_java_truststore(named, NoEncryption()))

@@ -1,0 +1,61 @@
+# demo, test, check, bench and torture, each with its own set-up. Everything is made inside this folder, and nothing has
+# a fixed port or a shared cache, so two clones may run at the same time.
+
+PYTHON ?= python3
+BENCH ?=
+JSON ?=
+ROUNDS ?= 40
+SEED ?= 1
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.stormproof-set-up
+SOURCES := core trident sinks migrations tests examples benchmarks src/stormproof/__init__.py
+# ruff is told the real folders; src/stormproof holds links to them
+EXISTING = $(wildcard $(SOURCES))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench torture clean
+
+help:
+	@echo "make demo      the word count through kill -9, with its proof (a few minutes)"
+	@echo "make test      every test                    (ARGS='-k name' for pytest)"
+	@echo "make check     formatter, linter, type checkers"
+	@echo "make bench     measurements                  (BENCH='P1a P2' JSON=file)"
+	@echo "make torture   crash after crash on Spark    (ROUNDS=n SEED=s)"
+	@echo "make setup     what the others do first      (PYTHON=python3.12 for another interpreter)"
+	@echo "make clean     remove all that these made"
+
+setup: $(STAMP)
+
+# One set-up at a time in one clone: a second make waits, finds the stamp and goes on.
+$(STAMP): pyproject.toml constraints.txt tools/setup.sh
+	@PYTHON="$(PYTHON)" STAMP="$(STAMP)" sh tools/setup.sh
+
+demo: $(STAMP)
+	@$(PY) examples/demo.py $(ARGS)
+
+test: $(STAMP)
+	@$(PY) -m pytest $(ARGS)
+
+check: $(STAMP)
+	$(VENV)/bin/ruff format --check $(EXISTING)
+	$(VENV)/bin/ruff check $(EXISTING)
+	$(VENV)/bin/mypy -p stormproof
+	$(VENV)/bin/mypy $(wildcard tests examples benchmarks)
+	$(VENV)/bin/pyright
+
+format: $(STAMP)
+	$(VENV)/bin/ruff format $(EXISTING)
+	$(VENV)/bin/ruff check --fix $(EXISTING)
+
+bench: $(STAMP)
+	@$(PY) -m benchmarks $(BENCH) $(if $(JSON),--json $(JSON)) $(ARGS)
+
+torture: $(STAMP)
+	@$(PY) tests/torture.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
+
+clean:
+	rm -rf $(VENV) .jars .java .stormproof .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	find core trident sinks migrations tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
