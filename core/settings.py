@@ -117,6 +117,11 @@ class Settings(BaseSettings):
         """Where prepared files go, absolute: executors have another working folder."""
         return (self.staging_dir or self.home / "staging").absolute()
 
+    @property
+    def uses_embedded(self) -> bool:
+        """Whether `resolve_database` gives the embedded Postgres: no other one is named."""
+        return self.database_url is None and not any(os.environ.get(name) for name in _PG_NAMES)
+
     def resolve_database(self, environment: Mapping[str, str] | None = None) -> Database:
         """The Postgres to use: `database_url`, else PG* variables, else the embedded one, started or adopted.
 

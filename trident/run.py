@@ -1,0 +1,199 @@
+"""Runs a topology: puts ledger, source, sinks and engine together, and takes them down again."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from typing import Final, Literal, TypeAlias
+
+import sqlalchemy as sa
+
+from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.engine.inline import InlineEngine
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.errors import SettingsError
+from stormproof.core.failpoint import failpoint
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.plan import Plan, compile_topology
+from stormproof.core.postgres.database import Database
+from stormproof.core.settings import Settings
+from stormproof.core.source.protocol import Limit, Source
+from stormproof.core.topology import TopologyGraph, as_guarantee
+from stormproof.migrations import migrate, state
+from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
+from stormproof.trident.coordinator import Coordinator, RunOptions
+from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.ledger.rows import Run
+from stormproof.trident.statistics import BatchResult, RunStatistics
+
+EngineChoice: TypeAlias = Literal["spark", "inline"] | Engine
+INCARNATION_LENGTH: Final = 12
+
+
+def new_incarnation() -> str:
+    """A new life of a topology's name; part of every transaction identifier and file name."""
+    return uuid.uuid4().hex[:INCARNATION_LENGTH]
+
+
+def ledger_engine(database: Database) -> sa.Engine:
+    """SQLAlchemy's engine for the ledger: one connection, no check before use (a lost one is met by recovery)."""
+    return sa.create_engine(database.sqlalchemy_url, pool_size=1, max_overflow=1)
+
+
+def require_schema(engine: sa.Engine, database: Database, *, own: bool) -> None:
+    """Make sure that the ledger's schema is the one that this version needs.
+
+    `own` says that the database is the embedded one, which is migrated without a word.
+
+    Raises:
+        SettingsError: the schema of a user's own database is missing or old.
+    """
+    found = state(engine)
+    if found.up_to_date:
+        return
+    if own:
+        migrate(engine)
+        return
+    problem = "has no Stormproof schema" if found.current is None else f"has schema revision {found.current}"
+    raise SettingsError(
+        f"the database {database.redacted} {problem}, this version needs {found.head}; run: stormproof ledger migrate "
+        f"(stormproof ledger sql prints what it would do)",
+        current=found.current,
+        head=found.head,
+    )
+
+
+def make_engine(choice: EngineChoice, settings: Settings) -> tuple[Engine, bool]:
+    """The engine, and whether it is ours to close."""
+    if choice == "inline":
+        return InlineEngine(settings.parallelism or 2), True
+    if choice == "spark":
+        from stormproof.core.engine.spark import SparkEngine, spark_session
+
+        return SparkEngine(spark_session(settings), settings.parallelism), True
+    return choice, False
+
+
+@contextmanager
+def driver(
+    topology: TopologyGraph,
+    guarantee: Guarantee | str | None = None,
+    *,
+    settings: Settings | None = None,
+    engine: EngineChoice = "spark",
+    options: RunOptions | None = None,
+    until_idle: bool = False,
+    max_batches: int | None = None,
+    clock: Clock | None = None,
+    rng: random.Random | None = None,
+    on_batch: Callable[[BatchResult], None] | None = None,
+    on_ready: Callable[[Coordinator], None] | None = None,
+) -> Iterator[Coordinator]:
+    """Everything that one run of a topology needs, started in the order in which a failure costs least.
+
+    The topology is compiled, the engine started and the database reached before the epoch is raised, so that a run that
+    cannot start fences nobody. `guarantee` beats the topology's own, which beats exactly-once. `on_ready` is called once
+    everything stands, before the first batch: the place to install signal handlers, since PySpark installs its own.
+
+    Raises:
+        TopologyError: the topology cannot be run so.
+        SettingsError: a setting is missing or wrong.
+        StoreUnavailable: a store cannot be reached.
+        PositionMismatch: source or sink are not those that the ledger knows.
+    """
+    chosen = as_guarantee(guarantee or topology.guarantee or Guarantee.EXACTLY_ONCE)
+    plan = compile_topology(topology, chosen)
+    settings = settings or Settings()
+    clock = clock or SystemClock()
+    rng = rng or random.Random()  # noqa: S311 - seeds need spread, not secrecy
+    with ExitStack() as stack:
+        running, ours = make_engine(engine, settings)
+        if ours:
+            stack.callback(running.close)
+        database = settings.resolve_database()
+        sql_engine = ledger_engine(database)
+        stack.callback(sql_engine.dispose)
+        require_schema(sql_engine, database, own=settings.uses_embedded)
+        ledger = Ledger(sql_engine, clock, new_incarnation)
+        with attached(plan, topology.source, ledger) as (run, sessions):
+            chosen_options = options or options_of(settings, chosen)
+            coordinator = Coordinator(
+                plan,
+                topology.source,
+                sessions,
+                ledger,
+                run,
+                running,
+                options=replace(chosen_options, until_idle=until_idle, max_batches=max_batches),
+                clock=clock,
+                rng=rng,
+                on_batch=on_batch,
+            )
+            if on_ready is not None:
+                on_ready(coordinator)
+            yield coordinator
+            ledger.stop(run)
+
+
+@contextmanager
+def attached(plan: Plan, source: Source, ledger: Ledger) -> Iterator[tuple[Run, dict[str, SinkSession]]]:
+    """Raise the topology's epoch, subscribe to its source and open its sinks under it."""
+    with ExitStack() as stack:
+        failpoint("start.before_epoch")
+        run = ledger.start(
+            plan.topology, fingerprint=plan.fingerprint, guarantee=plan.guarantee, source=source.name
+        )
+        failpoint("start.after_epoch")
+        source.subscribe(run.incarnation, run.epoch)
+        stack.callback(source.close)
+        sessions: dict[str, SinkSession] = {}
+        for spec in plan.sink_specs:
+            sink: Sink = spec  # type: ignore[assignment]
+            identity = SinkIdentity(run.topology, run.incarnation, sink.name)
+            sessions[sink.name] = session = stack.enter_context(closing(sink.open(identity, plan.sinks[sink.name], run.epoch)))
+            with ledger.transaction(run) as tx:
+                ledger.bind_sink(tx, sink.name, sink.target, session.table_id)
+        yield run, sessions
+
+
+def options_of(settings: Settings, guarantee: Guarantee) -> RunOptions:
+    """The run's options as the settings have them."""
+    return RunOptions(
+        guarantee=guarantee,
+        limit=Limit(settings.batch_messages, settings.batch_bytes),
+        lease_s=settings.lease_s,
+        poll_interval_s=settings.poll_interval_s,
+    )
+
+
+def run(
+    topology: TopologyGraph,
+    guarantee: Guarantee | str | None = None,
+    *,
+    settings: Settings | None = None,
+    engine: EngineChoice = "spark",
+    options: RunOptions | None = None,
+    until_idle: bool = False,
+    max_batches: int | None = None,
+    on_batch: Callable[[BatchResult], None] | None = None,
+    on_ready: Callable[[Coordinator], None] | None = None,
+) -> RunStatistics:
+    """Run a topology until nothing is left to read (`until_idle`), or for `max_batches`, or for ever.
+
+    See `driver` for the errors before the first batch, and `Coordinator.run` for those after it.
+    """
+    with driver(
+        topology,
+        guarantee,
+        settings=settings,
+        engine=engine,
+        options=options,
+        until_idle=until_idle,
+        max_batches=max_batches,
+        on_batch=on_batch,
+        on_ready=on_ready,
+    ) as coordinator:
+        return coordinator.run()
