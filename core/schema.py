@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Final, Protocol, TypeAlias, cast, runtime_checkable
 
 import pyarrow as pa
@@ -58,6 +59,7 @@ _NAMES: Final[dict[pa.DataType, str]] = {
     pa.timestamp("us", tz="UTC"): "timestamp",
     pa.timestamp("us"): "timestamp_ntz",
 }
+_LENGTH: Final = re.compile(r"\b(var)?char\s*\(", re.IGNORECASE)
 KNOWN_TYPES: Final = (
     "string, binary, boolean, tinyint, smallint, int, bigint (long), float, double, decimal(p,s), date, timestamp, "
     "timestamp_ntz, array<...>, map<...>, struct<...>"
@@ -130,6 +132,8 @@ def _not_null(field: pa.Field) -> str:
 
 
 def _parse_ddl(ddl: str) -> list[pa.Field]:
+    if _LENGTH.search(ddl):  # the parser would take it for a plain string, and the limit would be lost
+        raise TopologyError(f"schema {ddl!r}: CHAR and VARCHAR are unknown, write 'string'; known types: {KNOWN_TYPES}")
     # As one struct type: there, unlike in CREATE TABLE, the grammar takes both `a int` and Spark's `a: int`.
     try:
         cast_ = sqlglot.parse_one(f"cast(x as struct<{ddl}>)", dialect="spark")
@@ -172,7 +176,7 @@ def _ddl_type(kind: exp.Expression, field: str, ddl: str) -> pa.DataType:
                 return pa.map_(_ddl_type(arguments[0], field, ddl), _ddl_type(arguments[1], field, ddl))
             case exp.DataType.Type.DECIMAL:
                 return _decimal([int(a.name) for a in arguments], field)
-            case _ if name in _SCALARS and kind.this is not exp.DataType.Type.VARCHAR and not arguments:
+            case _ if name in _SCALARS and not arguments:
                 return _SCALARS[name]
             case _:
                 pass

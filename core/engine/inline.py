@@ -1,0 +1,137 @@
+"""The inline engine: all tasks in this process, one after another; for tests, and for trying a topology out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from random import Random
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.engine.protocol import Job, JobReport
+from stormproof.core.errors import JobFailed, StormproofError, UsageError
+from stormproof.core.message import storable_text
+from stormproof.core.source.protocol import SliceReader
+from stormproof.core.stage import StageJob, run_task, stage_jobs
+from stormproof.core.wire import job_report
+
+T = TypeVar("T")
+"""What is shuffled: tasks, or batches of rows."""
+
+Tamper: TypeAlias = Callable[[int, list[pa.RecordBatch]], list[pa.RecordBatch]]
+"""For tests: what becomes of the wire rows between a stage and the next."""
+
+
+class InlineEngine:
+    """Runs a job's tasks in this process.
+
+    `rng` shuffles the order of the tasks, and the order in which rows arrive: a report may not depend on it.
+    """
+
+    name = "inline"
+
+    def __init__(
+        self,
+        parallelism: int = 2,
+        *,
+        rng: Random | None = None,
+        clock: Clock | None = None,
+        tamper: Tamper | None = None,
+    ) -> None:
+        if parallelism < 1:
+            raise UsageError(f"parallelism is {parallelism}; at least 1 task is needed")
+        self._parallelism = parallelism
+        self._rng = rng
+        self._clock = clock or SystemClock()
+        self._tamper = tamper
+        self._cancelled = threading.Event()
+
+    @property
+    def parallelism(self) -> int:
+        """How many source tasks a job should have."""
+        return self._parallelism
+
+    def run(self, job: Job) -> JobReport:
+        """Run one attempt to its end.
+
+        Raises:
+            JobFailed: a task ended with an error (which is its cause), or `cancel` was called.
+        """
+        if not job.readers:
+            raise UsageError("a job needs at least one reader")
+        self._cancelled.clear()
+        started_s = self._clock.monotonic_s()
+        rows: list[pa.RecordBatch] = []
+        parts = stage_jobs(job, self._parallelism)
+        for part in parts:
+            if part.stage:
+                rows = self._tamper(part.stage, rows) if self._tamper else rows
+            rows = self._run_stage(part, rows)
+        elapsed_ms = (self._clock.monotonic_s() - started_s) * 1_000
+        return job_report(rows, parts[0].tasks, {"job": elapsed_ms})
+
+    def cancel(self) -> None:
+        """End the running job at its next record batch; its `run` raises JobFailed."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def _run_stage(self, part: StageJob, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        order = self._shuffled(list(range(part.tasks[part.stage])))
+        results: dict[int, list[pa.RecordBatch]] = {}
+        for task in order:
+            results[task] = self._run_task(part, task, _rows_for(rows, task) if part.stage else [])
+        return [batch for task in order for batch in results[task]]
+
+    def _run_task(self, part: StageJob, task: int, incoming: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        if part.stage == 0:
+            part = replace(part, readers=tuple(_WatchedReader(r, self._go_on) for r in part.readers))
+        try:
+            return list(run_task(part, task, self._watched(incoming)))
+        except StormproofError:
+            raise
+        except Exception as error:
+            raise JobFailed(
+                f"task {task} of stage {part.stage} failed: {type(error).__name__}: {storable_text(error)}",
+                stage=part.stage,
+                task=task,
+            ) from error
+
+    def _watched(self, incoming: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in self._shuffled(incoming):
+            self._go_on()
+            yield batch
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._cancelled.is_set():
+            raise JobFailed("the job was cancelled")
+
+    def _shuffled(self, items: list[T]) -> list[T]:
+        if self._rng is not None:
+            self._rng.shuffle(items)
+        return items
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedReader:
+    """A reader that asks before each record batch whether to go on."""
+
+    reader: SliceReader
+    go_on: Callable[[], None]
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Read on, unless the job was cancelled."""
+        self.go_on()
+        for batch in self.reader.read(seed, excluded, batch_rows):
+            self.go_on()
+            yield batch
+
+
+def _rows_for(rows: list[pa.RecordBatch], task: int) -> list[pa.RecordBatch]:
+    found = [batch.filter(pa.array(batch.column("dest").to_numpy() == task)) for batch in rows]
+    return [batch for batch in found if batch.num_rows]

@@ -1,0 +1,79 @@
+"""Which task a key belongs to: a hash of key columns that is the same in every process, for every slice of an array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stormproof.core.share import GAMMA, Words, mix64
+
+_BASE: Final = np.uint64(0x9E3779B97F4A7C55)
+"""Odd, so that no power of it loses bits."""
+
+
+def can_be_key(type_: pa.DataType) -> bool:
+    """Whether values of this type compare alike everywhere: not so for floats (NaN, -0.0) and nested types."""
+    return (
+        pa.types.is_string(type_)
+        or pa.types.is_binary(type_)
+        or pa.types.is_integer(type_)
+        or pa.types.is_boolean(type_)
+        or pa.types.is_date32(type_)
+        or pa.types.is_timestamp(type_)
+        or pa.types.is_decimal128(type_)
+    )
+
+
+def task_numbers(rows: pa.RecordBatch, keys: Sequence[str], tasks: int) -> npt.NDArray[np.int32]:
+    """The task, 0 to `tasks` - 1, of each row's key. Equal keys have equal tasks. NULLs must have been refused."""
+    if tasks == 1:
+        return np.zeros(rows.num_rows, np.int32)
+    return (hash_keys(rows, keys) % np.uint64(tasks)).astype(np.int32)
+
+
+def hash_keys(rows: pa.RecordBatch, keys: Sequence[str]) -> Words:
+    """A 64-bit hash of each row's key."""
+    total = np.zeros(rows.num_rows, np.uint64)
+    for key in keys:
+        total = mix64(total * GAMMA + GAMMA ^ _hash_column(rows.column(key)))
+    return total
+
+
+def _hash_column(column: pa.Array) -> Words:
+    type_ = column.type
+    if pa.types.is_string(type_) or pa.types.is_binary(type_):
+        return _hash_bytes(column)
+    if pa.types.is_decimal128(type_):
+        halves = np.frombuffer(column.buffers()[1], np.uint64)
+        pairs = halves[2 * column.offset : 2 * (column.offset + len(column))].reshape(-1, 2)
+        return mix64(mix64(pairs[:, 0]) ^ pairs[:, 1])
+    if pa.types.is_date32(type_):
+        column = column.view(pa.int32())
+    elif pa.types.is_timestamp(type_):
+        column = column.view(pa.int64())
+    return mix64(np.ascontiguousarray(pc.cast(column, pa.int64()).to_numpy(zero_copy_only=False)).view(np.uint64))
+
+
+def _hash_bytes(column: pa.Array) -> Words:
+    """A polynomial over each value's bytes, by prefix: one pass over all bytes, whatever their lengths."""
+    _, offsets_buffer, data_buffer = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    hashes = np.zeros(len(column), np.uint64)
+    if len(column) == 0:
+        return hashes
+    lengths = np.diff(offsets)
+    if data_buffer is not None and offsets[-1] > offsets[0]:
+        data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]].astype(np.uint64) + np.uint64(1)
+        starts = offsets[:-1] - offsets[0]
+        powers = np.full(int(lengths.max()), _BASE, np.uint64)
+        powers[0] = 1
+        np.multiply.accumulate(powers, out=powers)
+        place = np.arange(len(data), dtype=np.int64) - np.repeat(starts, lengths)
+        filled = np.flatnonzero(lengths)  # reduceat would give an empty value its neighbour's first byte
+        hashes[filled] = np.add.reduceat(data * powers[place], starts[filled])
+    return mix64(hashes ^ mix64(lengths.astype(np.uint64)))
