@@ -7,6 +7,7 @@ Off unless the environment variable ``STORMPROOF_FAILPOINT`` names one with an a
 ``worker`` SIGKILL to this very process, also where it is a Spark worker
 ``pause``  SIGSTOP to this process, until somebody sends SIGCONT
 ``raise``  `FailpointReached`, which is a `TransientError`
+``error``  `FailpointError`, which is no `StormproofError`: what a broken task or a bug would raise
 
 Where ``STORMPROOF_FAILPOINT_LOG`` names a file, each place that is reached appends its name there.
 """
@@ -23,12 +24,16 @@ from stormproof.core.errors import TransientError
 ENV: Final = "STORMPROOF_FAILPOINT"
 ENV_LOG: Final = "STORMPROOF_FAILPOINT_LOG"
 ENV_DRIVER_PID: Final = "STORMPROOF_DRIVER_PID"
-ACTIONS: Final = ("kill", "worker", "pause", "raise")
+ACTIONS: Final = ("kill", "worker", "pause", "raise", "error")
 
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """One place. `scope` says which run reaches it, so that a test matrix knows which cells exist."""
+    """One place. `scope` says which runs reach it, so that a test matrix knows which cells exist.
+
+    ``every`` batch; a ``recovery`` that finds something; an ``abort``; a ``retry`` of a job; a ``delta`` or ``postgres``
+    sink; the ``queue`` itself.
+    """
 
     name: str
     about: str
@@ -48,8 +53,8 @@ _ALL: Final = (
     Failpoint("task.after_file", "inside a task: its files are written and synced, its summary is not sent"),
     Failpoint("run.after", "the job is done, its verdict is not taken"),
     Failpoint("prepare.before", "before the prepare transaction"),
-    Failpoint("prepare.in_transaction", "everything recorded, the slice held, not yet committed", "exactly-once"),
-    Failpoint("prepare.after", "prepared; no sink was touched", "exactly-once"),
+    Failpoint("prepare.in_transaction", "everything recorded, the slice held, not yet committed"),
+    Failpoint("prepare.after", "the content is fixed; no sink was touched"),
     Failpoint("commit.before_sink", "before a sink's commit"),
     Failpoint("commit.after_sink", "after a sink's commit: between two sinks, or before the finish"),
     Failpoint("delta.after_check", "the sink's last txid and the files are checked, no log entry is put", "delta"),
@@ -73,6 +78,10 @@ FAILPOINTS: Final = {point.name: point for point in _ALL}
 
 class FailpointReached(TransientError):
     """A failpoint with the action ``raise`` was reached."""
+
+
+class FailpointError(RuntimeError):
+    """A failpoint with the action ``error`` was reached."""
 
 
 class _State:
@@ -136,5 +145,7 @@ def failpoint(name: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "pause":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "error":
+            raise FailpointError(f"failpoint {name}")
         case _:
             raise FailpointReached(f"failpoint {name}", failpoint=name)
