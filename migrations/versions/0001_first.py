@@ -116,6 +116,7 @@ def upgrade() -> None:
         sa.Column("sink", sa.Text(), nullable=False),
         sa.Column("target", sa.Text(), nullable=False),
         sa.Column("table_id", sa.Text(), nullable=False),
+        sa.Column("description", JSONB(), nullable=True, comment="how to open it for inspection; no secrets"),
         sa.Column("first_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("incarnation", "sink", name=op.f("pk_topology_sink")),
         schema="stormproof",

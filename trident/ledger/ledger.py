@@ -402,8 +402,10 @@ class Ledger:
 
     # -- sinks -------------------------------------------------------------------------------------------------------
 
-    def bind_sink(self, tx: Tx, sink: str, target: str, table_id: str) -> None:
-        """Remember which table is behind a sink.
+    def bind_sink(
+        self, tx: Tx, sink: str, target: str, table_id: str, description: dict[str, Json] | None = None
+    ) -> None:
+        """Remember which table is behind a sink, and how the audit can open it again by name alone.
 
         Raises:
             PositionMismatch: the ledger knows another table there: it was dropped and made again, or replaced.
@@ -416,7 +418,12 @@ class Ledger:
         if known is None:
             tx.connection.execute(
                 sa.insert(t.topology_sink).values(
-                    incarnation=tx.run.incarnation, sink=sink, target=target, table_id=table_id, first_at=self._clock.now()
+                    incarnation=tx.run.incarnation,
+                    sink=sink,
+                    target=target,
+                    table_id=table_id,
+                    description=description,
+                    first_at=self._clock.now(),
                 )
             )
         elif known.table_id != table_id:
@@ -427,6 +434,13 @@ class Ledger:
                 sink=sink,
                 ledger=known.table_id,
                 found=table_id,
+            )
+        elif description is not None and (known.description != description or known.target != target):
+            # The same table under another path or another schema: the next inspection needs the present one.
+            tx.connection.execute(
+                sa.update(t.topology_sink)
+                .where(t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink)
+                .values(target=target, description=description)
             )
 
     def last_held(self, tx: Tx, sink: str) -> tuple[int, str] | None:

@@ -62,6 +62,7 @@ topology_sink: Final = sa.Table(
     sa.Column("sink", sa.Text, primary_key=True),
     sa.Column("target", sa.Text, nullable=False),
     sa.Column("table_id", sa.Text, nullable=False),
+    sa.Column("description", _json, comment="how to open it for inspection; no secrets"),
     sa.Column("first_at", _time, nullable=False),
     comment="the table behind each sink",
 )
