@@ -1,0 +1,95 @@
+"""A whole topology in memory: source, sink and ledger outlive the drivers that die over them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from stormproof import MemorySink, MemorySource, Topology, count
+from stormproof.core.clock import ManualClock
+from stormproof.core.engine.inline import InlineEngine
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.plan import compile_topology
+from stormproof.core.source.protocol import Limit
+from stormproof.trident.coordinator import Coordinator, RunOptions
+from stormproof.trident.ledger.ledger import Ledger, memory_ledger_engine
+from stormproof.trident.run import attached
+from stormproof.trident.statistics import RunStatistics
+
+
+class World:
+    """What outlives a driver."""
+
+    def __init__(
+        self,
+        payloads: list[bytes],
+        folder: Path,
+        *,
+        split: Callable[[str], list[str]] = str.split,
+        fold: bool = True,
+        sinks: int = 1,
+        batch_messages: int = 4,
+        seed: int = 0,
+        max_attempts: int = 2,
+    ) -> None:
+        self.clock = ManualClock()
+        self.rng = random.Random(seed)
+        self.source = MemorySource("lines", payloads, max_attempts=max_attempts, clock=self.clock, rng=self.rng)
+        self.sinks = [MemorySink(f"counts{i}", staging=folder / f"staging{i}") for i in range(sinks)]
+        self.ledger_engine = memory_ledger_engine()
+        self.batch_messages = batch_messages
+        incarnations = iter(f"life{i}" for i in range(1000))
+        self.ledger = Ledger(self.ledger_engine, self.clock, lambda: next(incarnations))
+        self.topology = Topology("words")
+        words = self.topology.stream("lines", self.source).flat_map(split, "line", schema="word string")
+        if fold:
+            words.group_by("word").persistent_aggregate(n=count()).into(*self.sinks)
+        else:
+            words.into(*self.sinks)
+
+    def run(
+        self,
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        *,
+        engine: Engine | None = None,
+        max_batches: int | None = None,
+        outage_s: float = 60.0,
+    ) -> RunStatistics:
+        """One driver's life, until nothing is left or it dies."""
+        plan = compile_topology(self.topology, guarantee)
+        options = RunOptions(
+            guarantee=guarantee,
+            limit=Limit(self.batch_messages),
+            until_idle=True,
+            max_batches=max_batches,
+            outage_s=outage_s,
+        )
+        with attached(plan, self.source, self.ledger) as (run, sessions):
+            coordinator = Coordinator(
+                plan,
+                self.source,
+                sessions,
+                self.ledger,
+                run,
+                engine or InlineEngine(2, rng=self.rng, clock=self.clock),
+                options=options,
+                clock=self.clock,
+                rng=self.rng,
+            )
+            statistics = coordinator.run()
+            self.ledger.stop(run)
+        return statistics
+
+    def counts(self, sink: int = 0) -> Counter[str]:
+        """What a sink holds."""
+        found: Counter[str] = Counter()
+        content = self.sinks[sink].store.content
+        if content is None:
+            return found
+        rows = content.to_pylist()
+        for row in rows:
+            found[row["word"]] += row.get("n", 1)
+        return found
