@@ -177,23 +177,20 @@ class MemorySession:
         return FileWriter(self._identity.sink, self._staging, Limits(tuple(columns)))
 
     def held(self) -> Held | None:
-        """The last transaction that the store holds for this identity."""
-        guard = self._store.log(self._identity).guard
+        """The last transaction that the store holds for this identity.
+
+        Raises:
+            PositionMismatch: it went to another table of this name.
+        """
+        guard = self._guard(same_table=True)
         return None if guard is None else Held(guard.txid, guard.digest)
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
         """Adopt one transaction, by the table of `decide`."""
         self._require_epoch()
         log = self._store.log(self._identity)
-        if checked:
-            if log.guard is not None and log.guard.table_id != self.table_id:
-                raise PositionMismatch(
-                    f"{self._where}: txid {log.guard.txid} went to table {log.guard.table_id}, this is {self.table_id}",
-                    held=log.guard.txid,
-                    txid=transaction.txid,
-                )
-            if decide(self._identity, transaction, self.held()) is Decision.SKIP:
-                return CommitOutcome.ALREADY_HELD
+        if checked and decide(self._identity, transaction, self.held()) is Decision.SKIP:
+            return CommitOutcome.ALREADY_HELD
         content = self._next_content(transaction)
         self._store.strike(FaultPoint.BEFORE, transaction.txid)
         self._store.content = content
@@ -203,6 +200,17 @@ class MemorySession:
             log.entries.append(Evidence(transaction.txid, transaction.digest, transaction.rows))
         self._store.strike(FaultPoint.AFTER, transaction.txid)
         return CommitOutcome.APPLIED
+
+    def _guard(self, *, same_table: bool) -> _Guard | None:
+        guard = self._store.log(self._identity).guard
+        if same_table and guard is not None and guard.table_id != self.table_id:
+            raise PositionMismatch(
+                f"{self._where}: txid {guard.txid} went to table {guard.table_id}, this is {self.table_id}",
+                held=guard.txid,
+                table_id=self.table_id,
+                expected=guard.table_id,
+            )
+        return guard
 
     def _require_epoch(self) -> None:
         newest = self._store.log(self._identity).epoch

@@ -61,7 +61,9 @@ class _Position:
 class DeltaSession:
     """One driver's side of a Delta table."""
 
-    def __init__(self, path: str, directory: str, identity: SinkIdentity, input_: SinkInput, epoch: int) -> None:
+    def __init__(
+        self, path: str, directory: str, *, identity: SinkIdentity, input_: SinkInput, epoch: int, reading: bool
+    ) -> None:
         self._path = path
         self._directory = directory
         self._identity = identity
@@ -73,7 +75,8 @@ class DeltaSession:
         self._table: DeltaTable | None = None
         self._table_entry: tuple[int, ...] | None = None
         table = DeltaTable(path)
-        require_table(table, input_, self._where)
+        if not reading:
+            require_table(table, input_, self._where)
         self._limits = column_limits(table, input_)
         self._table_id = str(table.metadata().id)
 

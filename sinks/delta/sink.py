@@ -72,7 +72,7 @@ class DeltaSink:
                 if not create:
                     raise SinkRefused(f"{where}: there is no Delta table")
                 self._create(input_)
-            return self._session(identity, input_, epoch)
+            return self._session(identity, input_, epoch, reading=False)
         except TableNotFoundError as error:
             raise SinkRefused(f"{where}: there is no Delta table: {error}") from error
         except (DeltaError, OSError) as error:
@@ -80,10 +80,17 @@ class DeltaSink:
 
     def inspect(self, identity: SinkIdentity, input_: SinkInput) -> DeltaSession:
         """Open for reading only."""
-        return self.open(identity, input_, 0, create=False)
+        where = f"sink {identity.sink!r} ({self._path})"
+        try:
+            return self._session(identity, input_, 0, reading=True)
+        except TableNotFoundError as error:
+            raise SinkRefused(f"{where}: there is no Delta table: {error}") from error
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailable(f"{where}: the table cannot be opened: {error}") from error
 
-    def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int) -> DeltaSession:
-        return DeltaSession(self._path, self._staging if input_.is_fold else self._path, identity, input_, epoch)
+    def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, reading: bool) -> DeltaSession:
+        directory = self._staging if input_.is_fold else self._path
+        return DeltaSession(self._path, directory, identity=identity, input_=input_, epoch=epoch, reading=reading)
 
     def _create(self, input_: SinkInput) -> None:
         make_folder(self._path)

@@ -93,8 +93,8 @@ def _require_features(table: DeltaTable, input_: SinkInput, where: str) -> None:
     if unknown or protocol.min_reader_version > 3 or protocol.min_writer_version > 7:
         raise SinkRefused(
             f"{where}: the table needs {', '.join(unknown) or 'a newer protocol'} (reader "
-            f"{protocol.min_reader_version}, writer {protocol.min_writer_version}), which this committer does not write; "
-            "use another table",
+            f"{protocol.min_reader_version}, writer {protocol.min_writer_version}), which this committer does not "
+            "write; use another table",
             features=list(unknown),
         )
 

@@ -1,0 +1,82 @@
+"""The sink's own tables, in the sink's own database: fence, backends, guard and evidence."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+
+SCHEMA: Final = "stormproof_sink"
+_LOCK: Final = 0x53746F726D  # "Storm"
+
+_TABLES: Final = (
+    "create schema if not exists stormproof_sink",
+    """
+    create table if not exists stormproof_sink.fence (
+        topology text not null,
+        incarnation text not null,
+        sink text not null,
+        epoch bigint not null,
+        primary key (topology, incarnation, sink)
+    )
+    """,
+    # Who may still hold locks under which epoch: a take-over ends them first, else it would wait behind a paused one.
+    """
+    create table if not exists stormproof_sink.backend (
+        topology text not null,
+        incarnation text not null,
+        sink text not null,
+        pid integer not null,
+        backend_start timestamptz not null,
+        epoch bigint not null,
+        primary key (topology, incarnation, sink, pid, backend_start)
+    )
+    """,
+    # Never pruned: it is what tells a repeated transaction from a new one.
+    """
+    create table if not exists stormproof_sink.guard (
+        topology text not null,
+        incarnation text not null,
+        sink text not null,
+        table_name text not null,
+        table_id text not null,
+        last_txid bigint,
+        last_digest text,
+        epoch bigint not null,
+        updated_at timestamptz not null default now(),
+        primary key (topology, incarnation, sink)
+    )
+    """,
+    """
+    create table if not exists stormproof_sink.evidence (
+        topology text not null,
+        incarnation text not null,
+        sink text not null,
+        txid bigint not null,
+        rows bigint not null,
+        digest text not null,
+        epoch bigint not null,
+        committed_at timestamptz not null default now(),
+        primary key (topology, incarnation, sink, txid)
+    )
+    """,
+)
+
+
+def is_made(connection: psycopg.Connection) -> bool:
+    """Whether the sink's own tables are there."""
+    row = connection.execute("select to_regclass('stormproof_sink.evidence') is not null").fetchone()
+    return row is not None and bool(row[0])
+
+
+def make(connection: psycopg.Connection) -> None:
+    """Make the sink's own tables where they are missing.
+
+    Two first starts at the same time would collide even with `if not exists`, so one waits for the other.
+    """
+    if is_made(connection):
+        return
+    with connection.transaction():
+        connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK,))
+        for statement in _TABLES:
+            connection.execute(statement)

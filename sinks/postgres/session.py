@@ -1,0 +1,469 @@
+"""A Postgres sink opened by one driver: fence, guard, rows and evidence in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+from pgpq import ArrowToPostgresBinaryEncoder
+from psycopg import sql
+
+from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
+from stormproof.core.failpoint import failpoint
+from stormproof.core.message import storable_text
+from stormproof.core.postgres.database import Database, backend_identity, connect, terminate_backends
+from stormproof.core.sink import PreparedFile, SinkInput
+from stormproof.sinks.folding import require_unique_keys
+from stormproof.sinks.limits import Limits
+from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.table import (
+    Table,
+    TableName,
+    column_limits,
+    create_statement,
+    find_oid,
+    read_table,
+    require_table,
+    wire_schema,
+)
+from stormproof.sinks.protocol import (
+    CommitOutcome,
+    Decision,
+    Evidence,
+    EvidenceReport,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    decide,
+)
+from stormproof.sinks.staging import FileWriter, prepared_batches, remove_files, require_files, sweep_folder
+
+LOCK_TIMEOUT_MS: Final = 30_000
+"""How long a commit waits for somebody else's lock on the table before it says so."""
+
+TAKE_OVER_LOCK_TIMEOUT_MS: Final = 2_000
+TAKE_OVER_TRIES_MAX: Final = 5
+"""A backend of an older epoch may come anew between its siblings' end and the new epoch: then it is ended, too."""
+
+# Connection lost or refused, resources short, shut down or cancelled, and a server that became read-only: it may pass.
+_TRANSIENT_CLASSES: Final = ("08", "25", "40", "53", "55", "57", "58")
+
+_MINE: Final = "topology = %(topology)s and incarnation = %(incarnation)s and sink = %(sink)s"
+
+
+class PostgresSession:
+    """One driver's side of a Postgres table. `epoch` None: for reading only."""
+
+    def __init__(
+        self,
+        database: Database,
+        name: TableName,
+        *,
+        staging: str,
+        identity: SinkIdentity,
+        input_: SinkInput,
+        epoch: int | None,
+    ) -> None:
+        self._database = database
+        self._name = name
+        self._staging = staging
+        self._identity = identity
+        self._input = input_
+        self._epoch = epoch
+        self._where = f"sink {identity.sink!r} (table {name} at {database.redacted})"
+        self._mine = {"topology": identity.topology, "incarnation": identity.incarnation, "sink": identity.sink}
+        self._connection: psycopg.Connection | None = None
+        self._server = ""
+        self._table_id: str | None = None
+        self._limits = Limits()
+
+    @property
+    def identity(self) -> SinkIdentity:
+        """Under what name it keeps its evidence."""
+        return self._identity
+
+    @property
+    def table_id(self) -> str:
+        """Server, database and oid: another after DROP and CREATE, and after dump and restore."""
+        if self._table_id is None:
+            with self._transaction() as connection:
+                self._table_id = self._current_table_id(connection)
+        if self._table_id is None:
+            raise SinkRefused(f"{self._where}: there is no such table")
+        return self._table_id
+
+    def writer(self) -> FileWriter:
+        """Parquet files in the staging folder."""
+        return FileWriter(self._identity.sink, self._staging, self._limits)
+
+    def take_over(self, *, create: bool) -> None:
+        """Make what is missing, end older epochs' backends, raise the fence, and check the table.
+
+        Raises:
+            Fenced: a newer epoch holds this sink.
+            SinkRefused: the table is missing and not to be made, or cannot hold the rows.
+            StoreUnavailable: Postgres cannot be reached, or somebody holds the fence and will not let go.
+        """
+        self._raise_fence()
+        with self._transaction() as connection:
+            self._lock_fence(connection)
+            if find_oid(connection, self._name) is None:
+                if not create:
+                    raise SinkRefused(f"{self._where}: there is no such table")
+                connection.execute(create_statement(self._name, self._input))
+            table = self._table(connection)
+            require_table(table, self._input, self._where)
+            self._limits = column_limits(table, self._input)
+            self._table_id = self._current_table_id(connection)
+            # A row without a txid: from here on the guard is only ever moved, never made.
+            connection.execute(
+                "insert into stormproof_sink.guard (topology, incarnation, sink, table_name, table_id, epoch) "
+                "values (%(topology)s, %(incarnation)s, %(sink)s, %(table_name)s, %(table_id)s, %(epoch)s) "
+                "on conflict (topology, incarnation, sink) do update set table_id = excluded.table_id "
+                "where guard.last_txid is null",
+                {**self._mine, "table_name": str(self._name), "table_id": self._table_id, "epoch": self._epoch},
+            )
+
+    def held(self) -> Held | None:
+        """The last transaction by the guard row, read afresh.
+
+        Raises:
+            PositionMismatch: the guard was moved with another table of this name.
+        """
+        with self._transaction() as connection:
+            if not bookkeeping.is_made(connection):
+                return None
+            return self._read_guard(connection, sql.SQL(""), same_table=True)
+
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+        """Adopt one transaction, by the table of `decide`; see the protocol."""
+        where = f"{self._where}, txid {transaction.txid}"
+        with self._transaction(where) as connection:
+            self._lock_fence(connection)
+            held = self._read_guard(connection, sql.SQL("for update"), same_table=checked)
+            if checked and decide(self._identity, transaction, held) is Decision.SKIP:
+                return CommitOutcome.ALREADY_HELD
+            require_files(self._staging, transaction.files, where=where, digests=True)
+            table = self._table(connection)
+            require_table(table, self._input, where)
+            self._move_guard(connection, transaction, checked=checked)
+            failpoint("postgres.after_guard")
+            connection.execute(
+                "insert into stormproof_sink.evidence (topology, incarnation, sink, txid, rows, digest, epoch) "
+                "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(digest)s, %(epoch)s) "
+                + ("" if checked else "on conflict (topology, incarnation, sink, txid) do nothing"),
+                {**self._mine, **self._said(transaction)},
+            )
+            moved = self._move_rows(connection, wire_schema(table, self._input), transaction, where)
+            if moved != transaction.rows:
+                raise SinkRefused(
+                    f"{where}: {moved} rows reached the table instead of the {transaction.rows} prepared; nothing was "
+                    "written; look for a trigger or rule that drops rows",
+                    moved=moved,
+                    prepared=transaction.rows,
+                )
+            failpoint("postgres.after_rows")
+        failpoint("postgres.after_commit")
+        return CommitOutcome.APPLIED
+
+    def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
+        """Remove prepared files of dead attempts."""
+        return sweep_folder(self._staging, self._identity.incarnation, is_dead)
+
+    def finished(self, transaction: PreparedTransaction) -> None:
+        """The rows are in the table: the files may go."""
+        remove_files(self._staging, transaction.files)
+
+    def evidence(self, first: int, last: int | None) -> EvidenceReport:
+        """The sink's own evidence rows, and whether guard and table agree with them."""
+        with self._transaction() as connection:
+            table_id = self._current_table_id(connection)
+            if not bookkeeping.is_made(connection):
+                return EvidenceReport(table_id, (), None)
+            rows = connection.execute(
+                f"select txid, digest, rows from stormproof_sink.evidence where {_MINE} and txid >= %(first)s "
+                "and (%(last)s::bigint is null or txid <= %(last)s) order by txid",
+                {**self._mine, "first": first, "last": last},
+            ).fetchall()
+            newest = connection.execute(
+                f"select txid, digest from stormproof_sink.evidence where {_MINE} order by txid desc limit 1",
+                self._mine,
+            ).fetchone()
+            guard = connection.execute(
+                f"select last_txid, last_digest, table_id from stormproof_sink.guard where {_MINE}", self._mine
+            ).fetchone()
+        last_txid, last_digest, guard_table = (None, None, None) if guard is None else guard
+        problems: list[str] = []
+        if (last_txid, last_digest) != (newest or (None, None)):
+            problems.append(
+                f"the guard row says txid {last_txid} with digest {last_digest}, the newest evidence row "
+                f"{'does not exist' if newest is None else f'is txid {newest[0]} with digest {newest[1]}'}"
+            )
+        if last_txid is not None and guard_table != table_id:
+            problems.append(f"txid {last_txid} went to table {guard_table}, the table is now {table_id}")
+        return EvidenceReport(
+            table_id=table_id,
+            entries=tuple(Evidence(txid, digest, count) for txid, digest, count in rows),
+            last_txid=last_txid,
+            problems=tuple(problems),
+        )
+
+    def close(self) -> None:
+        """Let the connection go."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _raise_fence(self) -> None:
+        for attempt in range(TAKE_OVER_TRIES_MAX):
+            with self._transaction(fenced=False) as connection:
+                bookkeeping.make(connection)
+                older = connection.execute(
+                    f"select pid, backend_start from stormproof_sink.backend where {_MINE} and epoch < %(epoch)s",
+                    {**self._mine, "epoch": self._epoch},
+                ).fetchall()
+            # Outside of any transaction: nothing of ours is locked while we wait for them to end.
+            with self._errors(self._where):
+                terminate_backends(self._connected(fenced=False), older)
+            try:
+                with self._transaction(fenced=False) as connection:
+                    connection.execute("select set_config('lock_timeout', %s, true)", (str(TAKE_OVER_LOCK_TIMEOUT_MS),))
+                    self._move_fence(connection)
+                return
+            except StoreUnavailable as error:
+                if error.details.get("sqlstate") != psycopg.errors.LockNotAvailable.sqlstate:
+                    raise
+                if attempt == TAKE_OVER_TRIES_MAX - 1:
+                    raise
+
+    def _move_fence(self, connection: psycopg.Connection) -> None:
+        mine = {**self._mine, "epoch": self._epoch}
+        raised = connection.execute(
+            "insert into stormproof_sink.fence (topology, incarnation, sink, epoch) "
+            "values (%(topology)s, %(incarnation)s, %(sink)s, %(epoch)s) "
+            "on conflict (topology, incarnation, sink) do update set epoch = excluded.epoch "
+            "where fence.epoch <= excluded.epoch",
+            mine,
+        ).rowcount
+        if raised != 1:
+            raise self._fenced(connection)
+        connection.execute(f"delete from stormproof_sink.backend where {_MINE} and epoch < %(epoch)s", mine)
+        self._record_backend(connection)
+
+    def _record_backend(self, connection: psycopg.Connection) -> None:
+        backend = backend_identity(connection)
+        connection.execute(
+            "insert into stormproof_sink.backend (topology, incarnation, sink, pid, backend_start, epoch) "
+            "values (%(topology)s, %(incarnation)s, %(sink)s, %(pid)s, %(backend_start)s, %(epoch)s) "
+            "on conflict do nothing",
+            {**self._mine, "pid": backend.pid, "backend_start": backend.backend_start, "epoch": self._epoch},
+        )
+
+    def _lock_fence(self, connection: psycopg.Connection) -> None:
+        """Hold the fence until this transaction ends; checked without the lock, a zombie's rows could land after."""
+        row = connection.execute(
+            f"select 1 from stormproof_sink.fence where {_MINE} and epoch = %(epoch)s for share",
+            {**self._mine, "epoch": self._epoch},
+        ).fetchone()
+        if row is None:
+            raise self._fenced(connection)
+
+    def _fenced(self, connection: psycopg.Connection) -> Fenced:
+        row = connection.execute(f"select epoch from stormproof_sink.fence where {_MINE}", self._mine).fetchone()
+        newest = None if row is None else int(row[0])
+        return Fenced(f"{self._where}: epoch {newest} holds it, this is epoch {self._epoch}", epoch=self._epoch)
+
+    def _current_table_id(self, connection: psycopg.Connection) -> str | None:
+        oid = find_oid(connection, self._name)
+        if oid is None:
+            return None
+        if not self._server:
+            row = connection.execute(
+                "select (select system_identifier from pg_control_system())::text || '/' || oid::text "
+                "from pg_database where datname = current_database()"
+            ).fetchone()
+            self._server = "" if row is None else str(row[0])
+        return f"{self._server}/{oid}"
+
+    def _table(self, connection: psycopg.Connection) -> Table:
+        oid = find_oid(connection, self._name)
+        if oid is None:
+            raise SinkRefused(f"{self._where}: the table is gone; make it again or restore it, then retry the txid")
+        return read_table(connection, oid)
+
+    def _read_guard(self, connection: psycopg.Connection, lock: sql.SQL, *, same_table: bool) -> Held | None:
+        row = connection.execute(
+            sql.SQL("select last_txid, last_digest, table_id from stormproof_sink.guard where {} {}").format(
+                sql.SQL(_MINE), lock
+            ),
+            self._mine,
+        ).fetchone()
+        if row is None or row[0] is None:
+            return None
+        txid, digest, table_id = row
+        current = self._current_table_id(connection)
+        if same_table and table_id != current:
+            raise PositionMismatch(
+                f"{self._where}: txid {txid} went to table {table_id}, the table is now {current}; inspect with: "
+                f"stormproof audit verify {self._identity.topology}",
+                held=txid,
+                table_id=current,
+                expected=table_id,
+            )
+        return Held(txid, digest)
+
+    def _said(self, transaction: PreparedTransaction) -> dict[str, Any]:
+        return {
+            "txid": transaction.txid,
+            "previous": transaction.previous,
+            "rows": transaction.rows,
+            "digest": transaction.digest,
+            "epoch": self._epoch,
+        }
+
+    def _move_guard(self, connection: psycopg.Connection, transaction: PreparedTransaction, *, checked: bool) -> None:
+        said = {**self._mine, **self._said(transaction), "table_id": self._current_table_id(connection)}
+        if checked:
+            moved = connection.execute(
+                "update stormproof_sink.guard set last_txid = %(txid)s, last_digest = %(digest)s, "
+                "table_id = %(table_id)s, epoch = %(epoch)s, updated_at = now() "
+                f"where {_MINE} and last_txid is not distinct from %(previous)s",
+                said,
+            ).rowcount
+        else:
+            moved = connection.execute(
+                "update stormproof_sink.guard set "
+                "last_digest = case when last_txid > %(txid)s then last_digest else %(digest)s end, "
+                "last_txid = greatest(last_txid, %(txid)s), table_id = %(table_id)s, epoch = %(epoch)s, "
+                f"updated_at = now() where {_MINE}",
+                said,
+            ).rowcount
+        if moved != 1:
+            raise PositionMismatch(
+                f"{self._where}: {moved} guard rows were moved from txid {transaction.previous} to {transaction.txid} "
+                f"instead of one; inspect with: stormproof audit verify {self._identity.topology}",
+                txid=transaction.txid,
+                previous=transaction.previous,
+            )
+
+    def _move_rows(
+        self, connection: psycopg.Connection, schema: pa.Schema, transaction: PreparedTransaction, where: str
+    ) -> int:
+        if not transaction.files:
+            return 0
+        columns = sql.SQL(", ").join(map(sql.Identifier, schema.names))
+        if not self._input.is_fold:
+            return self._copy(connection, self._name.identifier, schema, transaction.files, where)
+        keys = self._input.keys
+        require_unique_keys(prepared_batches(self._staging, transaction.files, keys), keys, where)
+        added = sql.Identifier("stormproof_added")
+        connection.execute(
+            sql.SQL("create temporary table {} on commit drop as select {} from {} with no data").format(
+                added, columns, self._name.identifier
+            )
+        )
+        copied = self._copy(connection, added, schema, transaction.files, where)
+        if copied != transaction.rows:
+            return copied
+        total = sql.SQL("{0} = coalesce(held.{0} + excluded.{0}, held.{0}, excluded.{0})")
+        return connection.execute(
+            sql.SQL("insert into {} as held ({}) select {} from {} on conflict ({}) do update set {}").format(
+                self._name.identifier,
+                columns,
+                columns,
+                added,
+                sql.SQL(", ").join(map(sql.Identifier, keys)),
+                sql.SQL(", ").join(total.format(sql.Identifier(name)) for name in self._input.folds),
+            )
+        ).rowcount
+
+    def _copy(
+        self,
+        connection: psycopg.Connection,
+        into: sql.Identifier,
+        schema: pa.Schema,
+        files: Sequence[PreparedFile],
+        where: str,
+    ) -> int:
+        encoder = ArrowToPostgresBinaryEncoder(schema)
+        cursor = connection.cursor()
+        columns = sql.SQL(", ").join(map(sql.Identifier, schema.names))
+        with cursor.copy(sql.SQL("copy {} ({}) from stdin with (format binary)").format(into, columns)) as copy:
+            copy.write(encoder.write_header())
+            for batch in prepared_batches(self._staging, files, schema.names):
+                try:
+                    copy.write(encoder.write_batch(batch.cast(schema)))
+                except pa.ArrowInvalid as error:
+                    raise SinkRefused(f"{where}: a prepared value does not fit its column: {error}") from error
+            copy.write(encoder.finish())
+        return cursor.rowcount
+
+    def _connected(self, *, fenced: bool = True) -> psycopg.Connection:
+        """The connection, made anew where it was lost; a driver's is first recorded under its epoch."""
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        connection = connect(
+            self._database, application_name=f"stormproof sink {self._identity.sink}"[:63], autocommit=True
+        )
+        # Every rule here reads again after it has waited for a lock: no older snapshot may stand in its way.
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        self._connection = connection
+        with self._errors(self._where):
+            connection.execute("select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),))
+            row = connection.execute("show synchronous_commit").fetchone()
+            if row is not None and row[0] == "off":
+                connection.execute("set synchronous_commit = on")  # a commit that returns must be on disk
+            if fenced and self._epoch is not None:
+                with connection.transaction():
+                    self._lock_fence(connection)
+                    self._record_backend(connection)
+        return connection
+
+    @contextmanager
+    def _transaction(self, where: str | None = None, *, fenced: bool = True) -> Generator[psycopg.Connection]:
+        with self._errors(self._where if where is None else where):
+            connection = self._connected(fenced=fenced)
+            with connection.transaction():
+                yield connection
+
+    @contextmanager
+    def _errors(self, where: str) -> Generator[None]:
+        """Postgres's errors as ours: what may pass by itself is transient, all else is for good."""
+        try:
+            yield
+        except psycopg.Error as error:
+            state = error.sqlstate
+            if state is None or state[:2] in _TRANSIENT_CLASSES:
+                # Whether a lost COMMIT took place is unknown: a new connection tells.
+                self.close()
+                raise StoreUnavailable(
+                    f"{where}: {self._database.without_secrets(str(error)).strip()}; read again before acting",
+                    sqlstate=state,
+                ) from error
+            raise _refused(error, where) from error
+
+
+def _refused(error: psycopg.Error, where: str) -> SinkRefused:
+    diagnosis = error.diag
+    parts = [
+        f"{label} {text!r}"
+        for label, text in (
+            ("constraint", diagnosis.constraint_name),
+            ("column", diagnosis.column_name),
+            ("row", diagnosis.message_detail),
+            ("at", diagnosis.context),
+        )
+        if text
+    ]
+    shown = storable_text(diagnosis.message_primary or str(error))
+    return SinkRefused(
+        f"{where}: Postgres refuses it, and nothing was written: {shown}"
+        f"{' (' + ', '.join(parts) + ')' if parts else ''}",
+        sqlstate=error.sqlstate,
+        constraint=diagnosis.constraint_name,
+        column=diagnosis.column_name,
+        row=diagnosis.message_detail,
+    )

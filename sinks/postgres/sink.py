@@ -1,0 +1,93 @@
+"""PostgresSink: a Postgres table, as a topology names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stormproof.core.errors import SettingsError
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.postgres.database import Database
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.folding import check_fold_input
+from stormproof.sinks.postgres.session import PostgresSession
+from stormproof.sinks.postgres.table import TableName, check_types
+from stormproof.sinks.protocol import SinkIdentity
+
+STAGING_FOLDER = Path(".stormproof", "staging")
+
+
+class PostgresSink:
+    """Appends to, or folds into, a Postgres table; made where it is missing.
+
+    `database` and `staging` may be left to the run's settings (`placed`). Guard and evidence live in the schema
+    `stormproof_sink` of the same database, and move in the same transaction as the rows.
+
+    Guarantee:
+        Exactly-once, also where Postgres is restarted or a COMMIT's answer is lost. The table must be logged: what
+        a crash of the server empties is refused.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        name: str | None = None,
+        database: Database | str | None = None,
+        staging: str | Path | None = None,
+    ) -> None:
+        self._table = TableName.parse(table)
+        self._name = table if name is None else name
+        self._database = Database.from_url(database, setting="database") if isinstance(database, str) else database
+        self._staging = None if staging is None else Path(staging).absolute()
+
+    @property
+    def name(self) -> str:
+        """Unique within a topology; by default the table's name."""
+        return self._name
+
+    @property
+    def target(self) -> str:
+        """The table, with its database where that is given; no secrets."""
+        return str(self._table) if self._database is None else f"{self._table} at {self._database.redacted}"
+
+    @property
+    def database(self) -> Database | None:
+        """The database that was given."""
+        return self._database
+
+    def placed(self, database: Database, staging: Path) -> PostgresSink:
+        """This sink, with what was not given taken from here; files go to a folder of `staging` named after it."""
+        return PostgresSink(
+            str(self._table),
+            name=self._name,
+            database=database if self._database is None else self._database,
+            staging=staging / self._name if self._staging is None else self._staging,
+        )
+
+    def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
+        """Raise TopologyError where no Postgres table can take such rows; every guarantee is served."""
+        where = f"sink {self._name!r}"
+        check_types(input_.schema, where)
+        check_fold_input(input_, where)
+
+    def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> PostgresSession:
+        """Fence older epochs out, make the table if it is missing and `create`, and check that it can hold the rows."""
+        session = self._session(identity, input_, epoch)
+        try:
+            session.take_over(create=create)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def inspect(self, identity: SinkIdentity, input_: SinkInput) -> PostgresSession:
+        """Open for reading only."""
+        return self._session(identity, input_, None)
+
+    def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int | None) -> PostgresSession:
+        if self._database is None:
+            raise SettingsError(f"sink {self._name!r}: no database is given; pass PostgresSink(..., database=URL)")
+        staging = (STAGING_FOLDER / self._name).absolute() if self._staging is None else self._staging
+        return PostgresSession(
+            self._database, self._table, staging=str(staging), identity=identity, input_=input_, epoch=epoch
+        )

@@ -1,0 +1,237 @@
+"""A Postgres table as a sink sees it: its columns, what each can hold, and how Arrow's types get there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from stormproof.core.errors import SinkRefused, TopologyError
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.limits import ColumnLimit, Limits
+
+_INTEGERS: Final[Mapping[str, pa.DataType]] = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
+_WRITTEN_BY: Final = {"r": "table", "p": "partitioned table"}
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table's name, with its schema where one is given; else the connection's search path decides."""
+
+    schema: str | None
+    table: str
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """Read `table` or `schema.table`; names are taken letter by letter, as if quoted."""
+        schema, dot, table = text.partition(".")
+        name = cls(schema, table) if dot else cls(None, schema)
+        if not name.table or name.schema == "" or "." in name.table or "\0" in text:
+            raise TopologyError(f"{text!r} is not a table's name; write TABLE or SCHEMA.TABLE")
+        return name
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """For statements."""
+        return sql.Identifier(self.table) if self.schema is None else sql.Identifier(self.schema, self.table)
+
+    def __str__(self) -> str:
+        return self.table if self.schema is None else f"{self.schema}.{self.table}"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of an existing table."""
+
+    name: str
+    type: str
+    """As `format_type` shows it, with its modifier."""
+    base: str
+    """The same without the modifier."""
+    modifier: int
+    not_null: bool
+    has_default: bool
+    generated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An existing table: its oid, its columns, and whether its rows survive a crash."""
+
+    oid: int
+    kind: str
+    persistence: str
+    columns: tuple[Column, ...]
+    unique_keys: tuple[frozenset[str], ...]
+
+
+def find_oid(connection: psycopg.Connection, name: TableName) -> int | None:
+    """The table's oid now."""
+    row = connection.execute("select to_regclass(%s)::oid", (name.identifier.as_string(connection),)).fetchone()
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def read_table(connection: psycopg.Connection, oid: int) -> Table:
+    """What the catalog says of a table."""
+    kind, persistence = connection.execute(
+        "select relkind::text, relpersistence::text from pg_class where oid = %s", (oid,)
+    ).fetchone() or ("", "")
+    columns = connection.execute(
+        """
+        select attname, format_type(atttypid, atttypmod), format_type(atttypid, null), atttypmod, attnotnull,
+               atthasdef or attidentity <> '', attgenerated <> '' or attidentity = 'a'
+        from pg_attribute where attrelid = %s and attnum > 0 and not attisdropped order by attnum
+        """,
+        (oid,),
+    ).fetchall()
+    keys = connection.execute(
+        """
+        select array_agg(a.attname::text)
+        from pg_index i
+        cross join lateral unnest(i.indkey[0:i.indnkeyatts - 1]) as k (attnum)
+        join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+        where i.indrelid = %s and i.indisunique and i.indimmediate and i.indisvalid
+          and i.indpred is null and i.indexprs is null
+        group by i.indexrelid
+        """,
+        (oid,),
+    ).fetchall()
+    return Table(
+        oid, kind, persistence, tuple(Column(*row) for row in columns), tuple(frozenset(names) for (names,) in keys)
+    )
+
+
+def column_type(kind: pa.DataType) -> str | None:
+    """The type of a new column for Arrow's type; None where there is none."""
+    fixed: tuple[tuple[Any, str], ...] = (
+        (pa.types.is_string, "text"),
+        (pa.types.is_large_string, "text"),
+        (pa.types.is_int8, "smallint"),
+        (pa.types.is_int16, "smallint"),
+        (pa.types.is_int32, "integer"),
+        (pa.types.is_int64, "bigint"),
+        (pa.types.is_float32, "real"),
+        (pa.types.is_float64, "double precision"),
+        (pa.types.is_boolean, "boolean"),
+        (pa.types.is_date32, "date"),
+        (pa.types.is_binary, "bytea"),
+        (pa.types.is_large_binary, "bytea"),
+    )
+    for matches, name in fixed:
+        if matches(kind):
+            return name
+    if pa.types.is_timestamp(kind) and kind.unit == "us":
+        return "timestamp without time zone" if kind.tz is None else "timestamp with time zone"
+    if pa.types.is_decimal128(kind):
+        return f"numeric({kind.precision},{kind.scale})"
+    return None
+
+
+def check_types(schema: pa.Schema, where: str) -> None:
+    """Raise TopologyError for a column that no Postgres table of ours can hold."""
+    for field in schema:
+        if column_type(field.type) is None:
+            hint = "; use microseconds" if pa.types.is_timestamp(field.type) else ""
+            raise TopologyError(
+                f"{where}: column {field.name!r} is {field.type}, which has no Postgres type here{hint}"
+            )
+
+
+def create_statement(name: TableName, input_: SinkInput) -> sql.Composed:
+    """The statement that makes the table for such rows."""
+    parts: list[sql.Composable] = []
+    for field in input_.schema:
+        kind = sql.SQL(column_type(field.type) or "")  # pyright: ignore[reportArgumentType]
+        not_null = sql.SQL(" not null" if field.name in input_.keys else "")
+        parts.append(sql.SQL("{} {}{}").format(sql.Identifier(field.name), kind, not_null))
+    if input_.is_fold:
+        keys = sql.SQL(", ").join(map(sql.Identifier, input_.keys))
+        parts.append(sql.SQL("primary key ({})").format(keys))
+    return sql.SQL("create table if not exists {} ({})").format(name.identifier, sql.SQL(", ").join(parts))
+
+
+def require_table(table: Table, input_: SinkInput, where: str) -> None:
+    """Refuse a table that cannot hold such rows, or would not keep them.
+
+    Raises:
+        SinkRefused: names the column and both types, or what is wrong with the table.
+    """
+    if table.kind not in _WRITTEN_BY:
+        raise SinkRefused(f"{where}: it is not a table (relkind {table.kind!r})")
+    if table.persistence != "p":
+        raise SinkRefused(f"{where}: the table is unlogged or temporary, and a crash of the server empties it")
+    there = {column.name: column for column in table.columns}
+    for field in input_.schema:
+        column = there.pop(field.name, None)
+        if column is None:
+            raise SinkRefused(f"{where}: the table has no column {field.name!r}", column=field.name)
+        if column.generated:
+            raise SinkRefused(f"{where}: column {field.name!r} is generated by the table", column=field.name)
+        if wire_type(field.type, column) is None:
+            raise SinkRefused(
+                f"{where}: column {field.name!r} is {column.type} in the table and {field.type} in the rows "
+                f"({column_type(field.type)})",
+                column=field.name,
+                table_type=column.type,
+                rows_type=str(field.type),
+            )
+    for column in there.values():
+        if column.not_null and not column.has_default and not column.generated:
+            raise SinkRefused(
+                f"{where}: the table's column {column.name!r} is NOT NULL without a default, and the rows lack it",
+                column=column.name,
+            )
+    if input_.is_fold and frozenset(input_.keys) not in table.unique_keys:
+        raise SinkRefused(f"{where}: the table has no primary key or unique constraint on ({', '.join(input_.keys)})")
+
+
+def wire_type(kind: pa.DataType, column: Column) -> pa.DataType | None:
+    """The Arrow type whose binary form the column reads; None where it holds no such values."""
+    made = column_type(kind)
+    if pa.types.is_integer(kind):
+        return _INTEGERS.get(column.base) if made is not None else None
+    if made == "text":
+        return kind if column.base in ("text", "character varying") else None
+    if made == "real" and column.base == "double precision":
+        return pa.float64()
+    if pa.types.is_decimal128(kind):
+        return kind if column.base == "numeric" and _numeric_holds(column, kind) else None
+    return kind if made == column.base else None
+
+
+def _numeric_holds(column: Column, kind: pa.DataType) -> bool:
+    if column.modifier < 0:
+        return True
+    precision, scale = (column.modifier - 4) >> 16, (column.modifier - 4) & 0x7FF
+    return bool(scale >= kind.scale and precision - scale >= kind.precision - kind.scale)
+
+
+def wire_schema(table: Table, input_: SinkInput) -> pa.Schema:
+    """The rows' schema as it is copied into the table; `require_table` has passed."""
+    there = {column.name: column for column in table.columns}
+    return pa.schema([pa.field(f.name, wire_type(f.type, there[f.name])) for f in input_.schema])
+
+
+def column_limits(table: Table, input_: SinkInput) -> Limits:
+    """What the writer stage checks before anything is written."""
+    there = {column.name: column for column in table.columns}
+    limits: list[ColumnLimit] = []
+    for field in input_.schema:
+        column = there[field.name]
+        bits = _INTEGERS[column.base].bit_width if column.base in _INTEGERS else None
+        limits.append(
+            ColumnLimit(
+                field.name,
+                column.type,
+                not_null=column.not_null or field.name in input_.keys,
+                no_nul=True,
+                chars_max=column.modifier - 4 if column.base == "character varying" and column.modifier > 4 else None,
+                low=None if bits is None else -(2 ** (bits - 1)),
+                high=None if bits is None else 2 ** (bits - 1) - 1,
+            )
+        )
+    return Limits(tuple(limits))
