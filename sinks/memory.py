@@ -196,8 +196,9 @@ class MemorySession:
         self._store.content = content
         if log.guard is None or checked or transaction.txid >= log.guard.txid:
             log.guard = _Guard(transaction.txid, transaction.digest, self.table_id)
-        if all(entry.txid != transaction.txid for entry in log.entries):
-            log.entries.append(Evidence(transaction.txid, transaction.digest, transaction.rows))
+        # Unchecked, a txid may be written again by a later attempt, which is the one that the ledger names in the end.
+        log.entries = [entry for entry in log.entries if entry.txid != transaction.txid]
+        log.entries.append(Evidence(transaction.txid, transaction.digest, transaction.rows))
         self._store.strike(FaultPoint.AFTER, transaction.txid)
         return CommitOutcome.APPLIED
 

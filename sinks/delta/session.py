@@ -162,10 +162,8 @@ class DeltaSession:
             ours = entry.ours(self._application)
             if ours is None or ours.txid < first or (last is not None and ours.txid > last):
                 continue
-            if ours.txid in found:
-                if ours.checked:
-                    problems.append(f"txid {ours.txid} was committed again in version {ours.version}")
-                continue
+            if found.pop(ours.txid, None) is not None and ours.checked:
+                problems.append(f"txid {ours.txid} was committed again in version {ours.version}")
             found[ours.txid] = Evidence(
                 ours.txid, ours.digest, ours.rows, self._problem(entry, ours, log[i + 1 :], restored[entry.version])
             )

@@ -51,6 +51,12 @@ TAKE_OVER_TRIES_MAX: Final = 5
 # Connection lost or refused, resources short, shut down or cancelled, and a server that became read-only: it may pass.
 _TRANSIENT_CLASSES: Final = ("08", "25", "40", "53", "55", "57", "58")
 
+# Unchecked, a txid may be written again by a later attempt, which is the one that the ledger names in the end.
+_LATER_WINS: Final = (
+    "on conflict (topology, incarnation, sink, txid) do update "
+    "set rows = excluded.rows, digest = excluded.digest, epoch = excluded.epoch, committed_at = excluded.committed_at"
+)
+
 _MINE: Final = "topology = %(topology)s and incarnation = %(incarnation)s and sink = %(sink)s"
 
 
@@ -154,7 +160,7 @@ class PostgresSession:
             connection.execute(
                 "insert into stormproof_sink.evidence (topology, incarnation, sink, txid, rows, digest, epoch) "
                 "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(digest)s, %(epoch)s) "
-                + ("" if checked else "on conflict (topology, incarnation, sink, txid) do nothing"),
+                + ("" if checked else _LATER_WINS),
                 {**self._mine, **self._said(transaction)},
             )
             moved = self._move_rows(connection, wire_schema(table, self._input), transaction, where)
