@@ -21,7 +21,8 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 pytestmark = pytest.mark.postgres
 
 USER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
 from pathlib import Path
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 server = EmbeddedPostgres(Path(sys.argv[1]))
