@@ -114,7 +114,7 @@ class Grouping:
             typed = pc.cast(column, self.schema.field(aggregation.output).type)
             parts = [typed]
             if pa.types.is_integer(typed.type) and _may_overflow(typed, rows):
-                # Sums of the upper and the lower 32 bits: neither can overflow, and together they tell whether the sum does.
+                # Sums of the upper and of the lower 32 bits: neither can overflow, and together they are the sum.
                 parts = [pc.shift_right(typed, 32), pc.bit_wise_and(typed, 0xFFFFFFFF)]
             elif pa.types.is_decimal(typed.type):
                 self._refuse_long_decimal(typed, aggregation)

@@ -160,7 +160,8 @@ class _Batch:
 @dataclass(frozen=True, slots=True)
 class _Checked:
     """Tuples at their end, and combined where that was needed to check them; good while the number of failed messages is
-    still `failed`."""
+    still `failed`.
+    """
 
     tuples: _Tuples
     partial: pa.Table | None
@@ -279,7 +280,8 @@ class _Task:
 
     def _deliver(self, batch: _Batch, tuples: _Tuples, counts: Rows | None, children: tuple[Node, ...]) -> None:
         """Hand tuples to every subscriber. `counts`: how many of them each of the parents has, whose shares are still to
-        be split; None where each tuple carries its own share. A child is one delivery, so the split counts those."""
+        be split; None where each tuple carries its own share. A child is one delivery, so the split counts those.
+        """
         subscribers = len(children)
         self._report.tuples += tuples.rows.num_rows * subscribers
         if tuples.shares is None or (counts is None and subscribers == 1):

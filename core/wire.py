@@ -2,8 +2,8 @@
 
 A wire row is a chunk of one edge's rows for one task, serialised by Arrow, so that no type ever passes through another
 system's conversions; or a control row; or, at the end, a task's summary. Each map task sends one control row to every
-task of the next stage, saying how many chunks and rows it sent there and what their XOR is; its report travels in one of
-them. A chunk or control row that is lost, doubled or tripled is seen by whoever receives it, also where rows have no shares.
+task of the next stage, saying how many chunks and rows it sent there and what their XOR is; its report travels in one
+of them. A chunk or control row that is lost, doubled or tripled is seen by whoever receives it, with or without shares.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Sender:
 
 @dataclass(slots=True)
 class Received:
-    """What a task was sent: chunks by edge in an order that does not depend on their arrival, reports, and violations."""
+    """What a task was sent: chunks by edge, in an order that does not depend on their arrival, and reports."""
 
     chunks: dict[int, list[pa.RecordBatch]]
     reports: list[TaskReport]
@@ -202,7 +202,7 @@ def receive(
     *,
     tracked: bool,
 ) -> Received:
-    """Take everything that was sent to a task of a stage by `sources` tasks, and check it against their control rows."""
+    """Take everything that was sent to a task of a stage by `sources` tasks, checked against their control rows."""
     chunks: list[_Row] = []
     controls: dict[int, list[Any]] = {}
     where = f"task {task} of stage {stage}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from random import Random
 from dataclasses import dataclass, replace
+from random import Random
 from typing import TypeAlias, TypeVar
 
 import pyarrow as pa

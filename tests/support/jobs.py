@@ -1,0 +1,75 @@
+"""One job, run by any engine over lines of text: what came of it, row by row, and the acker's verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stormproof.core.engine.protocol import Engine, Job, JobReport
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.plan import compile_topology
+from stormproof.core.sink import SinkWriter, files_of
+from stormproof.core.source.memory import MemorySliceReader, MemorySource, expectation_of
+from stormproof.core.source.protocol import SliceReader
+from stormproof.core.topology import TopologyGraph
+from stormproof.core.verdict import mismatches
+from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.staging import prepared_batches
+
+SEED = 42
+FIRST_ID = 100
+
+
+@dataclass(frozen=True)
+class Ran:
+    report: JobReport
+    rows: Mapping[str, list[dict[str, object]]]
+    mismatches: tuple[str, ...]
+
+    def sorted(self, sink: str) -> list[tuple[object, ...]]:
+        """A sink's rows as tuples, sorted."""
+        return sorted(tuple(row.values()) for row in self.rows[sink])  # type: ignore[type-var]
+
+    def failed(self) -> dict[int, str]:
+        """The failed messages by their place in the input, with reason and component."""
+        return {f.id - FIRST_ID: f"{f.reason} at {f.component}" for f in self.report.failures}
+
+
+def source(*payloads: bytes, schema: str = "line string") -> MemorySource:
+    return MemorySource("lines", payloads, schema=schema)
+
+
+def readers_of(payloads: Sequence[bytes], parts: int = 2) -> tuple[SliceReader, ...]:
+    ids = [FIRST_ID + i for i in range(len(payloads))]
+    return tuple(MemorySliceReader(tuple(ids[p::parts]), tuple(payloads[p::parts])) for p in range(parts))
+
+
+def run_job(
+    engine: Engine,
+    topology: TopologyGraph,
+    payloads: Sequence[bytes],
+    staging: Path,
+    *,
+    readers: tuple[SliceReader, ...] | None = None,
+    tracked: bool = True,
+    excluded: frozenset[int] = frozenset(),
+    wrap: Callable[[SinkWriter], SinkWriter] = lambda writer: writer,
+) -> Ran:
+    """Run one attempt of a topology whose sinks are memory sinks with this staging folder."""
+    plan = compile_topology(topology, Guarantee.EXACTLY_ONCE)
+    sinks = [sink for sink in topology.sinks if isinstance(sink, MemorySink)]
+    writers = {
+        s.name: wrap(s.open(SinkIdentity(topology.name, "life", s.name), plan.sinks[s.name], epoch=1).writer())
+        for s in sinks
+    }
+    readers = readers or readers_of(payloads, engine.parallelism)
+    job = Job(plan, readers, writers, "life", 1, 1, SEED, tracked, excluded)
+    report = engine.run(job)
+    rows = {
+        s.name: [row for b in prepared_batches(staging, files_of(report.files, s.name)) for row in b.to_pylist()]
+        for s in sinks
+    }
+    ids = [FIRST_ID + i for i in range(len(payloads)) if FIRST_ID + i not in excluded]
+    return Ran(report, rows, mismatches(report, expectation_of(ids, SEED), tracked=tracked))

@@ -1,0 +1,58 @@
+"""Keys to tasks: equal keys to equal tasks, wherever they stand."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+
+import pyarrow as pa
+import pytest
+
+from stormproof.core.keyhash import hash_keys, task_numbers
+
+COLUMNS = [
+    pa.array(["", "a", "b", "ab", "ba", "\x00", "\x00\x00", "\u00e9" * 50, "a"], pa.string()),
+    pa.array([b"", b"a", b"\xff", b"\xff\x00", b"a"], pa.binary()),
+    pa.array([0, 1, -1, 2**62, 1], pa.int64()),
+    pa.array([0, 1, -1, 7, 1], pa.int32()),
+    pa.array([True, False, True], pa.bool_()),
+    pa.array([decimal.Decimal(x) for x in ("0.00", "1.50", "-1.50", "1.50")], pa.decimal128(20, 2)),
+    pa.array([datetime.date(2020, 1, 1), datetime.date(2021, 1, 1), datetime.date(2020, 1, 1)], pa.date32()),
+    pa.array([datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)] * 2, pa.timestamp("us", "UTC")),
+]
+
+
+def hashes(column: pa.Array) -> list[int]:
+    return hash_keys(pa.RecordBatch.from_arrays([column], names=["k"]), ["k"]).tolist()
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda c: str(c.type))
+def test_equal_keys_and_only_those_have_equal_hashes(column: pa.Array) -> None:
+    found = hashes(column)
+    assert len(found) == len(column)
+    assert len(set(found)) == len(set(column.to_pylist()))
+    for start in range(len(column)):
+        assert hashes(column.slice(start)) == found[start:]
+        assert hashes(column.slice(start, 1)) == found[start : start + 1]
+        assert hashes(column.slice(0, start)) == found[:start]
+
+
+def test_several_columns_are_one_key() -> None:
+    rows = pa.record_batch({"a": ["x", "xy", "x"], "b": ["yz", "z", "yz"]})
+    one, two, again = hash_keys(rows, ["a", "b"]).tolist()
+    assert one == again != two
+    assert hash_keys(rows, ["b", "a"])[0] != one
+
+
+def test_the_hash_is_the_same_in_every_process() -> None:
+    # Tasks of one job run in several processes, and a repeated one in another: a change of this number breaks nothing
+    # that is stored, but it must not come by itself.
+    assert hashes(pa.array(["storm"])) == [8033343684546864323]
+
+
+def test_keys_spread_over_tasks() -> None:
+    rows = pa.record_batch({"k": [f"w{i}" for i in range(1_000)]})
+    tasks = task_numbers(rows, ["k"], 4)
+    assert set(tasks.tolist()) == {0, 1, 2, 3}
+    assert all(150 < (tasks == t).sum() < 350 for t in range(4))
+    assert set(task_numbers(rows, ["k"], 1).tolist()) == {0}

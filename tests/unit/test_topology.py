@@ -1,0 +1,142 @@
+"""Topologies that cannot be built are refused by name, when they are built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.jobs import source
+
+from stormproof.core.errors import TopologyError
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.plan import CombineNode, OperationNode, WriteNode, compile_topology
+from stormproof.core.sink import Fold, SinkInput
+from stormproof.sinks.memory import MemorySink
+from stormproof.trident.aggregate import count, sum_
+from stormproof.trident.stream import Stream, Topology
+
+
+class AppendOnly(MemorySink):
+    """A sink that serves no folds, and not every guarantee."""
+
+    def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
+        if input_.is_fold:
+            raise TopologyError(f"sink {self.name!r} only appends; use .agg(...)")
+        if guarantee is Guarantee.EXACTLY_ONCE:
+            raise TopologyError(f"sink {self.name!r} can't serve {guarantee}")
+
+
+def lines(schema: str = "line string", **options: str) -> Stream:
+    return Topology("t", **options).stream("lines", source(schema=schema))  # type: ignore[arg-type]
+
+
+def words() -> Stream:
+    return lines().flat_map(str.split, "line", schema="word string")
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: Topology("no spaces here"), "topology name 'no spaces here'"),
+        (lambda: Topology(""), "topology name"),
+        (lambda: Topology("a/b"), "topology name"),
+        (lambda: Topology("x" * 65), "at most 64"),
+        (lambda: Topology("t", "exactly-twice"), "no guarantee 'exactly-twice'; known: at-most-once"),
+        (lambda: Topology("t").stream("a b", source()), "spout name 'a b'"),
+        (lambda: lines().map(len, "lin", schema="n long"), "unknown field 'lin'; known: line"),
+        (lambda: lines().filter(bool, "line", "line"), "'line' stands twice"),
+        (lambda: lines().map("len", "line", schema="n long"), "needs a function, got 'len'"),  # type: ignore[arg-type]
+        (lambda: lines().map(len, schema="n lon"), "n lon"),
+        (lambda: lines().map(len, schema="n long", name="lines"), "two components called 'lines'"),
+        (lambda: words().group_by(), "at least one field"),
+        (lambda: words().group_by("wrd").agg(n=count()), "unknown field 'wrd'; known: word"),
+        (lambda: words().group_by("word").agg(), "no results"),
+        (lambda: words().group_by("word").agg(n=sum_("x")), "n sums the unknown field 'x'; known: word"),
+        (lambda: words().group_by("word").agg(n=sum_("word")), "'word' is string, which has no sum"),
+        (lambda: words().group_by("word").agg(word=count()), "'word' stands twice"),
+        (lambda: words().group_by("word").agg(n=len), "is no aggregate"),  # type: ignore[arg-type]
+        (lambda: lines("x double, n long").group_by("x").agg(n=count()), "'x' is double, which can't be a group's key"),
+        (lambda: lines("x array<int>").group_by("x").agg(n=count()), "'x' is list"),
+        (lambda: words().group_by("word").persistent_aggregate(n=count()).map(len, schema="n long"), "only .into"),
+        (lambda: words().into(), "at least one sink"),
+        (lambda: words().into(MemorySink("a"), MemorySink("a")), "two components called 'a'"),
+        (lambda: words().into(MemorySink("A"), MemorySink("a")), "two components called 'a'"),
+        (lambda: words().into(MemorySink("a sink")), "sink name 'a sink'"),
+        (lambda: words().group_by("word").persistent_aggregate(n=count()).into(AppendOnly("a")), "only appends"),
+    ],
+)
+def test_refused(build: Callable[[], object], said: str) -> None:
+    with pytest.raises(TopologyError) as raised:
+        stream = build()
+        if not isinstance(stream, (Topology, Stream)):
+            stream.agg(n=count())  # type: ignore[attr-defined]
+    assert said in str(raised.value)
+
+
+def test_two_spouts_are_not_supported_yet() -> None:
+    t = Topology("t")
+    t.stream("a", source())
+    with pytest.raises(TopologyError, match="'a'.*second one .'b'. is not supported yet"):
+        t.stream("b", source())
+
+
+def test_incomplete_topologies_are_refused_as_a_whole() -> None:
+    t = Topology("t")
+    with pytest.raises(TopologyError, match="empty"):
+        compile_topology(t, Guarantee.EXACTLY_ONCE)
+    stream = t.stream("lines", source())
+    with pytest.raises(TopologyError, match="no sink"):
+        compile_topology(t, Guarantee.EXACTLY_ONCE)
+    stream.into(MemorySink("a"))
+    stream.map(len, schema="n long", name="idle")
+    with pytest.raises(TopologyError, match="'idle' leads nowhere"):
+        compile_topology(t, Guarantee.EXACTLY_ONCE)
+
+
+def test_a_sink_that_cannot_serve_the_guarantee() -> None:
+    with pytest.raises(TopologyError, match="can't serve exactly-once"):
+        lines(guarantee="exactly-once").into(AppendOnly("a"))
+    t = Topology("t")
+    t.stream("lines", source()).into(AppendOnly("a"))
+    assert compile_topology(t, Guarantee.AT_LEAST_ONCE).sinks["a"].folds == {}
+    with pytest.raises(TopologyError, match="can't serve exactly-once"):
+        compile_topology(t, Guarantee.EXACTLY_ONCE)
+
+
+def test_components_are_named_after_their_functions() -> None:
+    t = Topology("t")
+    stream = t.stream("lines", source())
+    names = [stream.map(len, schema="n long").name for _ in range(2)]
+    names.append(stream.map(lambda line: line, schema="line string").name)
+    names.append(stream.filter(bool, name="mine").name)
+    assert names == ["len", "len-2", "map", "mine"]
+
+
+def test_what_the_plan_of_a_word_count_is() -> None:
+    t = Topology("t")
+    stream = t.stream("lines", source()).flat_map(str.split, "line", schema="word string", name="split")
+    sinks = MemorySink("a"), MemorySink("b")
+    stream.group_by("word").persistent_aggregate(n=count(), name="counts").into(*sinks)
+    plan = compile_topology(t, Guarantee.EXACTLY_ONCE)
+    first, second = plan.stages
+    (split,) = first.entries[0].children
+    assert isinstance(split, OperationNode)
+    (combine,) = split.children
+    assert isinstance(combine, CombineNode)
+    assert combine.sinks == ("a", "b")
+    assert second.entries[0].edge == combine.edge == 0
+    assert second.entries[0].children == (WriteNode("a"), WriteNode("b"))
+    assert plan.sinks["a"].keys == ("word",)
+    assert plan.sinks["b"].folds == {"n": Fold.SUM}
+    assert plan.sink_specs == sinks
+
+
+def fingerprint(schema: str = "word string", sink: str = "a", function: Callable[[str], object] = str.split) -> str:
+    t = Topology("t")
+    t.stream("lines", source()).flat_map(function, schema=schema, name="f").into(MemorySink(sink))
+    return compile_topology(t, Guarantee.EXACTLY_ONCE).fingerprint
+
+
+def test_a_fingerprint_tells_shapes_apart_and_nothing_of_functions() -> None:
+    assert fingerprint() == fingerprint(function=str.splitlines)
+    assert len({fingerprint(), fingerprint("word string not null"), fingerprint(sink="b")}) == 3
