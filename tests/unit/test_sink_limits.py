@@ -1,0 +1,68 @@
+"""What a sink can tell of a row before anything is written."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from stormproof.core.errors import TopologyError
+from stormproof.core.sink import Fold, SinkInput
+from stormproof.sinks.folding import check_fold_input
+from stormproof.sinks.limits import ColumnLimit, Limits
+
+
+def check(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, str]]:
+    return Limits((limit,)).check(pa.record_batch([column], names=["x"]))
+
+
+def test_null_nul_and_length_each_name_the_row() -> None:
+    limit = ColumnLimit("x", "character varying(3)", not_null=True, no_nul=True, chars_max=3)
+    found = check(limit, pa.array(["abc", None, "a\0b", "\0\0\0\0", "äöüß", "äöü"]))
+    assert [row for row, _ in found] == [1, 2, 3, 4]
+    assert "NULL" in found[0][1]
+    assert "NUL" in found[1][1]
+    assert "4 characters" in found[3][1]
+
+
+def test_integers_out_of_range() -> None:
+    limit = ColumnLimit("x", "smallint", low=-(2**15), high=2**15 - 1)
+    found = check(limit, pa.array([0, 2**15, -(2**15) - 1, None], pa.int64()))
+    assert [row for row, _ in found] == [1, 2]
+    assert "32768" in found[0][1]
+    assert check(limit, pa.array([127], pa.int8())) == []
+
+
+def test_bytes_that_are_not_utf8() -> None:
+    offsets = pa.py_buffer(b"".join(i.to_bytes(4, "little") for i in (0, 1, 2, 5)))
+    broken = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"a\xffok\0")])
+    found = check(ColumnLimit("x", "text", no_nul=True), broken)
+    assert [row for row, _ in found] == [1, 2]
+    assert "UTF-8" in found[0][1]
+
+
+def test_only_the_columns_that_are_there_are_checked() -> None:
+    assert check(ColumnLimit("y", "text", not_null=True), pa.array([None])) == []
+
+
+KEYED = pa.schema([("k", pa.string()), ("n", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("input_", "why"),
+    [
+        (SinkInput(KEYED, ("k",), {"m": Fold.SUM}), "no column 'm'"),
+        (SinkInput(KEYED, (), {"n": Fold.SUM}), "at least one key"),
+        (SinkInput(KEYED, ("n",), {"n": Fold.SUM}), "either a key or folded"),
+        (SinkInput(KEYED.append(pa.field("z", pa.int64())), ("k",), {"n": Fold.SUM}), "'z'"),
+        (SinkInput(pa.schema([("k", pa.float64()), ("n", pa.int64())]), ("k",), {"n": Fold.SUM}), "double"),
+        (SinkInput(pa.schema([("k", pa.string()), ("n", pa.string())]), ("k",), {"n": Fold.SUM}), "no sum"),
+    ],
+)
+def test_a_fold_that_cannot_be_served(input_: SinkInput, why: str) -> None:
+    with pytest.raises(TopologyError, match=why):
+        check_fold_input(input_, "sink 'x'")
+
+
+def test_a_fold_that_can() -> None:
+    check_fold_input(SinkInput(KEYED, ("k",), {"n": Fold.SUM}), "sink 'x'")
+    check_fold_input(SinkInput(KEYED), "sink 'x'")

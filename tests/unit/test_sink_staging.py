@@ -1,0 +1,177 @@
+"""Prepared files: names, bytes, digests, statistics."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stormproof.core.errors import SinkRefused
+from stormproof.core.sink import PreparedFile, TaskContext
+from stormproof.sinks import staging
+from stormproof.sinks.staging import (
+    FileStatistics,
+    FileWriter,
+    PreparedName,
+    file_digest,
+    parse_prepared_name,
+    prepared_batches,
+    prepared_name,
+    require_files,
+    sweep_folder,
+)
+
+CONTEXT = TaskContext("inc-1", 7, 2, 3)
+SCHEMA = pa.schema([("word", pa.string()), ("n", pa.int64())])
+
+
+def rows(*pairs: tuple[str | None, int | None]) -> pa.RecordBatch:
+    return pa.record_batch(
+        [pa.array([w for w, _ in pairs], pa.string()), pa.array([n for _, n in pairs], pa.int64())], schema=SCHEMA
+    )
+
+
+def write(folder: Path, *batches: pa.RecordBatch) -> tuple[PreparedFile, ...]:
+    writer = FileWriter("sink", str(folder)).open_task(CONTEXT, SCHEMA)
+    for batch in batches:
+        writer.write(batch)
+    return tuple(writer.close())
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9_.-]{1,30}", fullmatch=True),
+    st.integers(0, 2**62),
+    st.integers(0, 99),
+    st.integers(0, 999),
+)
+def test_a_name_reads_back(incarnation: str, txid: int, attempt: int, task: int) -> None:
+    context = TaskContext(incarnation, txid, attempt, task)
+    assert parse_prepared_name(prepared_name(context)) == PreparedName(incarnation, txid, attempt, task)
+
+
+def test_the_same_context_never_names_one_file_twice() -> None:
+    assert len({prepared_name(CONTEXT) for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize(
+    "name", ["part-0.parquet", "stormproof-x-1-1-1.parquet", "stormproof-x-1-1-1-0123abcd.parquet.tmp"]
+)
+def test_foreign_names_are_left_alone(name: str) -> None:
+    assert parse_prepared_name(name) is None
+
+
+def test_an_incarnation_cannot_leave_the_folder() -> None:
+    with pytest.raises(ValueError, match="incarnation"):
+        prepared_name(TaskContext("../x", 1, 1, 1))
+
+
+def test_a_file_is_what_it_says(tmp_path: Path) -> None:
+    (file,) = write(tmp_path, rows(("a", 1)), rows(), rows(("b", None), (None, 3)))
+    path = tmp_path / file.path
+    assert (file.rows, file.bytes, file.digest) == (3, path.stat().st_size, file_digest(path))
+    assert pq.read_table(path).to_pylist() == [{"word": "a", "n": 1}, {"word": "b", "n": None}, {"word": None, "n": 3}]
+    assert json.loads(file.statistics) == {
+        "numRecords": 3,
+        "minValues": {"word": "a", "n": 1},
+        "maxValues": {"word": "b", "n": 3},
+        "nullCount": {"word": 1, "n": 1},
+    }
+
+
+def test_no_rows_no_file(tmp_path: Path) -> None:
+    assert write(tmp_path, rows()) == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_task_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "ROW_GROUP_ROWS_MAX", 1)
+    writer = FileWriter("sink", str(tmp_path)).open_task(CONTEXT, SCHEMA)
+    writer.write(rows(("a", 1)))
+    assert len(list(tmp_path.iterdir())) == 1
+    writer.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_are_not_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "ROW_GROUP_ROWS_MAX", 2)
+    (file,) = write(tmp_path, *[rows((str(i), i)) for i in range(5)])
+    with pq.ParquetFile(tmp_path / file.path) as parquet:
+        assert parquet.num_row_groups == 3
+    assert [r["n"] for b in prepared_batches(str(tmp_path), [file]) for r in b.to_pylist()] == list(range(5))
+
+
+def test_columns_in_another_order_are_refused(tmp_path: Path) -> None:
+    writer = FileWriter("sink", str(tmp_path)).open_task(CONTEXT, SCHEMA)
+    with pytest.raises(ValueError, match="takes word string, n int64"):
+        writer.write(rows(("a", 1)).select(["n", "word"]))
+
+
+def test_a_changed_byte_is_seen_by_its_digest(tmp_path: Path) -> None:
+    (file,) = write(tmp_path, rows(("a", 1)))
+    content = bytearray((tmp_path / file.path).read_bytes())
+    content[10] ^= 1
+    (tmp_path / file.path).write_bytes(content)
+    require_files(str(tmp_path), [file], where="sink")
+    with pytest.raises(SinkRefused, match="digest"):
+        require_files(str(tmp_path), [file], where="sink", digests=True)
+
+
+def statistics(kind: pa.DataType, *values: Any) -> tuple[Any, Any]:
+    gathered = FileStatistics(pa.schema([("x", kind)]))
+    for value in values:
+        gathered.add(pa.record_batch([pa.array([value], kind)], names=["x"]))
+    read = json.loads(gathered.to_json())
+    return read["minValues"].get("x"), read["maxValues"].get("x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        (pa.int64(), [3, -(2**63), 2**63 - 1], (-(2**63), 2**63 - 1)),
+        (pa.float64(), [1.5, math.nan, 2.5], (None, None)),
+        (pa.float64(), [1.5, math.inf], (1.5, None)),
+        (pa.date32(), [date(2020, 1, 2), date(1969, 1, 1)], ("1969-01-01", "2020-01-02")),
+        (pa.string(), [None, None], (None, None)),
+        (pa.string(), ["b", "", None], ("", "b")),
+        (pa.string(), ["x" * 40], ("x" * 32, "x" * 32 + "\U0010ffff")),
+        (pa.string(), ["x" * 32 + "\U0010ffff"], ("x" * 32, None)),
+        (pa.bool_(), [True], (None, None)),
+    ],
+)
+def test_statistics(kind: pa.DataType, values: list[Any], expected: tuple[Any, Any]) -> None:
+    assert statistics(kind, *values) == expected
+
+
+def test_a_zero_has_both_signs_in_statistics() -> None:
+    low, high = statistics(pa.float64(), 0.0)
+    assert (math.copysign(1, low), math.copysign(1, high)) == (-1, 1)
+    low, high = statistics(pa.float64(), -0.0)
+    assert (math.copysign(1, low), math.copysign(1, high)) == (-1, 1)
+
+
+@given(st.lists(st.text(max_size=60), min_size=1, max_size=5))
+def test_text_lies_between_its_statistics(values: list[str]) -> None:
+    values = [v.encode("utf-8", "replace").decode() for v in values]
+    low, high = statistics(pa.string(), *values)
+    assert all(low.encode() <= v.encode() for v in values)
+    assert high is None or all(v.encode() <= high.encode() for v in values)
+
+
+def test_sweep_asks_before_it_removes(tmp_path: Path) -> None:
+    (kept,), (gone,) = write(tmp_path, rows(("a", 1))), write(tmp_path, rows(("b", 1)))
+    removed = sweep_folder(str(tmp_path), "inc-1", lambda _t, _a: True, lambda: frozenset({kept.path}))
+    assert removed == 1
+    assert [p.name for p in tmp_path.iterdir()] == [kept.path]
+    assert not (tmp_path / gone.path).exists()
+
+
+def test_sweep_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert sweep_folder(str(tmp_path / "none"), "inc-1", lambda _t, _a: True) == 0
