@@ -1,0 +1,176 @@
+"""The table of one queue's messages: its name, its partitions ahead, its partitions behind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import Cursor
+
+from stormproof.core.errors import UsageError
+from stormproof.core.failpoint import failpoint
+from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA, SCHEMA
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
+LOCK_WAIT_MS = 250
+"""How long housekeeping waits for a lock: everybody else queues behind it meanwhile."""
+
+_BOUNDS = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
+
+
+def query(cursor: Cursor[Any], text: str, *parameters: object) -> Cursor[Any]:
+    """Run a statement whose text was put together from checked names and numbers."""
+    return cursor.execute(text.encode(), parameters or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition: ids from `start` up to but not including `stop`; the default partition has no bounds."""
+
+    table: str
+    start: int | None
+    stop: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTable:
+    """One queue's message table. Its name is checked, so that SQL can be put together with it."""
+
+    queue: str
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.queue):
+            raise UsageError(
+                f"queue {self.queue!r}: a queue's name is 1 to 40 letters, digits, '_' and '-', a letter first"
+            )
+
+    @property
+    def sql(self) -> str:
+        """The table's name, quoted."""
+        return f'{MESSAGE_SCHEMA}."{self.queue}"'
+
+    def _partition_sql(self, suffix: str) -> str:
+        return f'{MESSAGE_SCHEMA}."{self.queue}.{suffix}"'
+
+    def select(self, columns: str, conditions: Iterable[str]) -> str:
+        """The messages for which one of the (disjoint) conditions holds, one index range each."""
+        parts = [f"select {columns} from {self.sql} where {condition}" for condition in conditions]
+        return " union all ".join(parts or [f"select {columns} from {self.sql} where false"])
+
+    def create(self, cursor: Cursor[Any], partition_messages: int) -> None:
+        """Make the queue, where it is missing. Two may try at once."""
+        if query(cursor, f"select 1 from {SCHEMA}.queue where queue = %s", self.queue).fetchone():
+            return
+        query(cursor, "select pg_advisory_xact_lock(hashtextextended('stormproof.queue', 0))")
+        query(cursor, f"create schema if not exists {MESSAGE_SCHEMA}")
+        query(
+            cursor,
+            f"create table if not exists {self.sql} ("
+            " xid xid8 not null default pg_current_xact_id(),"
+            " id bigint generated always as identity,"
+            " put_at timestamptz not null default now(),"
+            " payload bytea not null,"
+            " primary key (xid, id)"
+            ") partition by range (id)",
+        )
+        query(cursor, f"create table if not exists {self._partition_sql('rest')} partition of {self.sql} default")
+        query(
+            cursor,
+            f"insert into {SCHEMA}.queue (queue, partition_messages) values (%s, %s) on conflict do nothing",
+            self.queue,
+            partition_messages,
+        )
+        self.make_ahead(cursor)
+
+    def partitions(self, cursor: Cursor[Any]) -> list[Partition]:
+        """All partitions, in id order, the default one last."""
+        found = list[Partition]()
+        rows = query(
+            cursor,
+            "select c.relname, pg_get_expr(c.relpartbound, c.oid)"
+            " from pg_inherits i join pg_class c on c.oid = i.inhrelid where i.inhparent = %s::regclass",
+            self.sql,
+        ).fetchall()
+        for name, bounds in rows:
+            match = _BOUNDS.search(bounds)
+            start, stop = (int(match[1]), int(match[2])) if match else (None, None)
+            found.append(Partition(f'{MESSAGE_SCHEMA}."{name}"', start, stop))
+        return sorted(found, key=lambda part: (part.start is None, part.start or 0))
+
+    def last_id(self, cursor: Cursor[Any]) -> int:
+        """The highest id handed to a producer so far; 0 before the first."""
+        row = query(
+            cursor,
+            "select coalesce(pg_sequence_last_value(pg_get_serial_sequence(%s, 'id')::regclass), 0)",
+            self.sql,
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def make_ahead(self, cursor: Cursor[Any]) -> int:
+        """See that at least half a partition stands ready ahead of the producers; returns the id that it reaches to.
+
+        Where the default partition already holds ids of the next range (plain SQL inserts outran it), that range is
+        left to the default partition, and the one after it is made.
+
+        Raises:
+            psycopg.errors.LockNotAvailable: a slow producer's transaction has rows in the default partition; try later.
+        """
+        size_row = query(
+            cursor, f"select partition_messages from {SCHEMA}.queue where queue = %s", self.queue
+        ).fetchone()
+        if size_row is None:
+            raise UsageError(f"queue {self.queue} does not exist yet: put() or subscribe() makes it")
+        size = int(size_row[0])
+        query(cursor, "select pg_advisory_xact_lock(hashtextextended('stormproof.queue.' || %s, 0))", self.queue)
+        last = self.last_id(cursor)
+        stop = max((part.stop for part in self.partitions(cursor) if part.stop is not None), default=1)
+        if stop > last + size // 2:
+            return stop
+        query(cursor, f"set local lock_timeout = {LOCK_WAIT_MS}")
+        start = stop if stop > last else (last // size) * size + 1
+        for _ in range(4):
+            name = self._partition_sql(f"p{start}")
+            try:
+                with cursor.connection.transaction():
+                    # Attached, not made as a partition: that needs no lock that producers would have to wait for.
+                    query(cursor, f"create table {name} (like {self.sql} including defaults including constraints)")
+                    query(
+                        cursor,
+                        f"alter table {self.sql} attach partition {name} for values from ({start}) to ({start + size})",
+                    )
+            except psycopg.errors.CheckViolation:
+                start += size
+            else:
+                stop = start + size
+                break
+        query(cursor, "set local lock_timeout to default")
+        return stop
+
+    def has_any(self, cursor: Cursor[Any], partition: Partition, conditions: Iterable[str]) -> bool:
+        """Whether one of the partition's visible messages meets one of the conditions."""
+        return any(
+            query(cursor, f"select 1 from {partition.table} where {condition} limit 1").fetchone() is not None
+            for condition in conditions
+        )
+
+    def drop(self, cursor: Cursor[Any], partition: Partition, unresolved: Callable[[], Sequence[str]]) -> bool:
+        """Drop a consumed partition (empty the default one), in a transaction of its own; False where it must stay.
+
+        Looked at again under the exclusive lock: a DROP that waits for a slow producer's lock goes on as soon as that
+        producer has committed, and takes its messages along.
+
+        Raises:
+            psycopg.errors.LockNotAvailable: somebody works in it; try later.
+        """
+        query(cursor, f"set local lock_timeout = {LOCK_WAIT_MS}")
+        if partition.stop is not None:  # a drop locks the parent as well; taken first, as everybody else does
+            query(cursor, f"lock table only {self.sql} in access exclusive mode")
+        query(cursor, f"lock table {partition.table} in access exclusive mode")
+        if self.has_any(cursor, partition, unresolved()):
+            return False
+        failpoint("queue.drop.after_lock")
+        query(cursor, f"drop table {partition.table}" if partition.stop is not None else f"truncate {partition.table}")
+        return True

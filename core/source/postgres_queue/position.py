@@ -1,0 +1,164 @@
+"""Positions in a queue: which messages two database snapshots enclose, as ranges of (xid, id).
+
+A producer that commits late has small ids, so a position by id would skip its messages for ever. A position by
+snapshot does not: message m lies in the span from `start` to `end` exactly when `start` did not see m's transaction and
+`end` does. Between two fixed snapshots the set of messages no longer changes, so it can be cut anywhere: spans are
+ordered and cut by (xid, id), the order of the table's primary key, so that finding a slice costs as much as the slice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from stormproof.core.errors import Json
+
+FIRST_XID = 3
+"""Postgres's first ordinary transaction number."""
+
+
+class Place(NamedTuple):
+    """One message's place in the order of a queue."""
+
+    xid: int
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Postgres's `pg_snapshot`: sees transactions below `xmin`, none from `xmax` on, between them all but `running`."""
+
+    xmin: int
+    xmax: int
+    running: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Snapshot:
+        """From Postgres's text form, ``xmin:xmax:xip,xip,...``."""
+        xmin, xmax, running = text.split(":")
+        return cls(int(xmin), int(xmax), tuple(sorted(int(xid) for xid in running.split(",") if xid)))
+
+    def __str__(self) -> str:
+        return f"{self.xmin}:{self.xmax}:{','.join(map(str, self.running))}"
+
+    def sees(self, xid: int) -> bool:
+        """Whether the transaction had ended when the snapshot was taken; `pg_visible_in_snapshot` says the same."""
+        return xid < self.xmin or (xid < self.xmax and xid not in self.running)
+
+    def before(self, xid: int) -> Snapshot:
+        """The snapshot with `xid` running: one's own transaction does not stand in the snapshot that it takes."""
+        if xid >= self.xmax or not self.sees(xid):
+            return self
+        return Snapshot(min(self.xmin, xid), self.xmax, tuple(sorted({*self.running, xid})))
+
+
+NOTHING = Snapshot(FIRST_XID, FIRST_XID)
+"""The snapshot from before every message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Messages of one transaction (`xid`, ids above `above` up to `upto`), or of all transactions between two."""
+
+    xid: int | None
+    above: int
+    upto: int | None
+
+    @property
+    def sql(self) -> str:
+        """As a condition that the primary key's index serves."""
+        if self.xid is not None:
+            upto = "" if self.upto is None else f" and id <= {self.upto}"
+            return f"(xid = '{self.xid}'::xid8 and id > {self.above}{upto})"
+        return f"(xid > '{self.above}'::xid8 and xid < '{self.upto}'::xid8)"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The messages that `end` sees and `start` does not, after place `after` and up to place `last`.
+
+    Guarantee: the spans of one subscription, each beginning where the one before ended, hold every committed message
+    once, however late its transaction commits and whatever its id.
+    """
+
+    start: Snapshot
+    end: Snapshot
+    after: Place | None = None
+    last: Place | None = None
+
+    def holds(self, xid: int, id_: int) -> bool:
+        """Whether the message lies in the span; the definition that `ranges` must agree with."""
+        return (
+            self.end.sees(xid)
+            and not self.start.sees(xid)
+            and (self.after is None or (xid, id_) > self.after)
+            and (self.last is None or (xid, id_) <= self.last)
+        )
+
+    def upto(self, last: Place) -> Span:
+        """The part up to a place, that place included."""
+        return replace(self, last=last)
+
+    def beyond(self, after: Place) -> Span:
+        """The part after a place."""
+        return replace(self, after=after)
+
+    def ranges(self) -> tuple[Range, ...]:
+        """The span as disjoint ranges in order; each still needs the check against `end` (see `condition`)."""
+        low = self.after or Place(0, 0)
+        high = self.last
+        found = list[Range]()
+        for xid in self.start.running:  # were running at the start; all of them are below start.xmax
+            if self.end.sees(xid) and low.xid <= xid and (high is None or xid <= high.xid):
+                found.append(self._of_one(xid))
+        first, stop = max(self.start.xmax, low.xid), self.end.xmax if high is None else high.xid + 1
+        if first >= stop:
+            return tuple(found)
+        if first == low.xid:  # the transaction that the last cut went through
+            found.append(self._of_one(first))
+            first += 1
+        if high is not None and high.xid >= first:
+            if high.xid > first:
+                found.append(Range(None, first - 1, high.xid))
+            found.append(self._of_one(high.xid))
+        elif first < stop:
+            found.append(Range(None, first - 1, stop))
+        return tuple(found)
+
+    def _of_one(self, xid: int) -> Range:
+        above = self.after.id if self.after is not None and self.after.xid == xid else 0
+        return Range(xid, above, self.last.id if self.last is not None and self.last.xid == xid else None)
+
+    def conditions(self) -> tuple[str, ...]:
+        """The ranges as SQL conditions on `xid` and `id`, in order; a span that can hold nothing has none."""
+        seen = f" and pg_visible_in_snapshot(xid, '{self.end}'::pg_snapshot)" if self.end.running else ""
+        return tuple(range_.sql + seen for range_ in self.ranges())
+
+    def to_json(self) -> dict[str, Json]:
+        """For the ledger; `from_json` reads it."""
+        return {
+            "start": str(self.start),
+            "end": str(self.end),
+            "after": None if self.after is None else list(self.after),
+            "last": None if self.last is None else list(self.last),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Json]) -> Span:
+        """What `to_json` wrote."""
+        return cls(
+            Snapshot.parse(str(value["start"])),
+            Snapshot.parse(str(value["end"])),
+            _place(value.get("after")),
+            _place(value.get("last")),
+        )
+
+
+def _place(value: Json) -> Place | None:
+    match value:
+        case None:
+            return None
+        case [int(xid), int(id_)]:
+            return Place(xid, id_)
+        case _:
+            raise ValueError(f"not a place in a queue: {value!r}")

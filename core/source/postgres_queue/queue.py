@@ -1,0 +1,632 @@
+"""`PostgresQueue`: a durable queue in Postgres, as a pending source and for its producers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, BinaryIO, Literal
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.errors import Fenced, Json, StoreUnavailable, UsageError
+from stormproof.core.failpoint import failpoint
+from stormproof.core.message import MessageFailure
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.schema import parse_schema
+from stormproof.core.share import signed
+from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.dead_letter import DeadLetter, Disposal
+from stormproof.core.source.decode import decoder_for
+from stormproof.core.source.postgres_queue import failures, slices
+from stormproof.core.source.postgres_queue.failures import RetryPolicy
+from stormproof.core.source.postgres_queue.messages import MessageTable, query
+from stormproof.core.source.postgres_queue.position import NOTHING
+from stormproof.core.source.postgres_queue.produce import Receipt, copy_in, lines_from
+from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
+from stormproof.core.source.postgres_queue.slices import SliceRow, Subscriber
+from stormproof.core.source.postgres_queue.tables import SCHEMA
+from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
+
+PARTITION_MESSAGES = 2_000_000
+MAINTAIN_INTERVAL_S = 10.0
+LOCK_WAIT_S = 10
+LAPSE_KEPT_DAYS = 7
+_DENSE = 1.25
+"""Up to so many ids for each message, equal ranges of ids are parts of about equal length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peeked:
+    """A message as it lies in the queue."""
+
+    shown_id: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """A queue at one moment. `messages_put` counts ids given out, those of rolled back producers included."""
+
+    queue: str
+    messages_put: int
+    partitions: int
+    bytes_on_disk: int
+    subscriptions: dict[str, Backlog]
+
+
+class PostgresQueue:
+    """Messages in an append-only Postgres table, read in slices between two database snapshots.
+
+    Guarantee:
+        Every committed message is opened once by each subscription, and again only when it was returned, failed, or its
+        lease ran out; however many producers there are, however late they commit and whatever their ids are.
+        A lease is confirmed only by its owner in its epoch. Failed messages wait for a retry or are dead letters.
+
+    Not guaranteed:
+        An order between slices. Within a slice, messages come in id order.
+
+    A description: it connects at its first use, and pickles without its connections.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        schema: str = "line string",
+        *,
+        name: str | None = None,
+        database: Database | str | None = None,
+        start: Literal["earliest", "latest"] = "earliest",
+        max_attempts: int = 5,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
+        partition_messages: int = PARTITION_MESSAGES,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        if max_attempts < 1:
+            raise UsageError(f"queue {queue}: max_attempts is {max_attempts}; it must be at least 1")
+        if start not in ("earliest", "latest"):
+            raise UsageError(f"queue {queue}: start is {start!r}; it is 'earliest' or 'latest'")
+        self.table = MessageTable(queue)
+        self.name = name or queue
+        self._decoder: Decoder = decoder_for(parse_schema(schema))
+        self._database = Database.from_url(database, setting="database") if isinstance(database, str) else database
+        self._start = start
+        self._policy = RetryPolicy(max_attempts, Backoff(backoff_base_s, backoff_max_s))
+        self._partition_messages = partition_messages
+        self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
+        self._clock: Clock | None = clock
+        self._subscription: str | None = None
+        self._connection: psycopg.Connection | None = None
+        self._store: tuple[str, str] | None = None
+        self._maintained_s = -math.inf
+        self._ready_to = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connection": None, "_clock": None, "_maintained_s": -math.inf}
+
+    @property
+    def queue(self) -> str:
+        """The queue's name in the database."""
+        return self.table.queue
+
+    @property
+    def decoder(self) -> Decoder:
+        """Turns payloads into tuples."""
+        return self._decoder
+
+    def shown_id(self, message: int, origin: int) -> str:
+        """``XID-N``: the transaction that put the message, and its number."""
+        return failures.shown_id(message, origin)
+
+    # ---- where the store is
+
+    @property
+    def database(self) -> Database:
+        """The database: the one named, else the settings' one."""
+        if self._database is None:
+            from stormproof.core.settings import Settings
+
+            self._database = Settings().resolve_database()
+        return self._database
+
+    def bind(self, database: Database) -> None:
+        """Use this database, where none was named."""
+        if self._database is None:
+            self._database = database
+
+    def joins(self, tx: object) -> bool:
+        """Whether `tx` is a transaction in this queue's own database."""
+        if not isinstance(tx, psycopg.Connection):
+            return False
+        if self._store is None:
+            with self._transaction(None) as cursor:
+                self._store = _store_of(cursor)
+        with tx.cursor(row_factory=tuple_row) as cursor:
+            return _store_of(cursor) == self._store
+
+    def close(self) -> None:
+        """Let the connection go."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    # ---- the pending source
+
+    def subscribe(self, subscription: str, epoch: int) -> None:
+        """Act for this subscription from now on; makes queue and subscription where they are missing.
+
+        Raises:
+            Fenced: a newer epoch has the subscription.
+            PositionMismatch: the subscription's position was not taken from this server.
+        """
+        who = Subscriber(self.table, subscription)
+        with self._transaction(None) as cursor:
+            self.table.create(cursor, self._partition_messages)
+        with self._transaction(None) as cursor:
+            server = slices.look(cursor)
+            query(
+                cursor,
+                f"insert into {SCHEMA}.queue_subscription (queue, subscription, epoch, from_snapshot, server, timeline)"
+                " values (%s, %s, %s, %s, %s, %s) on conflict do nothing",
+                *who.key,
+                epoch,
+                str(NOTHING if self._start == "earliest" else server.snapshot),
+                server.identifier,
+                server.timeline,
+            )
+            position = slices.lock(cursor, who, epoch)
+            slices.check_server(who, position, slices.look(cursor))
+            self._raise_epoch(cursor, who, epoch)
+        self._subscription = subscription
+
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        """Hand out returned messages first, then due retries, then new ones."""
+        who = self._who()
+        seed = signed(seed)
+        with self._transaction(tx) as cursor:
+            position = slices.lock(cursor, who, lease.epoch)
+            server = slices.look(cursor)
+            slices.check_server(who, position, server)
+            try:
+                with slices.index_ranges_only(cursor):
+                    return (
+                        slices.reopen(cursor, who, lease, limit, seed)
+                        or slices.open_due(cursor, who, lease, limit, seed)
+                        or slices.open_new(cursor, who, position, server.snapshot, lease=lease, limit=limit, seed=seed)
+                    )
+            except psycopg.errors.UniqueViolation as error:
+                raise UsageError(
+                    f"queue {self.queue}: {lease.owner} holds a slice already; each lease needs a key of its own"
+                ) from error
+
+    def attach(self, position: dict[str, Json], expected: Expectation) -> Slice:
+        """The slice that was opened earlier, from its position."""
+        return slices.slice_of(position, expected)
+
+    def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
+        """The expectation for another seed or with messages left out, counted by the database."""
+        rows = SliceRow.from_json(slice_.position).rows_sql(self._who(), "id")
+        with self._transaction(tx) as cursor, slices.index_ranges_only(cursor):
+            return slices.expectation(cursor, rows, signed(seed), excluded)
+
+    def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
+        """The slice as parts by ranges of ids."""
+        who, row = self._who(), SliceRow.from_json(slice_.position)
+        rows = row.rows_sql(who)
+        bounds = self._bounds(who, row, parallelism)
+        return tuple(
+            PostgresSliceReader(self.database, rows, above, upto)
+            for above, upto in zip((None, *bounds), (*bounds, None), strict=True)
+        )
+
+    def _bounds(self, who: Subscriber, row: SliceRow, parallelism: int) -> tuple[int, ...]:
+        """The ids at which the slice is cut in parts."""
+        ids = row.max_id - row.min_id + 1
+        if parallelism <= 1:
+            return ()
+        if ids <= row.messages * _DENSE:
+            return tuple(row.min_id - 1 + ids * part // parallelism for part in range(1, parallelism))
+        shares = [part / parallelism for part in range(1, parallelism)]
+        with self._transaction(None) as cursor, slices.index_ranges_only(cursor):
+            found = query(
+                cursor,
+                f"select percentile_disc(%s::float8[]) within group (order by id) from ({row.rows_sql(who, 'id')}) m",
+                shares,
+            ).fetchone()
+        return tuple(found[0]) if found and found[0] else (row.max_id,) * (parallelism - 1)
+
+    def hold(self, lease: Lease, tx: object | None = None) -> None:
+        """Open to held; Fenced where the lease lapsed, was returned, or belongs to another epoch."""
+        self._touch(lease, tx, "state = 'held', expires_at = null")
+
+    def extend(self, lease: Lease) -> None:
+        """Move the lease's expiry; Fenced where it is not ours any more."""
+        expiry = f"clock_timestamp() + make_interval(secs => {float(lease.seconds)})"
+        self._touch(lease, None, f"expires_at = case when state = 'open' then {expiry} end")
+
+    def _touch(self, lease: Lease, tx: object | None, change: str) -> None:
+        who = self._who()
+        with self._transaction(tx) as cursor:
+            done = query(
+                cursor,
+                f"update {SCHEMA}.queue_slice set {change}"
+                " where queue = %s and subscription = %s and owner = %s and epoch = %s"
+                " and (state = 'held' or (state = 'open' and expires_at > clock_timestamp()))",
+                *who.key,
+                lease.owner,
+                lease.epoch,
+            )
+            if done.rowcount != 1:
+                self._explain(cursor, who, lease)
+                raise Fenced(
+                    f"queue {self.queue}: the lease of {lease.owner} (epoch {lease.epoch}) has lapsed or was returned",
+                    queue=self.queue,
+                    owner=lease.owner,
+                )
+
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        """Confirm all of the lease's messages but those named.
+
+        Raises:
+            Fenced: the lease lapsed and its messages were handed to another, or it belongs to another epoch.
+        """
+        who = self._who()
+        with self._transaction(tx) as cursor:
+            row = slices.take(cursor, who, lease, delete=True)
+            if row is None:
+                self._explain(cursor, who, lease)
+                return Resolution()
+            resolution = Resolution()
+            if failed:
+                resolution = failures.resolve_failed(cursor, who, row, failed, policy=self._policy, rng=self._rng)
+            if row.span is None:
+                query(cursor, f"delete from {SCHEMA}.queue_retry where slice = %s", row.id)
+            return resolution
+
+    def abort(self, lease: Lease, tx: object | None = None) -> None:
+        """Return all of the lease's messages; no failure is counted."""
+        who = self._who()
+        with self._transaction(tx) as cursor:
+            done = query(
+                cursor,
+                f"update {SCHEMA}.queue_slice set state = 'returned', owner = null, expires_at = null"
+                " where queue = %s and subscription = %s and owner = %s and epoch = %s",
+                *who.key,
+                lease.owner,
+                lease.epoch,
+            )
+            if done.rowcount != 1:
+                self._explain(cursor, who, lease, lapsed=False)
+
+    def halve(self, slice_: Slice, lease: Lease, tx: object | None = None) -> None:
+        """Return the lease's messages in two halves; a single message is returned whole."""
+        del slice_
+        who = self._who()
+        with self._transaction(tx) as cursor:
+            row = slices.take(cursor, who, lease, delete=False)
+            if row is None:
+                self._explain(cursor, who, lease, lapsed=False)
+            elif row.messages > 1:
+                with slices.index_ranges_only(cursor):
+                    slices.halve(cursor, who, row)
+            else:
+                self.abort(lease, cursor.connection)
+
+    def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
+        """Take over the leases of older epochs; an open one counts a death."""
+        who = self._who()
+        with self._transaction(tx) as cursor:
+            slices.lock(cursor, who, epoch)
+            self._raise_epoch(cursor, who, epoch)
+            rows = query(
+                cursor,
+                f"with taken as (update {SCHEMA}.queue_slice set deaths = deaths + (state = 'open')::int, epoch = %s"
+                " where queue = %s and subscription = %s and owner is not null and epoch < %s returning id, owner)"
+                " select owner from taken order by id",
+                epoch,
+                *who.key,
+                epoch,
+            ).fetchall()
+            return tuple(row[0] for row in rows)
+
+    def backlog(self) -> Backlog:
+        """What is left for this subscription. Counts the unopened messages: its cost grows with them."""
+        who = self._who()
+        with self._transaction(None) as cursor:
+            return self._backlog(cursor, who)
+
+    def _backlog(self, cursor: psycopg.Cursor[Any], who: Subscriber) -> Backlog:
+        free = "(state = 'returned' or (state = 'open' and expires_at <= clock_timestamp()))"
+        slice_row = query(
+            cursor,
+            f"select coalesce(sum(messages) filter (where kind = 'main' and {free}), 0)::bigint,"
+            f" coalesce(sum(messages) filter (where not {free}), 0)::bigint,"
+            f" coalesce(sum(messages) filter (where kind = 'retry' and {free}), 0)::bigint"
+            f" from {SCHEMA}.queue_slice where queue = %s and subscription = %s",
+            *who.key,
+        ).fetchone()
+        retry_row = query(
+            cursor,
+            "select count(*), greatest(0, extract(epoch from min(not_before) - clock_timestamp()))::float8"
+            f" from {SCHEMA}.queue_retry where queue = %s and subscription = %s and slice is null",
+            *who.key,
+        ).fetchone()
+        dead_row = query(
+            cursor,
+            f"select count(*) from {SCHEMA}.dead_letter where queue = %s and subscription = %s and disposal is null",
+            *who.key,
+        ).fetchone()
+        assert slice_row is not None  # noqa: S101 - an aggregate has one row
+        assert retry_row is not None  # noqa: S101
+        assert dead_row is not None  # noqa: S101
+        returned, pending, returned_retries = slice_row
+        fresh, age_s = self._unopened(cursor, who)
+        return Backlog(
+            ready=fresh + returned,
+            pending=pending,
+            waiting=retry_row[0] + returned_retries,
+            dead=dead_row[0],
+            next_retry_in_s=0.0 if returned_retries else retry_row[1],
+            oldest_ready_age_s=age_s,
+        )
+
+    def _unopened(self, cursor: psycopg.Cursor[Any], who: Subscriber) -> tuple[int, float | None]:
+        """Number of the messages that were never opened, and how long the first of them has waited."""
+        position = slices.position_of(cursor, who)
+        spans = () if position is None else position.unopened(slices.look(cursor).snapshot)
+        conditions = [condition for span in spans for condition in span.conditions()]
+        with slices.index_ranges_only(cursor):
+            count = query(cursor, f"select count(*) from ({self.table.select('id', conditions)}) m").fetchone()
+            first = query(
+                cursor,
+                "select extract(epoch from clock_timestamp() - put_at)::float8"
+                f" from ({self.table.select('xid, id, put_at', conditions)}) m order by xid, id limit 1",
+            ).fetchone()
+        return (count[0] if count else 0), (first[0] if first else None)
+
+    # ---- dead letters
+
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """Every dead letter of this subscription, those that were disposed of included, oldest first."""
+        who = self._who()
+        with self._transaction(None) as cursor:
+            return failures.dead_letters(cursor, who)
+
+    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Hand these dead letters out again, with their failures counted from 0; returns those that were dead."""
+        who = self._who()
+        with self._transaction(None) as cursor:
+            return failures.dispose(cursor, who, ids, Disposal.REQUEUE, by=by, why=why)
+
+    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Give these dead letters up for good; returns those that were dead."""
+        who = self._who()
+        with self._transaction(None) as cursor:
+            return failures.dispose(cursor, who, ids, Disposal.DROP, by=by, why=why)
+
+    # ---- producers
+
+    def put(self, payloads: Iterable[bytes], *, connection: psycopg.Connection | None = None) -> Receipt:
+        """Put messages; with `connection` inside the user's own transaction there (an outbox), else in one of its own.
+
+        Streams: the payloads are never all in memory. In a user's transaction the queue must exist already.
+        """
+        if connection is not None:
+            with connection.cursor(row_factory=tuple_row) as cursor:
+                receipt = copy_in(cursor, self.table, payloads)
+            failpoint("queue.put.before_commit")
+            return receipt
+        self._make_ready()
+        with self._transaction(None) as cursor:
+            receipt = copy_in(cursor, self.table, payloads)
+            failpoint("queue.put.before_commit")
+        return receipt
+
+    def put_lines(self, source: str | Path | BinaryIO, *, connection: psycopg.Connection | None = None) -> Receipt:
+        r"""Put the lines of a file (or of standard input: ``-``), split at ``\n`` only; empty lines are messages."""
+        return self.put(lines_from(source), connection=connection)
+
+    def peek(self, messages: int = 10) -> tuple[Peeked, ...]:
+        """The first messages in the queue's table, whatever was opened of them."""
+        with self._transaction(None) as cursor, slices.index_ranges_only(cursor):
+            rows = query(
+                cursor,
+                f"select id, xid::text, payload from {self.table.sql} order by xid, id limit {max(0, messages)}",
+            ).fetchall()
+        return tuple(Peeked(failures.shown_id(row[0], int(row[1])), bytes(row[2])) for row in rows)
+
+    def stats(self) -> QueueStats:
+        """The queue as a whole, and the backlog of each subscription."""
+        with self._transaction(None) as cursor:
+            names = query(
+                cursor, f"select subscription from {SCHEMA}.queue_subscription where queue = %s order by 1", self.queue
+            ).fetchall()
+            parts = self.table.partitions(cursor)
+            size = query(
+                cursor,
+                "select coalesce(sum(pg_total_relation_size(inhrelid)), 0)::bigint from pg_inherits"
+                " where inhparent = %s::regclass",
+                self.table.sql,
+            ).fetchone()
+            return QueueStats(
+                queue=self.queue,
+                messages_put=self.table.last_id(cursor),
+                partitions=len(parts),
+                bytes_on_disk=size[0] if size else 0,
+                subscriptions={name: self._backlog(cursor, Subscriber(self.table, name)) for (name,) in names},
+            )
+
+    # ---- housekeeping
+
+    def maintain(self) -> None:
+        """Make partitions ahead, drop those that every subscription is done with; at most every 10 seconds."""
+        clock = self._clock = self._clock or SystemClock()
+        if clock.monotonic_s() - self._maintained_s < MAINTAIN_INTERVAL_S:
+            return
+        self._maintained_s = clock.monotonic_s()
+        self._make_ready()
+        with self._transaction(None) as cursor:
+            query(
+                cursor,
+                f"delete from {SCHEMA}.queue_lapse where queue = %s"
+                f" and lapsed_at < clock_timestamp() - make_interval(days => {LAPSE_KEPT_DAYS})",
+                self.queue,
+            )
+        self.drop_consumed()
+
+    def drop_consumed(self) -> tuple[str, ...]:
+        """Drop the partitions in which no subscription has anything left; returns their names.
+
+        A partition in which somebody works is left for the next time. A queue without subscriptions drops nothing.
+        """
+        dropped = list[str]()
+        with self._transaction(None) as cursor:
+            last = self.table.last_id(cursor)
+            behind = [part for part in self.table.partitions(cursor) if part.stop is None or part.stop <= last]
+            with slices.index_ranges_only(cursor):
+                conditions = self._unresolved(cursor)
+                due = [
+                    part
+                    for part in behind
+                    if conditions is not None
+                    and not self.table.has_any(cursor, part, conditions)
+                    and (part.stop is not None or self.table.has_any(cursor, part, ["true"]))
+                ]
+        for part in due:
+            try:
+                with self._transaction(None) as cursor, slices.index_ranges_only(cursor):
+                    if self.table.drop(cursor, part, partial(self._unresolved_now, cursor)):
+                        dropped.append(part.table)
+            except StoreUnavailable as error:
+                if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                    raise
+        return tuple(dropped)
+
+    def _unresolved_now(self, cursor: psycopg.Cursor[Any]) -> Sequence[str]:
+        return self._unresolved(cursor) or ("true",)
+
+    def _unresolved(self, cursor: psycopg.Cursor[Any]) -> list[str] | None:
+        """Conditions for every message that some subscription still needs; None where there is no subscription."""
+        names = query(
+            cursor, f"select subscription from {SCHEMA}.queue_subscription where queue = %s", self.queue
+        ).fetchall()
+        if not names:
+            return None
+        conditions = list[str]()
+        for (name,) in names:
+            who = Subscriber(self.table, name)
+            # Positions first, slices after: what is opened in between stands in both, never in neither.
+            position = slices.position_of(cursor, who)
+            if position is None:
+                continue
+            conditions += position.unopened_conditions()
+            for row in slices.unresolved(cursor, who):
+                conditions += row.span.conditions() if row.span is not None else ()
+        return conditions
+
+    def _make_ready(self) -> None:
+        """See that queue and partitions stand ready; costs one look at the sequence where they do."""
+        with self._transaction(None) as cursor:
+            if not self._ready_to:
+                self.table.create(cursor, self._partition_messages)
+            elif self.table.last_id(cursor) + self._partition_messages // 2 < self._ready_to:
+                return
+            try:
+                with cursor.connection.transaction():
+                    self._ready_to = self.table.make_ahead(cursor)
+            except psycopg.errors.LockNotAvailable:
+                self._ready_to = 1  # a slow producer has rows in the default partition: the next time will do
+
+    # ---- shared steps
+
+    def _who(self) -> Subscriber:
+        if self._subscription is None:
+            raise UsageError(f"queue {self.queue}: subscribe() comes before any other call of a reader")
+        return Subscriber(self.table, self._subscription)
+
+    def _raise_epoch(self, cursor: psycopg.Cursor[Any], who: Subscriber, epoch: int) -> None:
+        query(
+            cursor,
+            f"update {SCHEMA}.queue_subscription set epoch = %s where queue = %s and subscription = %s and epoch < %s",
+            epoch,
+            *who.key,
+            epoch,
+        )
+
+    def _explain(self, cursor: psycopg.Cursor[Any], who: Subscriber, lease: Lease, *, lapsed: bool = True) -> None:
+        """Say why a lease's slice is not there: Fenced where another has it; nothing where it is resolved already."""
+        row = query(
+            cursor,
+            f"select (select epoch from {SCHEMA}.queue_subscription where queue = %s and subscription = %s),"
+            f" (select epoch from {SCHEMA}.queue_slice where queue = %s and subscription = %s and owner = %s),"
+            f" exists (select from {SCHEMA}.queue_lapse where queue = %s and subscription = %s and owner = %s"
+            " and epoch = %s)",
+            *who.key,
+            *who.key,
+            lease.owner,
+            *who.key,
+            lease.owner,
+            lease.epoch,
+        ).fetchone()
+        assert row is not None  # noqa: S101 - a select of subqueries has one row
+        newer = max((epoch for epoch in row[:2] if epoch is not None), default=lease.epoch)
+        if newer > lease.epoch:
+            raise slices.fenced(who, lease.epoch, newer)
+        if lapsed and row[2]:
+            raise Fenced(
+                f"queue {self.queue}: the lease of {lease.owner} ran out and its messages were handed to another",
+                queue=self.queue,
+                owner=lease.owner,
+            )
+
+    @contextmanager
+    def _transaction(self, tx: object | None) -> Generator[psycopg.Cursor[Any]]:
+        """A cursor in `tx`, or in a transaction of its own that is committed at the end.
+
+        Raises:
+            StoreUnavailable: the database cannot be reached, or a lock was not to be had; its answer may be lost.
+        """
+        if tx is not None and not isinstance(tx, psycopg.Connection):
+            raise UsageError(f"queue {self.queue}: tx is a {type(tx).__name__}, not a psycopg connection")
+        try:
+            if tx is not None:
+                with tx.cursor(row_factory=tuple_row) as cursor:
+                    yield cursor
+                return
+            connection = self._connected()
+            with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
+                yield cursor
+        except psycopg.errors.UndefinedTable as error:
+            raise UsageError(
+                f"queue {self.queue} at {self.database.redacted}: a table is missing ({error.diag.message_primary}); "
+                "`stormproof ledger migrate` makes Stormproof's tables, subscribe() or put() the queue's",
+                queue=self.queue,
+            ) from error
+        except psycopg.OperationalError as error:
+            raise StoreUnavailable(
+                f"queue {self.queue} at {self.database.redacted}: {self.database.without_secrets(str(error)).strip()}",
+                queue=self.queue,
+                sqlstate=error.sqlstate,
+            ) from error
+
+    def _connected(self) -> psycopg.Connection:
+        if self._connection is None or self._connection.closed:
+            connection = connect(self.database, application_name=f"stormproof queue {self.queue}", autocommit=True)
+            connection.execute(f"set lock_timeout = '{LOCK_WAIT_S}s'".encode())
+            self._connection = connection
+        return self._connection
+
+
+def _store_of(cursor: psycopg.Cursor[Any]) -> tuple[str, str]:
+    """Server and database that a connection is in."""
+    row = query(cursor, "select (pg_control_system()).system_identifier::text, current_database()").fetchone()
+    assert row is not None  # noqa: S101 - a select of functions has one row
+    return row[0], row[1]

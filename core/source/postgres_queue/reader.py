@@ -1,0 +1,98 @@
+"""Reads a part of a slice inside an executor: from Postgres's binary COPY straight into Arrow, by ADBC."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+
+import adbc_driver_manager
+import numpy as np
+import pyarrow as pa
+from adbc_driver_postgresql import dbapi
+
+from stormproof.core.errors import StoreUnavailable
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.protocol import READER_SCHEMA
+
+# Idle connections of this process, by (process, database). A forked child finds its parent's under another process id
+# and must neither use nor close them: they stay where they are.
+_idle: dict[tuple[int, str], list[dbapi.Connection]] = {}
+
+_SETUP = "set enable_seqscan = off; set enable_bitmapscan = off"
+"""A slice is always an index range; the planner's statistics lag behind a queue and would have it read everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSliceReader:
+    """A part of a slice: the messages of `rows` whose ids lie above `above` and not above `upto`.
+
+    `rows` is a query that yields `id`, `xid` and `payload`; it names the slice by what cannot change any more, so that
+    it gives the same messages each time. Picklable, and as secret as the database's password.
+    """
+
+    database: Database
+    rows: str
+    above: int | None
+    upto: int | None
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the part's messages, in id order, with their tokens as the database computes them.
+
+        Raises:
+            StoreUnavailable: the database could not be reached or did not answer; nothing was changed there.
+        """
+        table = self._fetch(self._sql(seed))
+        ids = table.column("id").to_numpy()
+        if np.any(ids[1:] < ids[:-1]):
+            table = table.take(pa.array(np.argsort(ids)))
+        if excluded:
+            ids = table.column("id").to_numpy()
+            table = table.filter(pa.array(~np.isin(ids, np.fromiter(excluded, np.int64))))
+        for batch in table.combine_chunks().to_batches(max_chunksize=batch_rows):
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=READER_SCHEMA)
+
+    def _sql(self, seed: int) -> str:
+        bounds = [f"id > {self.above}"] if self.above is not None else []
+        bounds += [f"id <= {self.upto}"] if self.upto is not None else []
+        return (
+            f"select id, xid::text::bigint as origin, hashint8extended(id, {seed}) as token, payload"
+            f" from ({self.rows}) m where {' and '.join(bounds) or 'true'}"
+        )
+
+    def _fetch(self, sql: str) -> pa.Table:
+        """The query's rows; a connection that went stale while it lay idle is replaced once."""
+        key = (os.getpid(), self.database.adbc_uri)
+        idle = _idle.setdefault(key, [])
+        while True:
+            fresh = not idle
+            try:
+                connection = self._connect() if fresh else idle.pop()
+                try:
+                    with closing(connection.cursor()) as cursor:
+                        cursor.execute(sql)
+                        table = cursor.fetch_arrow_table()
+                except BaseException:
+                    with suppress(adbc_driver_manager.Error):
+                        connection.close()
+                    raise
+            except adbc_driver_manager.Error as error:
+                if not fresh:
+                    continue
+                text, state = self.database.without_secrets(str(error)), error.sqlstate
+            else:
+                idle.append(connection)
+                return table
+            raise StoreUnavailable(
+                f"a queue's slice could not be read from {self.database.redacted}: {text}",
+                database=self.database.redacted,
+                sqlstate=state,
+            )
+
+    def _connect(self) -> dbapi.Connection:
+        connection = dbapi.connect(self.database.adbc_uri, autocommit=True)
+        with closing(connection.cursor()) as cursor:
+            for statement in _SETUP.split("; "):
+                cursor.execute(statement)
+        return connection
