@@ -34,7 +34,7 @@ WIRE_SCHEMA: Final = pa.schema(
         pa.field("payload", pa.binary(), nullable=False),
     ]
 )
-WIRE_DDL: Final = "dest int not null, source int not null, edge int not null, seq int not null, payload binary not null"
+WIRE_DDL: Final = "dest int, source int, edge int, seq int, payload binary"
 CONTROL: Final = -1
 SUMMARY: Final = -2
 CHUNK_ROWS_MAX: Final = 65_536

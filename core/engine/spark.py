@@ -1,0 +1,312 @@
+"""The Spark engine: a job is one Spark job, its stages joined by one exchange each.
+
+Everything that is not the public DataFrame API (job tags, the settings of a running context) stays in this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pickle
+import re
+import sys
+import sysconfig
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias, cast
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.taskcontext import TaskContext
+
+from stormproof.core import failpoint
+from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.engine.java import delta_jars, find_java
+from stormproof.core.engine.protocol import Job, JobReport
+from stormproof.core.errors import JobFailed, Json, SettingsError, StormproofError, TopologyError, UsageError
+from stormproof.core.message import storable_text
+from stormproof.core.stage import StageJob, run_task, stage_jobs
+from stormproof.core.wire import WIRE_DDL, WIRE_SCHEMA, job_report
+
+REQUIRED: Final = {
+    # User code need not be deterministic, and Spark believes that it is: a repeated map task with another output is
+    # found out by its checksum, and everything that read the old one runs again.
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+    "spark.shuffle.push.enabled": "false",  # turns the checksums off
+    "spark.speculation": "false",
+}
+"""Without these settings the engine refuses to start."""
+
+SETTINGS: Final = {
+    **REQUIRED,
+    "spark.sql.adaptive.enabled": "false",  # would fuse the tasks after a small exchange into one
+    "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "64",  # a row between stages is a chunk of thousands of rows
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+    "spark.python.worker.faulthandler.enabled": "true",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.log.level": "OFF",  # what fails is in the error that the driver raises
+}
+
+ERROR_LINES_MAX: Final = 12
+_CARRIED: Final = "stormproof-error"
+_CARRIED_PATTERN: Final = re.compile(rf"<{_CARRIED}>(.*?)</{_CARRIED}>", re.DOTALL)
+
+Between: TypeAlias = Callable[[int, DataFrame], DataFrame]
+"""For tests: what becomes of the wire rows before a stage."""
+
+
+class SparkSettings(Protocol):
+    """What a session needs of `stormproof.core.settings.Settings`."""
+
+    @property
+    def master(self) -> str:
+        """Spark's master."""
+        ...
+
+    @property
+    def home(self) -> Path:
+        """The folder for what Spark keeps."""
+        ...
+
+    @property
+    def delta_jars_dir(self) -> Path | None:
+        """Where Delta's jars are."""
+        ...
+
+
+def spark_session(settings: SparkSettings, **more: str) -> SparkSession:
+    """The process's Spark session, started if there is none; the first start takes 5 to 10 seconds.
+
+    `more` are further Spark settings, with `__` for dots. The session lives until the process ends, or `stop()`.
+
+    Raises:
+        SettingsError: there is no Java or there are no Delta jars, or Spark does not start.
+    """
+    # Workers are started by Spark's JVM, which inherits all this: the same Python, and whom a failpoint has to kill.
+    os.environ[failpoint.ENV_DRIVER_PID] = str(os.getpid())
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    java = find_java()
+    os.environ["JAVA_HOME"] = str(java.home)
+    if java.options:
+        known = os.environ.get("JAVA_TOOL_OPTIONS", "")
+        os.environ["JAVA_TOOL_OPTIONS"] = " ".join([known, *(o for o in java.options if o not in known)]).strip()
+    builder = cast("SparkSession.Builder", SparkSession.builder).master(settings.master).appName("stormproof")
+    jars = ",".join(str(jar) for jar in delta_jars(settings.delta_jars_dir))
+    folder = settings.home.absolute() / "spark-warehouse"
+    chosen = {**SETTINGS, "spark.jars": jars, "spark.sql.warehouse.dir": str(folder)}
+    chosen |= {name.replace("__", "."): value for name, value in more.items()}
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except (PySparkException, Py4JError, OSError) as error:
+        raise SettingsError(
+            f"Spark does not start on {settings.master} with the Java at {java.home}: {_short(str(error))}; "
+            "check with: stormproof doctor",
+            master=settings.master,
+        ) from error
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+class SparkEngine:
+    """Runs a job's tasks on Spark. Closing it leaves the session to whoever made it.
+
+    `between` is for tests.
+    """
+
+    name = "spark"
+
+    def __init__(
+        self,
+        session: SparkSession,
+        parallelism: int | None = None,
+        *,
+        clock: Clock | None = None,
+        between: Between | None = None,
+    ) -> None:
+        for key, value in REQUIRED.items():
+            found = session.conf.get(key, "false" if value == "false" else "")
+            if found != value:
+                raise SettingsError(
+                    f"the Spark session has {key}={found!r}; exactly-once rests on {value!r}: set it, or let "
+                    "stormproof.core.engine.spark.spark_session make the session",
+                    setting=key,
+                )
+        self._session = session
+        self._parallelism = parallelism or session.sparkContext.defaultParallelism
+        self._clock = clock or SystemClock()
+        self._between = between
+        self._lock = threading.Lock()
+        self._running: str | None = None
+        self._cancelled = False
+
+    @property
+    def parallelism(self) -> int:
+        """How many source tasks a job should have."""
+        return self._parallelism
+
+    def run(self, job: Job) -> JobReport:
+        """Run one attempt to its end.
+
+        Raises:
+            JobFailed: a task failed more often than Spark tries it, a worker or the JVM died, or `cancel` was called.
+            TopologyError: a function cannot be sent to a worker.
+            StormproofError: what a task raised of these.
+        """
+        if not job.readers:
+            raise UsageError("a job needs at least one reader")
+        started_s = self._clock.monotonic_s()
+        parts = stage_jobs(job, self._parallelism)
+        tag = f"stormproof-{uuid.uuid4().hex}"
+        with self._lock:
+            self._running, self._cancelled = tag, False
+        try:
+            rows = self._collect(self._plan(parts), tag)
+        finally:
+            with self._lock:
+                self._running = None
+        elapsed_ms = (self._clock.monotonic_s() - started_s) * 1_000
+        return job_report(rows, parts[0].tasks, {"job": elapsed_ms})
+
+    def cancel(self) -> None:
+        """End the running job, from another thread; its `run` raises JobFailed."""
+        with self._lock:
+            if self._running is None:
+                return
+            self._cancelled = True
+            self._session.sparkContext.cancelJobsWithTag(self._running)
+
+    def close(self) -> None:
+        """Nothing to let go: the session is not the engine's own."""
+
+    def _plan(self, parts: tuple[StageJob, ...]) -> DataFrame:
+        number = parts[0].tasks[0]
+        frame = self._session.range(0, number, 1, number)
+        for part in parts:
+            if part.stage:
+                frame = self._between(part.stage, frame) if self._between else frame
+                frame = frame.repartitionById(part.tasks[part.stage], frame["dest"])
+            frame = frame.mapInArrow(_task_of(part), WIRE_DDL)
+        return frame
+
+    def _collect(self, frame: DataFrame, tag: str) -> list[pa.RecordBatch]:
+        context = self._session.sparkContext
+        try:
+            context.addJobTag(tag)
+            try:
+                return cast("list[pa.RecordBatch]", frame.toArrow().to_batches())
+            finally:
+                context.removeJobTag(tag)
+        except (PySparkException, Py4JError, OSError) as error:
+            if self._cancelled:
+                raise JobFailed("the job was cancelled") from error
+            text = str(error)
+            carried = _CARRIED_PATTERN.search(text)
+            if carried is not None:
+                raise _unpacked(carried[1]) from error
+            raise JobFailed(f"the Spark job failed: {_short(text)}", error=type(error).__name__) from error
+
+
+def _task_of(part: StageJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that Spark runs; the user's own modules travel with it, since workers need not have them."""
+    _by_value.register()
+    try:
+        packed = cloudpickle.dumps(part)
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+        raise TopologyError(
+            f"stage {part.stage} can't be sent to Spark's workers: {storable_text(error)}; functions must not hold "
+            "connections, locks, open files or sessions: open them inside"
+        ) from error
+    return functools.partial(_run, packed)
+
+
+def _run(packed: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One task, inside a worker."""
+    part = cast("StageJob", pickle.loads(packed))  # noqa: S301 - what this driver packed
+    incoming: Iterator[pa.RecordBatch] = batches
+    if part.stage == 0:
+        (task,) = (number for batch in batches for number in batch.column(0).to_pylist())  # of `range`: one row a task
+        incoming = iter(())
+    else:
+        context = TaskContext.get()
+        if context is None:
+            raise RuntimeError("not inside a Spark task")
+        task = context.partitionId()
+    try:
+        for batch in run_task(part, task, incoming):
+            yield batch.select(WIRE_SCHEMA.names)  # Spark matches columns by position
+    except StormproofError as error:
+        raise RuntimeError(_packed(error)) from error
+
+
+class _UserModules:
+    """Registers, once each, the loaded modules that are neither installed nor ours, to be pickled by value."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        paths = {sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")}
+        self._installed = tuple(f"{path}{os.sep}" for path in paths)
+
+    def register(self) -> None:
+        """Look at the modules that were loaded since the last time."""
+        for name in sys.modules.keys() - self._seen:
+            self._seen.add(name)
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if name == "__main__" or name.partition(".")[0] == "stormproof" or not isinstance(file, str):
+                continue
+            if not os.path.abspath(file).startswith(self._installed):
+                cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
+_by_value: Final = _UserModules()
+
+
+def _packed(error: StormproofError) -> str:
+    """An error as text that survives Spark's wrapping of it."""
+    parts: list[Json] = [error.kind.value, error.message, dict(error.details)]
+    return f"<{_CARRIED}>{json.dumps(parts).replace('<', chr(92) + 'u003c')}</{_CARRIED}>"
+
+
+def _unpacked(text: str) -> StormproofError:
+    kind, message, details = cast("tuple[str, str, dict[str, Json]]", json.loads(text))
+    todo: list[type[StormproofError]] = [StormproofError]
+    for cls in todo:  # grows: parents before children, so the class that has the kind first is its own
+        if cls.kind.value == kind:
+            return cls(message, **details)
+        todo.extend(cls.__subclasses__())
+    return JobFailed(message, **details)
+
+
+def _short(text: str) -> str:
+    """The lines of Spark's text that say what happened: the end of a Python traceback, or the first lines."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    starts = [i for i, line in enumerate(lines) if line.lstrip().startswith("Traceback (most recent call last)")]
+    if starts:
+        lines = lines[starts[-1] + 1 :]
+        end = next((i for i, line in enumerate(lines) if not line.startswith((" ", "\t"))), len(lines) - 1)
+        return storable_text("\n".join(lines[max(0, end - 2) : end + 1]))
+    causes = [line.strip() for line in lines if line.strip().startswith("Caused by:")]
+    kept = [line for line in lines if not line.lstrip().startswith("at ")][:ERROR_LINES_MAX]
+    return storable_text("\n".join([*kept, *causes[-1:]]))

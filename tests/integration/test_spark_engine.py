@@ -1,0 +1,215 @@
+"""The same jobs on Spark: equal to the inline engine's, through repeated tasks and killed workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from support.jobs import FIRST_ID, Ran, run_job, source
+
+from stormproof.core.engine.inline import InlineEngine
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.engine.spark import SparkEngine
+from stormproof.core.errors import JobFailed, SettingsError, TopologyError
+from stormproof.core.source.memory import MemorySliceReader
+from stormproof.core.wire import CONTROL
+from stormproof.sinks.memory import MemorySink
+from stormproof.trident.aggregate import count, sum_
+from stormproof.trident.stream import Stream, Topology
+
+pytestmark = pytest.mark.spark
+
+LINES = [f"w{i % 7} w{i % 3} \u00e9{i}".encode() for i in range(300)] + [b"", b"bad \xff", b"fail me"]
+
+
+@pytest.fixture
+def engine(spark: SparkSession) -> SparkEngine:
+    return SparkEngine(spark, 2)
+
+
+def split(line: str) -> list[str]:
+    if line.startswith("fail"):
+        raise ValueError("asked to fail \x00")
+    return line.split()
+
+
+def words(t: Topology, function: Callable[[str], object] = split) -> Stream:
+    return t.stream("lines", source()).flat_map(function, "line", schema="word string", name="split")
+
+
+def word_count(tmp: Path, function: Callable[[str], object] = split) -> Topology:
+    t = Topology("words")
+    words(t, function).group_by("word").persistent_aggregate(n=count()).into(MemorySink("counts", staging=tmp))
+    return t
+
+
+def truth(payloads: list[bytes]) -> list[tuple[str, int]]:
+    good = [p for p in payloads if p not in LINES[-2:]]
+    return sorted(Counter(w for p in good for w in p.decode().split()).items())
+
+
+def branches(tmp: Path) -> Topology:
+    t = Topology("branches")
+    stream = words(t)
+    stream.into(MemorySink("words", staging=tmp))
+    often = stream.group_by("word").agg(n=count())
+    often.into(MemorySink("counts", staging=tmp))
+    often.group_by("n").agg(words=count(), total=sum_("n")).into(MemorySink("by_n", staging=tmp))
+    return t
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("build", [word_count, branches])
+def test_both_engines_agree(
+    engine: SparkEngine, tmp_path: Path, build: Callable[[Path], Topology], tracked: bool
+) -> None:
+    def run(on: Engine) -> Ran:
+        return run_job(on, build(tmp_path), LINES, tmp_path, tracked=tracked)
+
+    inline, spark = run(InlineEngine(2)), run(engine)
+    assert spark.mismatches == inline.mismatches == ()
+    assert spark.sorted("counts") == truth(LINES)
+    assert {s: spark.sorted(s) for s in spark.rows} == {s: inline.sorted(s) for s in inline.rows}
+    assert spark.report.failures == inline.report.failures
+    assert {f.id - FIRST_ID for f in spark.report.failures} == {301, 302}
+    assert spark.report.ack_xor == inline.report.ack_xor
+    assert [f.digest for f in spark.report.files] and spark.report.tuples == inline.report.tuples  # noqa: PT018
+
+
+def test_nothing_to_read(engine: SparkEngine, tmp_path: Path) -> None:
+    ran = run_job(engine, word_count(tmp_path), [], tmp_path)
+    assert (ran.rows, ran.mismatches) == ({"counts": []}, ())
+
+
+@dataclass(frozen=True)
+class Once:
+    """Does something the first time that any task comes by."""
+
+    mark: Path
+    action: str
+
+    def __call__(self, line: str) -> list[str]:
+        if line.startswith("w3") and self._first():
+            if self.action == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyboardInterrupt("not the message's fault")  # what a task answers for, not the message
+        return split(line)
+
+    def _first(self) -> bool:
+        try:
+            os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class RaisesOnce(MemorySliceReader):
+    mark: str = ""
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        yield from super().read(seed, excluded, batch_rows)
+        if Once(Path(self.mark), "raise")._first():  # pyright: ignore[reportPrivateUsage]
+            raise ConnectionError("the first attempt's connection is lost after the last row")
+
+
+def test_a_task_that_fails_once_is_repeated_and_counts_once(engine: SparkEngine, tmp_path: Path) -> None:
+    ids = tuple(FIRST_ID + i for i in range(len(LINES)))
+    reader = RaisesOnce(ids, tuple(LINES), str(tmp_path / "mark"))
+    ran = run_job(engine, word_count(tmp_path), LINES, tmp_path, readers=(reader,))
+    assert (tmp_path / "mark").exists()
+    assert ran.mismatches == ()
+    assert ran.sorted("counts") == truth(LINES)
+
+
+def test_a_killed_worker_is_replaced_and_counts_once(engine: SparkEngine, tmp_path: Path) -> None:
+    ran = run_job(engine, word_count(tmp_path, Once(tmp_path / "mark", "kill")), LINES, tmp_path)
+    assert (tmp_path / "mark").exists()
+    assert ran.mismatches == ()
+    assert ran.sorted("counts") == truth(LINES)
+
+
+@dataclass(frozen=True)
+class Breaking(MemorySliceReader):
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        raise ConnectionError("the store is gone")
+        yield
+
+
+def test_what_a_task_dies_of_is_told_in_few_words(engine: SparkEngine, tmp_path: Path) -> None:
+    with pytest.raises(JobFailed, match="ConnectionError: the store is gone") as raised:
+        run_job(engine, word_count(tmp_path), LINES, tmp_path, readers=(Breaking((), ()),))
+    assert len(str(raised.value).splitlines()) < 6
+
+
+def test_our_own_errors_arrive_as_they_were_raised(engine: SparkEngine, tmp_path: Path) -> None:
+    t = Topology("late")
+    late = words(t).group_by("word").agg(n=count()).map(lambda w: 1 // 0, "word", schema="x long", name="div")
+    late.into(MemorySink("rows", staging=tmp_path))
+    with pytest.raises(JobFailed, match="'div' failed after a group") as raised:
+        run_job(engine, t, LINES, tmp_path)
+    assert raised.value.details["component"] == "div"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_function_that_cannot_travel_is_refused(engine: SparkEngine, tmp_path: Path) -> None:
+    lock = threading.Lock()
+    with pytest.raises(TopologyError, match="lock"):
+        run_job(engine, word_count(tmp_path, lambda line: [str(lock)]), LINES, tmp_path)
+
+
+@pytest.mark.parametrize("copies", [0, 2, 3])
+@pytest.mark.parametrize("control", [True, False])
+@pytest.mark.parametrize("tracked", [True, False])
+def test_rows_lost_doubled_or_tripled_between_stages_are_seen(
+    spark: SparkSession, tmp_path: Path, copies: int, control: bool, tracked: bool
+) -> None:
+    def between(stage: int, frame: DataFrame) -> DataFrame:
+        hit = (frame["source"] == 1) & ((frame["edge"] == CONTROL) == control)
+        out = frame.where(~hit)
+        for _ in range(copies):
+            out = out.union(frame.where(hit))
+        return out
+
+    ran = run_job(SparkEngine(spark, 2, between=between), word_count(tmp_path), LINES, tmp_path, tracked=tracked)
+    assert ran.report.violations
+
+
+def test_a_running_job_is_cancelled(engine: SparkEngine, tmp_path: Path) -> None:
+    started, fifo = tmp_path / "started", tmp_path / "fifo"
+    os.mkfifo(started)
+    os.mkfifo(fifo)
+
+    def hang(line: str) -> list[str]:
+        with open(started, "w"):
+            pass
+        with open(fifo):  # nobody ever writes
+            return []
+
+    def cancel() -> None:
+        with open(started):  # opens once a task has come that far
+            pass
+        engine.cancel()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    with pytest.raises(JobFailed, match="cancelled"):
+        run_job(engine, word_count(tmp_path, hang), [b"a"], tmp_path)
+    canceller.join()
+    assert run_job(engine, word_count(tmp_path), LINES, tmp_path).mismatches == ()
+
+
+def test_the_engine_refuses_a_session_that_believes_in_determinism(spark: SparkSession) -> None:
+    key = "spark.sql.shuffle.orderIndependentChecksum.enabled"
+    other = spark.newSession()
+    other.conf.set(key, "false")
+    with pytest.raises(SettingsError, match=key):
+        SparkEngine(other)
