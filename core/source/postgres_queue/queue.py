@@ -321,19 +321,20 @@ class PostgresQueue:
                 self.abort(lease, cursor.connection)
 
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
-        """Take over the leases of older epochs; an open one counts a death."""
+        """Every lease, mine from here on; an open one of an older epoch counts a death."""
         who = self._who()
         with self._transaction(tx) as cursor:
             slices.lock(cursor, who, epoch)
             self._raise_epoch(cursor, who, epoch)
             rows = query(
                 cursor,
-                f"with taken as (update {SCHEMA}.queue_slice set deaths = deaths + (state = 'open')::int, epoch = %s"
-                " where queue = %s and subscription = %s and owner is not null and epoch < %s returning id, owner)"
+                f"with taken as (update {SCHEMA}.queue_slice"
+                " set deaths = deaths + (state = 'open' and epoch < %s)::int, epoch = %s"
+                " where queue = %s and subscription = %s and owner is not null returning id, owner)"
                 " select owner from taken order by id",
                 epoch,
-                *who.key,
                 epoch,
+                *who.key,
             ).fetchall()
             return tuple(row[0] for row in rows)
 
@@ -355,7 +356,7 @@ class PostgresQueue:
         ).fetchone()
         retry_row = query(
             cursor,
-            "select count(*), greatest(0, extract(epoch from min(not_before) - clock_timestamp()))::float8"
+            "select count(*), extract(epoch from min(not_before) - clock_timestamp())::float8"
             f" from {SCHEMA}.queue_retry where queue = %s and subscription = %s and slice is null",
             *who.key,
         ).fetchone()
@@ -374,7 +375,7 @@ class PostgresQueue:
             pending=pending,
             waiting=retry_row[0] + returned_retries,
             dead=dead_row[0],
-            next_retry_in_s=0.0 if returned_retries else retry_row[1],
+            next_retry_in_s=0.0 if returned_retries else (None if retry_row[1] is None else max(0.0, retry_row[1])),
             oldest_ready_age_s=age_s,
         )
 
@@ -387,8 +388,12 @@ class PostgresQueue:
             count = query(cursor, f"select count(*) from ({self.table.select('id', conditions)}) m").fetchone()
             first = query(
                 cursor,
-                "select extract(epoch from clock_timestamp() - put_at)::float8"
-                f" from ({self.table.select('xid, id, put_at', conditions)}) m order by xid, id limit 1",
+                "select extract(epoch from clock_timestamp() - min(put_at))::float8 from ("
+                + " union all ".join(
+                    f"(select m.put_at from {self.table.sql} m where {condition} order by m.xid, m.id limit 1)"
+                    for condition in conditions or ["false"]
+                )
+                + ") f",
             ).fetchone()
         return (count[0] if count else 0), (first[0] if first else None)
 
@@ -439,7 +444,7 @@ class PostgresQueue:
         with self._transaction(None) as cursor, slices.index_ranges_only(cursor):
             rows = query(
                 cursor,
-                f"select id, xid::text, payload from {self.table.sql} order by xid, id limit {max(0, messages)}",
+                f"select id, xid::text, payload from {self.table.sql} m order by m.xid, m.id limit {max(0, messages)}",
             ).fetchall()
         return tuple(Peeked(failures.shown_id(row[0], int(row[1])), bytes(row[2])) for row in rows)
 

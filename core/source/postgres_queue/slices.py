@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from psycopg import Cursor
 
 from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
-from stormproof.core.source.postgres_queue.messages import MessageTable, query
+from stormproof.core.source.postgres_queue.messages import MessageTable, query, select_ranges
 from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span
 from stormproof.core.source.postgres_queue.tables import SCHEMA
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice
@@ -19,6 +19,8 @@ from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice
 DEATHS_BEFORE_HALVING = 2
 _UNKNOWN = 1 << 62
 """More messages than any limit: the number is not known yet."""
+
+_PLANNER = {"enable_seqscan": "off", "enable_bitmapscan": "off", "max_parallel_workers_per_gather": "0"}
 
 _ROW = (
     "id, kind, from_snapshot::text, to_snapshot::text, after_xid::text, after_id, last_xid::text, last_id,"
@@ -142,13 +144,17 @@ class SliceRow:
             case _:
                 raise UsageError(f"not a position in a Postgres queue: {sorted(value)}")
 
-    def rows_sql(self, who: Subscriber, columns: str = "id, xid, payload", last: Place | None = None) -> str:
-        """A query of the slice's messages, or of those up to a place."""
+    def ranges(self, who: Subscriber, last: Place | None = None) -> tuple[str, tuple[str, ...]]:
+        """The slice's table, and disjoint conditions, in order, that hold its messages (up to a place)."""
         if self.span is not None:
             span = self.span if last is None else self.span.upto(last)
-            return who.table.select(columns, span.conditions())
+            return who.table.sql, span.conditions()
         upto = "" if last is None else f" and (xid, id) <= ('{last.xid}'::xid8, {last.id})"
-        return f"select {columns} from {SCHEMA}.queue_retry where slice = {self.id}{upto}"
+        return f"{SCHEMA}.queue_retry", (f"slice = {self.id}{upto}",)
+
+    def rows_sql(self, who: Subscriber, columns: str = "id, xid, payload", last: Place | None = None) -> str:
+        """A query of the slice's messages, or of those up to a place."""
+        return select_ranges(columns, *self.ranges(who, last))
 
 
 def _place(xid: str | None, id_: int | None) -> Place | None:
@@ -158,10 +164,10 @@ def _place(xid: str | None, id_: int | None) -> Place | None:
 @contextmanager
 def index_ranges_only(cursor: Cursor[Any]) -> Generator[None]:
     """Have the planner use the index of the message table: its statistics lag behind a queue's growth."""
-    cursor.execute("set local enable_seqscan = off; set local enable_bitmapscan = off")
+    cursor.execute("; ".join(f"set local {name} = {off}" for name, off in _PLANNER.items()).encode())
     yield
     # Not in a `finally`: after an error the transaction is rolled back, and the settings with it.
-    cursor.execute("set local enable_seqscan to default; set local enable_bitmapscan to default")
+    cursor.execute("; ".join(f"set local {name} to default" for name in _PLANNER).encode())
 
 
 def look(cursor: Cursor[Any]) -> Server:
@@ -265,12 +271,7 @@ def cut(cursor: Cursor[Any], who: Subscriber, row: SliceRow, limit: Limit, seed:
     last: Place | None = None
     messages = max(1, limit.messages)
     if messages < row.messages:
-        found = query(
-            cursor,
-            f"select xid::text, id from ({row.rows_sql(who, 'xid, id')}) m order by xid, id"
-            f" offset {messages - 1} limit 1",
-        ).fetchone()
-        last = found and Place(int(found[0]), found[1])
+        last = _nth(cursor, row.ranges(who), messages)
     have = totals(cursor, row.rows_sql(who, "id, payload", last), seed)
     if have.bytes > limit.bytes and have.messages > 1:
         found = query(
@@ -285,6 +286,27 @@ def cut(cursor: Cursor[Any], who: Subscriber, row: SliceRow, limit: Limit, seed:
     if last is not None and have.messages == row.messages:
         last = None
     return last, have
+
+
+def _nth(cursor: Cursor[Any], ranges: tuple[str, tuple[str, ...]], number: int) -> Place | None:
+    """The place of the slice's n-th message, None where it has fewer.
+
+    One range after the other, so that each is a walk along the index that ends at the n-th entry: over a union of them
+    Postgres sorts everything that lies ahead.
+    """
+    table, conditions = ranges
+    for place, condition in enumerate(conditions, 1):
+        found = query(
+            cursor,
+            f"select m.xid::text, m.id from {table} m where {condition}"
+            f" order by m.xid, m.id offset {number - 1} limit 1",
+        ).fetchone()
+        if found is not None:
+            return Place(int(found[0]), found[1])
+        if place < len(conditions):
+            count = query(cursor, f"select count(*) from {table} m where {condition}").fetchone()
+            number -= count[0] if count else 0
+    return None
 
 
 def open_new(
