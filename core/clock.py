@@ -44,7 +44,8 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         """Wait for so long, or until `wake`."""
-        self._woken.wait(max(0.0, seconds))
+        if self._woken.wait(max(0.0, seconds)):
+            self._woken.clear()
 
     def wake(self) -> None:
         """End the wait."""

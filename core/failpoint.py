@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,7 +46,9 @@ _ALL: Final = (
     Failpoint("start.before_epoch", "before the topology's epoch is raised"),
     Failpoint("start.after_epoch", "the epoch is raised, no sink is opened yet"),
     Failpoint("recover.before", "before the first step of recovery"),
-    Failpoint("recover.after_each", "one unfinished transaction is ended or rolled forward, the next one is not", "recovery"),
+    Failpoint(
+        "recover.after_each", "one unfinished transaction is ended or rolled forward, the next one is not", "recovery"
+    ),
     Failpoint("recover.after", "after recovery, before the first batch"),
     Failpoint("open.before", "before a batch is opened"),
     Failpoint("open.in_transaction", "messages leased and txid recorded, not yet committed"),
@@ -96,6 +100,22 @@ class _State:
 _state = _State()
 
 
+@contextmanager
+def armed(text: str) -> Iterator[None]:
+    """Arm failpoints in this process, counting from here, and disarm them at the end."""
+    parse(text)
+    before = os.environ.get(ENV)
+    _state.source = None
+    os.environ[ENV] = text
+    try:
+        yield
+    finally:
+        os.environ.pop(ENV)
+        if before is not None:
+            os.environ[ENV] = before
+        _state.source = None
+
+
 def parse(text: str) -> dict[str, tuple[str, int]]:
     """Read ``NAME=ACTION@K;...``; an unknown name or action is an error that lists the known ones."""
     armed: dict[str, tuple[str, int]] = {}
@@ -128,7 +148,7 @@ def failpoint(name: str) -> None:
         os.close(fd)
     if not text:
         return
-    if text != _state.source:
+    if text != _state.source:  # newly armed: count from here
         _state.source, _state.armed = text, parse(text)
         _state.reached.clear()
     if name not in _state.armed:

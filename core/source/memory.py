@@ -246,6 +246,7 @@ class MemorySource:
             bytes=sum(len(self._store.payloads[id_]) for id_ in ids),
             retry=bool(position.get("retry")),
             deaths=deaths if isinstance(deaths, int) else 0,
+            replayed=tuple((id_, 0) for id_ in ids) if position.get("retry") else (),
         )
 
     def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
@@ -345,14 +346,14 @@ class MemorySource:
         leased.expires_s = self._clock.monotonic_s() + lease.seconds
 
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
-        """Take over the leases of older epochs; an open one counts a death."""
+        """Every lease, mine from here on; an open one of an older epoch counts a death."""
         del tx
         sub = self._fence(epoch)
         sub.epoch = epoch
         owners = list[str]()
         for leased in sub.slices:
-            if leased.owner is not None and leased.epoch < epoch:
-                leased.deaths += not leased.held
+            if leased.owner is not None:
+                leased.deaths += leased.epoch < epoch and not leased.held
                 leased.epoch = epoch
                 owners.append(leased.owner)
         return tuple(owners)

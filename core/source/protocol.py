@@ -88,7 +88,8 @@ class Slice:
 
     `position` is the source's own description as JSON: the ledger keeps it, and `Source.attach` makes the slice of it
     again. `expected` holds for the seed that it was opened with and nothing excluded. `retry` says that the messages
-    failed before; then `replayed` names each as (number, origin). `deaths` is how often an owner's epoch ended while it held this slice open.
+    failed before; then `replayed` names each as (number, origin). `deaths` is how often an owner's epoch ended while it
+    held this slice open.
     """
 
     position: dict[str, Json]
@@ -190,7 +191,11 @@ class Source(Protocol):
         ...
 
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
-        """Take over the leases of older epochs; returns their owner keys. Counts a death for those that were open."""
+        """Every lease of this subscription, mine from here on; returns their owner keys.
+
+        Those of this very epoch are among them: a driver recovers in place after a lost answer, too. An open lease of an
+        older epoch counts a death.
+        """
         ...
 
     def halve(self, slice_: Slice, lease: Lease, tx: object | None = None) -> None:

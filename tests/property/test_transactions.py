@@ -1,0 +1,223 @@
+"""Crash schedules against the exactly-once statement: the sinks equal the fold of the committed transactions.
+
+The model is the input alone: which messages were put, and which of them can never succeed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from support.memory_run import World
+
+from stormproof.core.errors import FatalError, TransientError
+from stormproof.core.failpoint import FAILPOINTS, FailpointError, armed
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.source.protocol import Resolution
+from stormproof.sinks import memory as memory_sink
+from stormproof.sinks.protocol import CommitOutcome, Decision
+from stormproof.trident import recovery
+from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.rows import SinkWork, Txn
+from stormproof.trident.steps import Steps
+from stormproof.trident.transaction import MOVES, TxnState
+
+REACHABLE = sorted(p.name for p in FAILPOINTS.values() if p.scope not in ("delta", "postgres", "queue"))
+
+
+class Flaky:
+    """Raises for poison always, and for ``flaky N`` the first N times."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def __call__(self, line: str) -> list[str]:
+        kind, _, rest = line.partition(" ")
+        if kind == "poison":
+            raise ValueError(line)
+        if kind == "flaky":
+            self.calls[line] += 1
+            if self.calls[line] == 1:
+                raise RuntimeError(line)
+        return rest.split()
+
+
+class CrashMachine(RuleBasedStateMachine):
+    """One topology under one guarantee, whose drivers die at failpoints that Hypothesis chooses."""
+
+    guarantee = Guarantee.EXACTLY_ONCE
+
+    @initialize(fold=st.booleans(), sinks=st.integers(1, 2), seed=st.integers(0, 2**32))
+    def begin(self, fold: bool, sinks: int, seed: int) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.world = World([], Path(self._folder.name), split=Flaky(), fold=fold, sinks=sinks, seed=seed)
+        self.put: list[str] = []
+
+    @rule(kinds=st.lists(st.sampled_from(["plain", "plain", "plain", "flaky", "poison"]), min_size=1, max_size=9))
+    def produce(self, kinds: list[str]) -> None:
+        lines = [f"{kind} m{len(self.put) + i} common" for i, kind in enumerate(kinds)]
+        self.put += lines
+        self.world.source.put([line.encode() for line in lines])
+
+    @rule(point=st.sampled_from(REACHABLE), action=st.sampled_from(["error", "raise"]), at=st.integers(1, 4))
+    def run_and_perhaps_die(self, point: str, action: str, at: int) -> None:
+        with contextlib.suppress(FailpointError, TransientError), armed(f"{point}={action}@{at}"):
+            self.world.run(self.guarantee, max_batches=4, outage_s=1.0)
+
+    @precondition(lambda self: self.put)
+    @rule()
+    def run_to_the_end(self) -> None:
+        self.world.run(self.guarantee)
+        for sink in range(len(self.world.sinks)):
+            self.check_end(self.world.counts(sink))
+
+    def check_end(self, found: Counter[str]) -> None:
+        assert found == self.succeeding()
+
+    def succeeding(self) -> Counter[str]:
+        return Counter(w for line in self.put if not line.startswith("poison") for w in line.split()[1:])
+
+    @invariant()
+    def no_sink_has_a_word_too_many(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for sink in range(len(self.world.sinks)):
+            assert not self.world.counts(sink) - self.succeeding()
+
+    @invariant()
+    def the_ledger_has_at_most_one_batch_in_hand(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        with self.world.ledger_engine.execution_options(schema_translate_map={t.SCHEMA: None}).connect() as connection:
+            states = connection.execute(sa.select(t.txn.c.state)).scalars().all()
+        assert sum(not TxnState(state).ended for state in states) <= 1
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        try:
+            if self.put:
+                self.run_to_the_end()
+        finally:
+            self._folder.cleanup()
+            self.world.ledger_engine.dispose()
+
+
+def schedule(examples: int, *, shrink: bool = True) -> settings:
+    phases = [Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if shrink else [])]
+    return settings(
+        max_examples=examples,
+        stateful_step_count=12,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=phases,
+        database=None,
+        print_blob=True,
+    )
+
+
+TestExactlyOnce = CrashMachine.TestCase
+TestExactlyOnce.settings = schedule(60)
+
+
+class AtLeastOnceMachine(CrashMachine):
+    guarantee = Guarantee.AT_LEAST_ONCE
+
+    def check_end(self, found: Counter[str]) -> None:
+        assert not self.succeeding() - found, "at-least-once lost a message"
+
+    @invariant()
+    def no_sink_has_a_word_too_many(self) -> None:
+        """Not promised."""
+
+
+TestAtLeastOnce = AtLeastOnceMachine.TestCase
+TestAtLeastOnce.settings = schedule(40)
+
+
+class AtMostOnceMachine(CrashMachine):
+    guarantee = Guarantee.AT_MOST_ONCE
+
+    def check_end(self, found: Counter[str]) -> None:
+        assert not found - self.succeeding(), "at-most-once doubled a message"
+
+
+TestAtMostOnce = AtMostOnceMachine.TestCase
+TestAtMostOnce.settings = schedule(40)
+
+
+# -- negative controls: the machine must catch each of these -----------------------------------------------------------
+
+
+def every_commit_applies(patch: pytest.MonkeyPatch) -> None:
+    """A sink without a transaction identifier."""
+    patch.setattr(memory_sink, "decide", lambda *_: Decision.COMMIT)
+
+
+def confirm_before_commit(patch: pytest.MonkeyPatch) -> None:
+    """`committed` is recorded, and the messages confirmed, before the sinks hold them."""
+    commit, finish = Steps.commit, Steps.finish
+
+    def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> dict[str, CommitOutcome]:
+        with steps.ledger.transaction(steps.run) as tx:
+            failures = [event.to_failure() for event in steps.ledger.failures(tx, txid, 1)]
+        finish(steps, txid, guarantee, TxnState.PREPARED, {}, failures, {}, {})
+        return commit(steps, txid, guarantee, work)
+
+    patch.setattr(Steps, "commit", early)
+    patch.setattr(Steps, "finish", lambda *_: Resolution())
+
+
+def abort_what_is_prepared(patch: pytest.MonkeyPatch) -> None:
+    """Recovery gives prepared messages back instead of rolling them forward."""
+
+    def give_back(steps: Steps, txn: Txn, done: object) -> None:
+        steps.source.abort(steps.lease(txn.txid))
+        with steps.ledger.transaction(steps.run) as tx:
+            patch.setitem(MOVES, TxnState.PREPARED, MOVES[TxnState.PREPARED] | {TxnState.ABORTED})
+            steps.ledger.move(tx, txn.txid, TxnState.PREPARED, TxnState.ABORTED)
+
+    patch.setattr(recovery, "_roll_forward", give_back)
+    patch.setattr(recovery, "_compare", lambda *_: None)
+    patch.setattr(memory_sink, "decide", lambda *_: Decision.COMMIT)
+
+
+def nothing(_: pytest.MonkeyPatch) -> None:
+    """The code as it is, under a guarantee that promises less."""
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "sabotage"),
+    [
+        (Guarantee.AT_LEAST_ONCE, nothing),
+        (Guarantee.AT_MOST_ONCE, nothing),
+        (Guarantee.EXACTLY_ONCE, every_commit_applies),
+        (Guarantee.EXACTLY_ONCE, confirm_before_commit),
+        (Guarantee.EXACTLY_ONCE, abort_what_is_prepared),
+    ],
+)
+def test_the_machine_catches(
+    guarantee: Guarantee, sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(CrashMachine):
+        pass
+
+    Broken.guarantee = guarantee
+    sabotage(monkeypatch)
+    with pytest.raises((AssertionError, FatalError)):
+        run_state_machine_as_test(Broken, settings=schedule(200, shrink=False))
