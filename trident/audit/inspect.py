@@ -1,0 +1,98 @@
+"""The way back from a sink's name to its evidence: a description in the ledger, and a session made of it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from stormproof.core.errors import CannotTell, Json
+from stormproof.core.postgres.database import Database
+from stormproof.core.sink import Fold, SinkInput, SinkSpec
+from stormproof.sinks.protocol import SinkIdentity, SinkSession
+from stormproof.trident.audit.ledger import SinkBinding
+
+SinkOpener: TypeAlias = Callable[[SinkIdentity, SinkBinding], SinkSession]
+"""Opens a sink for reading only."""
+
+
+def describe_sink(sink: SinkSpec, input_: SinkInput, ledger_database: Database | None = None) -> dict[str, Json]:
+    """What the ledger keeps of a sink, so that the audit can open it without the topology's code. Never a secret.
+
+    A sink of a kind that is not Stormproof's own is described as `other`; its evidence can only be checked by a caller
+    who passes an opener.
+    """
+    from stormproof.sinks.delta import DeltaSink
+    from stormproof.sinks.postgres import PostgresSink
+
+    keys: list[Json] = [*input_.keys]
+    folds: dict[str, Json] = {name: fold.value for name, fold in input_.folds.items()}
+    description: dict[str, Json] = {
+        "kind": "other",
+        "mode": "fold" if input_.is_fold else "append",
+        "keys": keys,
+        "folds": folds,
+        "schema": base64.b64encode(input_.schema.serialize().to_pybytes()).decode("ascii"),
+    }
+    if isinstance(sink, DeltaSink):
+        return {**description, "kind": "delta", "path": sink.target}
+    if isinstance(sink, PostgresSink):
+        own, table = sink.database, sink.target
+        if own is not None:
+            table = table.removesuffix(f" at {own.redacted}")
+        elsewhere = own is not None and own != ledger_database
+        return {
+            **description,
+            "kind": "postgres",
+            "table": table,
+            "database": own.redacted if own is not None and elsewhere else None,
+        }
+    return description
+
+
+def opener_for(ledger_database: Database) -> SinkOpener:
+    """An opener for Stormproof's own sinks, by their descriptions."""
+
+    def open_sink(identity: SinkIdentity, binding: SinkBinding) -> SinkSession:
+        return open_for_inspection(identity, binding, ledger_database)
+
+    return open_sink
+
+
+def open_for_inspection(identity: SinkIdentity, binding: SinkBinding, ledger_database: Database) -> SinkSession:
+    """A session for reading only: makes nothing, fences nobody.
+
+    Raises:
+        CannotTell: the ledger has no description, or one of a kind that only its own code can open.
+        SinkRefused: the table is gone or cannot be what was written to.
+        StoreUnavailable: it cannot be reached.
+    """
+    description = binding.description
+    if description is None or description.get("kind") not in ("delta", "postgres"):
+        raise CannotTell(
+            f"sink {binding.sink!r} ({binding.target}) cannot be opened by its name alone; "
+            "call stormproof.trident.audit.verify with an opener of your own",
+            sink=binding.sink,
+        )
+    input_ = _input_of(binding, description)
+    if description["kind"] == "delta":
+        from stormproof.sinks.delta import DeltaSink
+
+        return DeltaSink(str(description["path"]), name=binding.sink).inspect(identity, input_)
+    from stormproof.sinks.postgres import PostgresSink
+
+    database = ledger_database
+    elsewhere = description.get("database")
+    if elsewhere is not None:
+        database = Database.from_url(str(elsewhere), setting=f"the ledger's description of sink {binding.sink!r}")
+    return PostgresSink(str(description["table"]), name=binding.sink, database=database).inspect(identity, input_)
+
+
+def _input_of(binding: SinkBinding, description: dict[str, Json]) -> SinkInput:
+    keys, folds = description.get("keys"), description.get("folds")
+    if not isinstance(keys, list) or not isinstance(folds, dict):
+        raise CannotTell(f"the ledger's description of sink {binding.sink!r} cannot be read", sink=binding.sink)
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(str(description["schema"]))))
+    return SinkInput(schema, tuple(str(key) for key in keys), {name: Fold(str(fold)) for name, fold in folds.items()})

@@ -1,0 +1,316 @@
+"""What the audit reads of the ledger: read-only queries, all from one snapshot of the database."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+from stormproof.core.errors import Json, SettingsError, StoreUnavailable, UsageError
+from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.ledger import to_event, to_txn, to_work
+from stormproof.trident.ledger.rows import Event, SinkWork, Txn
+from stormproof.trident.transaction import EventKind
+
+_SCHEMA_MISSING = ("42P01", "42703", "3F000")
+"""Undefined table, column and schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyRow:
+    """One topology: its present life, run and driver."""
+
+    name: str
+    incarnation: str
+    epoch: int
+    fingerprint: str
+    guarantee: str
+    source: str
+    created_at: datetime
+    started_at: datetime
+    driver_host: str
+    driver_pid: int
+    driver_started: float
+    stopped_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkBinding:
+    """The table behind a sink; `description` says how to open it again, None where that was not recorded."""
+
+    sink: str
+    target: str
+    table_id: str
+    description: dict[str, Json] | None
+    first_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One try at a batch."""
+
+    txid: int
+    attempt: int
+    epoch: int
+    excluded: tuple[int, ...]
+    expected_messages: int
+    expected_xor: int
+    started_at: datetime
+    outcome: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one batch writes to one sink, with the batch that it belongs to."""
+
+    txid: int
+    work: SinkWork
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A row that holds what the ledger never writes."""
+
+    table: str
+    txid: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TxnCounts:
+    """How many batches are in each state, and the newest txid."""
+
+    by_state: dict[str, int]
+    last_txid: int | None
+
+
+class LedgerSnapshot:
+    """The ledger at one instant. Rows that cannot be read are left out and named in `unreadable`."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self.connection = connection
+        self.unreadable: list[Unreadable] = []
+
+    @property
+    def is_postgres(self) -> bool:
+        """Whether the queues' tables can be in the same database."""
+        return self.connection.dialect.name == "postgresql"
+
+    def topologies(self) -> tuple[TopologyRow, ...]:
+        """All topologies, by name."""
+        rows = self.connection.execute(sa.select(t.topology).order_by(t.topology.c.name))
+        return tuple(_to_topology(row) for row in rows)
+
+    def topology(self, name: str) -> TopologyRow:
+        """One topology.
+
+        Raises:
+            UsageError: the ledger knows none of that name.
+        """
+        row = self.connection.execute(sa.select(t.topology).where(t.topology.c.name == name)).one_or_none()
+        if row is None:
+            known = ", ".join(topology.name for topology in self.topologies()) or "none; it was never run here"
+            raise UsageError(f"the ledger knows no topology {name!r}; known: {known}", topology=name)
+        return _to_topology(row)
+
+    def sinks(self, incarnation: str) -> tuple[SinkBinding, ...]:
+        """The tables behind a topology's sinks, by the sinks' names."""
+        c = t.topology_sink.c
+        rows = self.connection.execute(sa.select(t.topology_sink).where(c.incarnation == incarnation).order_by(c.sink))
+        return tuple(
+            SinkBinding(row.sink, row.target, row.table_id, row.description, _utc(row.first_at)) for row in rows
+        )
+
+    def txns(self, incarnation: str, first: int = 1, last: int | None = None) -> list[Txn]:
+        """Batches from `first` to `last`, in txid order."""
+        c = t.txn.c
+        rows = self.connection.execute(
+            sa.select(t.txn).where(c.incarnation == incarnation, *_between(c.txid, first, last)).order_by(c.txid)
+        )
+        return [txn for row in rows if (txn := self._read("txn", row.txid, to_txn, row)) is not None]
+
+    def attempts(self, incarnation: str, first: int = 1, last: int | None = None) -> list[AttemptRow]:
+        """Attempts at those batches, in order."""
+        c = t.attempt.c
+        rows = self.connection.execute(
+            sa.select(t.attempt)
+            .where(c.incarnation == incarnation, *_between(c.txid, first, last))
+            .order_by(c.txid, c.attempt)
+        )
+        return [a for row in rows if (a := self._read("attempt", row.txid, _to_attempt, row)) is not None]
+
+    def work(self, incarnation: str, first: int = 1, last: int | None = None) -> list[Work]:
+        """What those batches write to each sink, in txid order."""
+        c = t.txn_sink.c
+        rows = self.connection.execute(
+            sa.select(t.txn_sink).where(c.incarnation == incarnation, *_between(c.txid, first, last)).order_by(c.txid)
+        )
+        return [
+            Work(row.txid, work) for row in rows if (work := self._read("txn_sink", row.txid, to_work, row)) is not None
+        ]
+
+    def events(
+        self,
+        incarnation: str,
+        kinds: Sequence[EventKind] = (),
+        *,
+        message: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+    ) -> list[Event]:
+        """Events in the order in which they were written; of all kinds where none is named."""
+        c = t.event.c
+        conditions = [c.incarnation == incarnation, *_between(c.txid, first, last)]
+        if kinds:
+            conditions.append(c.kind.in_([kind.value for kind in kinds]))
+        if message is not None:
+            conditions.append(c.message == message)
+        rows = self.connection.execute(sa.select(t.event).where(*conditions).order_by(c.id))
+        return [event for row in rows if (event := self._read("event", row.txid, to_event, row)) is not None]
+
+    def held_before(self, incarnation: str, sink: str, txid: int) -> int | None:
+        """The last txid below `txid` that a sink is known to hold."""
+        c = t.txn_sink.c
+        return self.connection.execute(
+            sa.select(sa.func.max(c.txid)).where(
+                c.incarnation == incarnation, c.sink == sink, c.txid < txid, c.committed_at.is_not(None)
+            )
+        ).scalar_one()
+
+    def last_held(self, incarnation: str, sink: str) -> int | None:
+        """The last txid that a sink is known to hold."""
+        c = t.txn_sink.c
+        return self.connection.execute(
+            sa.select(sa.func.max(c.txid)).where(
+                c.incarnation == incarnation, c.sink == sink, c.committed_at.is_not(None)
+            )
+        ).scalar_one()
+
+    def counts(self, incarnation: str) -> TxnCounts:
+        """How many batches are in each state."""
+        c = t.txn.c
+        rows = self.connection.execute(
+            sa.select(c.state, sa.func.count(), sa.func.max(c.txid))
+            .where(c.incarnation == incarnation)
+            .group_by(c.state)
+        ).all()
+        return TxnCounts({row[0]: row[1] for row in rows}, max((row[2] for row in rows), default=None))
+
+    def strangers(self) -> list[Unreadable]:
+        """Rows of incarnations that no topology has."""
+        known = sa.select(t.topology.c.incarnation)
+        found: list[Unreadable] = []
+        for table in (t.topology_sink, t.txn, t.attempt, t.txn_sink, t.event):
+            rows = self.connection.execute(
+                sa.select(table.c.incarnation, sa.func.count())
+                .where(table.c.incarnation.not_in(known))
+                .group_by(table.c.incarnation)
+            )
+            found.extend(
+                Unreadable(table.name, None, f"{count} rows of incarnation {incarnation!r}, which no topology has")
+                for incarnation, count in rows
+            )
+        return found
+
+    def _read(self, table: str, txid: int | None, convert: Any, row: Any) -> Any:
+        try:
+            return convert(row)
+        except (ValueError, TypeError, KeyError, AssertionError) as error:
+            self.unreadable.append(Unreadable(table, txid, f"{type(error).__name__}: {error}"))
+            return None
+
+
+class AuditLedger:
+    """The ledger, for reading.
+
+    Guarantee: nothing is written, no epoch is raised and no driver is held up; each `snapshot` is of one instant.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._is_postgres = engine.dialect.name == "postgresql"
+
+    @contextmanager
+    def snapshot(self) -> Generator[LedgerSnapshot]:
+        """Read from one instant.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+            SettingsError: it has not the ledger's tables, or old ones.
+        """
+        options: dict[str, Any] = (
+            {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+            if self._is_postgres
+            else {"schema_translate_map": {t.SCHEMA: None}}
+        )
+        try:
+            with self._engine.connect() as connection:
+                yield LedgerSnapshot(connection.execution_options(**options))
+                connection.rollback()
+        except DBAPIError as error:
+            raise _translated(error) from error
+
+
+def _translated(error: DBAPIError) -> Exception:
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    if sqlstate in _SCHEMA_MISSING:
+        return SettingsError(
+            "the database has no Stormproof schema, or an old one; run: stormproof ledger migrate", sqlstate=sqlstate
+        )
+    if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError):
+        text = str(error.orig).strip().splitlines()
+        return StoreUnavailable(
+            f"the ledger's database does not answer ({type(error.orig).__name__}: {text[0] if text else ''})",
+            sqlstate=sqlstate,
+        )
+    return error
+
+
+def _between(column: sa.ColumnElement[int], first: int | None, last: int | None) -> list[sa.ColumnElement[bool]]:
+    conditions: list[sa.ColumnElement[bool]] = []
+    if first is not None and first > 1:
+        conditions.append(column >= first)
+    if last is not None:
+        conditions.append(column <= last)
+    return conditions
+
+
+def _utc(value: datetime) -> datetime:
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value
+
+
+def _to_topology(row: Any) -> TopologyRow:
+    return TopologyRow(
+        name=row.name,
+        incarnation=row.incarnation,
+        epoch=row.epoch,
+        fingerprint=row.fingerprint,
+        guarantee=row.guarantee,
+        source=row.source,
+        created_at=_utc(row.created_at),
+        started_at=_utc(row.started_at),
+        driver_host=row.driver_host,
+        driver_pid=row.driver_pid,
+        driver_started=row.driver_started,
+        stopped_at=None if row.stopped_at is None else _utc(row.stopped_at),
+    )
+
+
+def _to_attempt(row: Any) -> AttemptRow:
+    return AttemptRow(
+        txid=row.txid,
+        attempt=row.attempt,
+        epoch=row.epoch,
+        excluded=tuple(row.excluded),
+        expected_messages=row.expected_messages,
+        expected_xor=row.expected_xor,
+        started_at=_utc(row.started_at),
+        outcome=row.outcome,
+        error=row.error,
+    )

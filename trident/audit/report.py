@@ -1,0 +1,167 @@
+"""What `audit verify` found: violations, what cannot be told, what an operator should know, and what it all proves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+PROVES: Final = (
+    "each txid that the ledger calls committed was applied once, in order, by the sink's own record; every message "
+    "that was opened ended in one place. It does not prove that nobody changed the tables since."
+)
+
+
+class ViolationKind(StrEnum):
+    """What is wrong; append-only, since callers match on it."""
+
+    UNREADABLE_ROW = "unreadable_row"
+    ORPHAN_ROW = "orphan_row"
+    TXID_MISSING = "txid_missing"
+    STATE = "state"
+    ATTEMPT = "attempt"
+    COUNTS = "counts"
+    SINK_ROW_MISSING = "sink_row_missing"
+    DIGEST = "digest"
+    CHAIN = "chain"
+    SINK_UNREADABLE = "sink_unreadable"
+    TABLE_REPLACED = "table_replaced"
+    EVIDENCE = "evidence"
+    EVIDENCE_MISSING = "evidence_missing"
+    EVIDENCE_UNKNOWN_TXID = "evidence_unknown_txid"
+    EVIDENCE_DIFFERS = "evidence_differs"
+    EVIDENCE_ORDER = "evidence_order"
+    GUARD = "guard"
+    PREPARED_FILE = "prepared_file"
+    SLICES = "slices"
+    MESSAGE_TWICE = "message_twice"
+    MESSAGE_LOST = "message_lost"
+    MESSAGE_UNKNOWN = "message_unknown"
+
+
+class NoticeKind(StrEnum):
+    """What an operator should know and what breaks no promise."""
+
+    PENDING = "pending"
+    BLOCKED = "blocked"
+    PENDING_IN_LEDGER = "pending_in_ledger"
+    DUPLICATE_POSSIBLE = "duplicate_possible"
+    LOSS_POSSIBLE = "loss_possible"
+    SINK_NO_LONGER_WRITTEN = "sink_no_longer_written"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing that is wrong, in a line."""
+
+    kind: ViolationKind
+    text: str
+    txid: int | None = None
+    sink: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CannotTellItem:
+    """One thing whose evidence is gone or out of reach."""
+
+    text: str
+    txid: int | None = None
+    sink: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing to know; `messages` is how many messages it is about."""
+
+    kind: NoticeKind
+    text: str
+    txid: int | None = None
+    sink: str | None = None
+    messages: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """How much was looked at."""
+
+    txids: int = 0
+    committed: int = 0
+    sinks: int = 0
+    evidence: int = 0
+    messages_opened: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The verdict on one topology, from txid `first` to `last`."""
+
+    topology: str
+    incarnation: str
+    first: int
+    last: int | None
+    violations: tuple[Violation, ...]
+    unknowns: tuple[CannotTellItem, ...]
+    notices: tuple[Notice, ...]
+    checked: Checked
+    proves: str = PROVES
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is wrong and everything could be told."""
+        return not self.violations and not self.unknowns
+
+    @property
+    def exit_status(self) -> int:
+        """0 clean, 1 a violation, 4 cannot tell."""
+        return 1 if self.violations else 4 if self.unknowns else 0
+
+
+@dataclass(slots=True)
+class Findings:
+    """Collects while verify goes along."""
+
+    violations: list[Violation] = field(default_factory=list[Violation])
+    unknowns: list[CannotTellItem] = field(default_factory=list[CannotTellItem])
+    notices: list[Notice] = field(default_factory=list[Notice])
+
+    def violation(
+        self,
+        kind: ViolationKind,
+        text: str,
+        *,
+        txid: int | None = None,
+        sink: str | None = None,
+        message: str | None = None,
+    ) -> None:
+        """Something is wrong."""
+        self.violations.append(Violation(kind, text, txid, sink, message))
+
+    def unknown(self, text: str, *, txid: int | None = None, sink: str | None = None) -> None:
+        """Something cannot be told."""
+        self.unknowns.append(CannotTellItem(text, txid, sink))
+
+    def notice(
+        self,
+        kind: NoticeKind,
+        text: str,
+        *,
+        txid: int | None = None,
+        sink: str | None = None,
+        messages: int | None = None,
+    ) -> None:
+        """Something to know."""
+        self.notices.append(Notice(kind, text, txid, sink, messages))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: 1-3, 7."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in parts)

@@ -1,0 +1,432 @@
+"""What a source itself says of its messages: what waits, what is dead, and whether its slices leave holes."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Protocol, TypeAlias
+
+import sqlalchemy as sa
+
+from stormproof.core.errors import Json, UsageError
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.source.memory import MemorySource
+from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span
+from stormproof.core.source.protocol import Backlog
+from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
+from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.steps import EVERY_MESSAGE_FAILED
+from stormproof.trident.transaction import TxnState
+
+_SHOWN: Final = re.compile(r"(\d+)-(\d+)")
+_NOWHERE: Final = Place(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingMessage:
+    """A message that failed and waits for its retry, or is leased for it."""
+
+    message: str
+    times_failed: int
+    not_before: datetime | None
+    owner: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMessage:
+    """A dead letter, and what an operator decided about it."""
+
+    message: str
+    reason: str
+    error: str
+    times_failed: int
+    dead_at: datetime
+    disposal: str | None
+    by: str | None
+    why: str | None
+    disposed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong with the slices of a source."""
+
+    text: str
+    txid: int | None = None
+
+
+class SourceEvidence(Protocol):
+    """A source's own record, for one topology's subscription."""
+
+    @property
+    def name(self) -> str:
+        """The source, as people see it."""
+        ...
+
+    def backlog(self) -> Backlog:
+        """What is left."""
+        ...
+
+    def waiting(self) -> Mapping[str, WaitingMessage] | None:
+        """Messages that failed and will come again, by shown id; None where the source only knows their number."""
+        ...
+
+    def dead(self) -> Sequence[DeadMessage]:
+        """Dead letters, oldest first, those that were disposed of included."""
+        ...
+
+    def contains(self, position: Mapping[str, Json], message: str) -> bool:
+        """Whether a slice that is no retry holds a message."""
+        ...
+
+    def is_waiting_to_be_opened(self, message: str) -> bool:
+        """Whether the source has the message and it is in no lease: not opened yet, or returned."""
+        ...
+
+    def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
+        """What is wrong with the slices of these batches (all of the topology's): overlaps and holes."""
+        ...
+
+
+SourceReader: TypeAlias = Callable[[LedgerSnapshot, TopologyRow], SourceEvidence | None]
+"""Finds a topology's source; None where it cannot be reached from here."""
+
+
+def is_taken(txn: Txn) -> bool:
+    """Whether a batch's messages left the source for good with it: all but what failed by name."""
+    if txn.state is TxnState.ABORTED:
+        return txn.reason == EVERY_MESSAGE_FAILED
+    if txn.state is TxnState.OPEN:
+        return txn.guarantee is Guarantee.AT_MOST_ONCE
+    return txn.state in (TxnState.COMMITTED, TxnState.ABANDONED)
+
+
+# -- the Postgres queue ----------------------------------------------------------------------------------------------
+
+
+def queue_reader(ledger: LedgerSnapshot, topology: TopologyRow) -> SourceEvidence | None:
+    """The queue in the ledger's database that this topology subscribes to; None where there is none."""
+    if not ledger.is_postgres:
+        return None
+    connection = ledger.connection
+    if connection.execute(sa.text("select to_regclass('stormproof.queue_subscription')")).scalar_one() is None:
+        return None
+    rows = connection.execute(
+        sa.text(
+            "select queue, subscription from stormproof.queue_subscription"
+            " where subscription in (:incarnation, :name)"
+            " order by queue = :source desc, subscription = :incarnation desc"
+        ),
+        {"incarnation": topology.incarnation, "name": topology.name, "source": topology.source},
+    ).all()
+    return QueueEvidence(connection, rows[0].queue, rows[0].subscription) if rows else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One interval of a span, and who has it: a batch, or a slice that the queue still holds."""
+
+    span: Span
+    holder: str
+    txid: int | None
+
+    @property
+    def low(self) -> Place:
+        return self.span.after or _NOWHERE
+
+    def begins_before(self, place: Place | None) -> bool:
+        return place is None or self.low < place
+
+
+class QueueEvidence:
+    """One subscription of a Postgres queue, read in the ledger's own transaction."""
+
+    def __init__(self, connection: sa.Connection, queue: str, subscription: str) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._table = MessageTable(queue)
+        self._key = {"queue": queue, "subscription": subscription}
+
+    @property
+    def name(self) -> str:
+        """The queue."""
+        return self._queue
+
+    def backlog(self) -> Backlog:
+        """What is left; `ready` counts what is committed now and was not opened, and what was returned."""
+        leased = {
+            (row.kind, row.returned): int(row.messages)
+            for row in self._rows(
+                "select kind, state = 'returned' as returned, sum(messages) as messages from stormproof.queue_slice"
+                " where queue = :queue and subscription = :subscription group by 1, 2"
+            )
+        }
+        waiting = self._rows(
+            "select count(*) as n from stormproof.queue_retry"
+            " where queue = :queue and subscription = :subscription and slice is null"
+        )[0].n
+        dead = self._rows(
+            "select count(*) as n from stormproof.dead_letter"
+            " where queue = :queue and subscription = :subscription and disposal is null"
+        )[0].n
+        return Backlog(
+            ready=self._count_unopened() + leased.get(("main", True), 0),
+            pending=leased.get(("main", False), 0) + leased.get(("retry", False), 0),
+            waiting=waiting + leased.get(("retry", True), 0),
+            dead=dead,
+        )
+
+    def waiting(self) -> Mapping[str, WaitingMessage]:
+        """The queue's retry rows."""
+        rows = self._rows(
+            "select r.xid::text as xid, r.id, r.times_failed, r.not_before, s.owner from stormproof.queue_retry r"
+            " left join stormproof.queue_slice s on s.id = r.slice"
+            " where r.queue = :queue and r.subscription = :subscription order by r.id"
+        )
+        return {
+            f"{row.xid}-{row.id}": WaitingMessage(f"{row.xid}-{row.id}", row.times_failed, row.not_before, row.owner)
+            for row in rows
+        }
+
+    def dead(self) -> Sequence[DeadMessage]:
+        """The queue's dead letters."""
+        rows = self._rows(
+            "select xid::text as xid, id, reason, error, times_failed, dead_at, disposal, disposed_by, disposed_why,"
+            " disposed_at from stormproof.dead_letter"
+            " where queue = :queue and subscription = :subscription order by number"
+        )
+        return [
+            DeadMessage(
+                message=f"{row.xid}-{row.id}",
+                reason=row.reason,
+                error=row.error,
+                times_failed=row.times_failed,
+                dead_at=row.dead_at,
+                disposal=row.disposal,
+                by=row.disposed_by,
+                why=row.disposed_why,
+                disposed_at=row.disposed_at,
+            )
+            for row in rows
+        ]
+
+    def contains(self, position: Mapping[str, Json], message: str) -> bool:
+        """Whether the slice's two snapshots and places enclose the message."""
+        span = span_of(position)
+        return span is not None and span.holds(*_place_of(message))
+
+    def is_waiting_to_be_opened(self, message: str) -> bool:
+        """Whether the queue's table has it, and it is in a returned slice or beyond the subscription's position."""
+        place = _place_of(message)
+        there = self._rows(
+            f"select 1 from {self._table.sql} where xid = cast(:xid as xid8) and id = :id",
+            xid=str(place.xid),
+            id=place.id,
+        )
+        if not there:
+            return False
+        for row in self._rows(
+            "select from_snapshot::text as start, to_snapshot::text as end, after_xid::text as after_xid, after_id,"
+            " last_xid::text as last_xid, last_id from stormproof.queue_slice"
+            " where queue = :queue and subscription = :subscription and kind = 'main' and state = 'returned'"
+        ):
+            if _span_of_row(row).holds(*place):
+                return True
+        start, end, after = self._position()
+        if end is None:
+            return not start.sees(place.xid)
+        return not end.sees(place.xid) or (not start.sees(place.xid) and (after is None or place > after))
+
+    def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
+        """Spans of taken batches and of the queue's own leases must cover, once, all that was handed out."""
+        pieces: dict[tuple[str, str], list[_Piece]] = defaultdict(list)
+        order: dict[tuple[str, str], int] = {}
+        for txn in txns:
+            if txn.retry:
+                continue
+            span = span_of(txn.position)
+            if span is None:
+                return [Finding(f"txid {txn.txid}: its position in queue {self._queue} cannot be read", txn.txid)]
+            key = (str(span.start), str(span.end))
+            order.setdefault(key, txn.txid)
+            if is_taken(txn):
+                pieces[key].append(_Piece(span, f"txid {txn.txid} ({txn.state})", txn.txid))
+        for row in self._rows(
+            "select owner, state, from_snapshot::text as start, to_snapshot::text as end, after_xid::text as after_xid,"
+            " after_id, last_xid::text as last_xid, last_id from stormproof.queue_slice"
+            " where queue = :queue and subscription = :subscription and kind = 'main'"
+        ):
+            span = _span_of_row(row)
+            pieces[(str(span.start), str(span.end))].append(
+                _Piece(span, f"the queue's {row.state} slice{f' of {row.owner}' if row.owner else ''}", None)
+            )
+        return self._tiled(pieces, order)
+
+    def _tiled(
+        self, pieces: Mapping[tuple[str, str], list[_Piece]], order: Mapping[tuple[str, str], int]
+    ) -> list[Finding]:
+        findings: list[Finding] = []
+        _, current_end, current_after = self._position()
+        previous: Snapshot | None = None
+        for key in sorted(order, key=lambda key: order[key]):
+            start, end = Snapshot.parse(key[0]), Snapshot.parse(key[1])
+            if previous is not None and previous != start:
+                findings.extend(self._missed(Span(previous, start), "between two spans", order[key]))
+            covered: Place | None = _NOWHERE
+            for piece in sorted(pieces.get(key, []), key=lambda piece: piece.low):
+                if piece.begins_before(covered):
+                    findings.append(
+                        Finding(
+                            f"{piece.holder} holds messages that another batch of the same span holds, too", piece.txid
+                        )
+                    )
+                elif covered is not None and piece.low > covered:
+                    gap = Span(start, end, covered, piece.low)
+                    findings.extend(self._missed(gap, f"before {piece.holder}", piece.txid))
+                last = piece.span.last
+                covered = None if covered is None or last is None else max(covered, last)
+            stop = current_after if current_end == end else None
+            if covered is not None and (stop is None or covered < stop):
+                findings.extend(self._missed(Span(start, end, covered, stop), f"at the end of span {end}", order[key]))
+            previous = end
+        return findings
+
+    def _missed(self, span: Span, where: str, txid: int | None) -> Iterable[Finding]:
+        missed = self._count(span)
+        if missed:
+            yield Finding(f"{missed} messages of queue {self._queue} {where} were handed out to no batch", txid)
+
+    def _count(self, span: Span) -> int:
+        statement = self._table.select("1", span.conditions())
+        count: int = self._connection.exec_driver_sql(f"select count(*) from ({statement}) m").scalar_one()
+        return count
+
+    def _count_unopened(self) -> int:
+        start, end, after = self._position()
+        now = Snapshot.parse(str(self._connection.execute(sa.text("select pg_current_snapshot()::text")).scalar_one()))
+        if end is None:
+            return self._count(Span(start, now))
+        return self._count(Span(start, end, after)) + self._count(Span(end, now))
+
+    def _position(self) -> tuple[Snapshot, Snapshot | None, Place | None]:
+        row = self._rows(
+            "select from_snapshot::text as start, to_snapshot::text as end, after_xid::text as after_xid, after_id"
+            " from stormproof.queue_subscription where queue = :queue and subscription = :subscription"
+        )[0]
+        after = None if row.after_xid is None else Place(int(row.after_xid), row.after_id)
+        return Snapshot.parse(row.start), None if row.end is None else Snapshot.parse(row.end), after
+
+    def _rows(self, statement: str, **parameters: object) -> Sequence[Any]:
+        return self._connection.execute(sa.text(statement), {**self._key, **parameters}).all()
+
+
+def span_of(position: Mapping[str, Json]) -> Span | None:
+    """The span in a position of a Postgres queue; None where there is none."""
+    inner = position.get("span")
+    value = inner if isinstance(inner, dict) else position
+    if "start" not in value or "end" not in value:
+        return None
+    try:
+        return Span.from_json(dict(value))
+    except (ValueError, KeyError):
+        return None
+
+
+def _span_of_row(row: Any) -> Span:
+    return Span(
+        Snapshot.parse(row.start),
+        Snapshot.parse(row.end),
+        None if row.after_xid is None else Place(int(row.after_xid), row.after_id),
+        None if row.last_xid is None else Place(int(row.last_xid), row.last_id),
+    )
+
+
+def _place_of(message: str) -> Place:
+    match = _SHOWN.fullmatch(message)
+    if match is None:
+        raise UsageError(f"{message!r} is not a message of a Postgres queue; ids look like XID-NUMBER", message=message)
+    return Place(int(match[1]), int(match[2]))
+
+
+# -- the source in memory --------------------------------------------------------------------------------------------
+
+
+class MemoryEvidence:
+    """A source in this process's memory: it names its dead letters, and of what waits it knows the number."""
+
+    def __init__(self, source: MemorySource) -> None:
+        self._source = source
+
+    @property
+    def name(self) -> str:
+        """The source."""
+        return self._source.name
+
+    def backlog(self) -> Backlog:
+        """What is left."""
+        return self._source.backlog()
+
+    def waiting(self) -> None:
+        """Only the number is known."""
+
+    def dead(self) -> Sequence[DeadMessage]:
+        """The source's dead letters."""
+        return [
+            DeadMessage(
+                message=letter.shown_id,
+                reason=letter.reason,
+                error=letter.error,
+                times_failed=letter.times_failed,
+                dead_at=letter.dead_at,
+                disposal=None if letter.disposal is None else letter.disposal.value,
+                by=letter.by,
+                why=letter.why,
+                disposed_at=letter.disposed_at,
+            )
+            for letter in self._source.dead_letters()
+        ]
+
+    def contains(self, position: Mapping[str, Json], message: str) -> bool:
+        """Whether the slice names the message."""
+        return message.isdecimal() and int(message) in _ids_of(position)
+
+    def is_waiting_to_be_opened(self, message: str) -> bool:
+        """Not known of one message."""
+        del message
+        return False
+
+    def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
+        """Slices of taken batches must not overlap; below the highest message, each was in some slice."""
+        holder: dict[int, int] = {}
+        seen: set[int] = set()
+        findings: list[Finding] = []
+        for txn in txns:
+            if txn.retry:
+                continue
+            ids = _ids_of(txn.position)
+            seen.update(ids)
+            if not is_taken(txn):
+                continue
+            twice = [i for i in ids if i in holder]
+            if twice:
+                findings.append(
+                    Finding(
+                        f"txid {txn.txid} holds message {twice[0]}, which txid {holder[twice[0]]} holds, too", txn.txid
+                    )
+                )
+            holder.update(dict.fromkeys(ids, txn.txid))
+        missed = sorted(set(range(max(seen, default=-1) + 1)) - seen)
+        if missed:
+            findings.append(
+                Finding(f"{len(missed)} messages of source {self.name}, first {missed[0]}, were handed out to no batch")
+            )
+        return findings
+
+
+def _ids_of(position: Mapping[str, Json]) -> list[int]:
+    ids = position.get("ids")
+    return [i for i in ids if isinstance(i, int)] if isinstance(ids, list) else []

@@ -1,0 +1,93 @@
+"""`audit verify`: ledger, sinks and source must tell one story."""
+
+from __future__ import annotations
+
+from stormproof.core.errors import UsageError
+from stormproof.trident.audit.inspect import SinkOpener
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
+from stormproof.trident.audit.report import Checked, Findings, VerifyReport, ViolationKind
+from stormproof.trident.audit.source import SourceEvidence, SourceReader, queue_reader
+from stormproof.trident.audit.verify_ledger import LedgerRows, verify_ledger
+from stormproof.trident.audit.verify_messages import verify_messages
+from stormproof.trident.audit.verify_sinks import Later, verify_sinks
+from stormproof.trident.transaction import TxnState
+
+
+def verify(
+    ledger: AuditLedger,
+    topology: str,
+    opener: SinkOpener,
+    *,
+    source: SourceReader = queue_reader,
+    first: int = 1,
+    last: int | None = None,
+) -> VerifyReport:
+    """Check a topology's txids from `first` to `last` (None: the newest): ledger, each sink's evidence, each message.
+
+    Guarantee:
+        Reads only. A driver that runs meanwhile is not disturbed, and what it does meanwhile is no violation.
+
+    Not guaranteed:
+        That nobody changed a sink's table by other means: see the report's `proves`.
+
+    Raises:
+        UsageError: no such topology, or no such range.
+        StoreUnavailable: the ledger's database does not answer. A sink that does not is "cannot tell" in the report.
+    """
+    if first < 1 or (last is not None and last < first):
+        raise UsageError(
+            f"txids from {first} to {last}: a range begins at 1 or later and does not end before it begins"
+        )
+    findings = Findings()
+    with ledger.snapshot() as snapshot:
+        row = snapshot.topology(topology)
+        rows = LedgerRows.read(snapshot, row, first, last)
+        last_held = {b.sink: snapshot.last_held(row.incarnation, b.sink) for b in rows.bindings}
+        everything = rows if first == 1 and last is None else LedgerRows.read(snapshot, row, 1, None)
+        evidence = _source(source, snapshot, topology, findings)
+        failed = verify_messages(
+            everything.txns, everything.events, evidence, first=first, last=last, findings=findings
+        )
+        for problem in {*snapshot.unreadable}:
+            findings.violation(
+                ViolationKind.UNREADABLE_ROW,
+                f"table {problem.table}, txid {problem.txid}: {problem.text}",
+                txid=problem.txid,
+            )
+        for stranger in snapshot.strangers():
+            findings.violation(ViolationKind.ORPHAN_ROW, f"table {stranger.table}: {stranger.text}")
+    verify_ledger(rows, first, last, findings)
+
+    def read_later() -> Later:
+        with ledger.snapshot() as snapshot:
+            return Later({txn.txid: txn.state for txn in snapshot.txns(rows.topology.incarnation, first, last)})
+
+    entries = verify_sinks(rows, opener, last_held, read_later, first=first, last=last, findings=findings)
+    committed = [txn for txn in rows.txns.values() if txn.state is TxnState.COMMITTED]
+    return VerifyReport(
+        topology=topology,
+        incarnation=rows.topology.incarnation,
+        first=first,
+        last=last if last is not None else max(rows.txns, default=None),
+        violations=tuple(findings.violations),
+        unknowns=tuple(findings.unknowns),
+        notices=tuple(findings.notices),
+        checked=Checked(
+            txids=len(rows.txns),
+            committed=len(committed),
+            sinks=len(rows.bindings),
+            evidence=entries,
+            messages_opened=sum(txn.messages for txn in rows.txns.values()),
+            failures=failed,
+        ),
+    )
+
+
+def _source(reader: SourceReader, snapshot: LedgerSnapshot, topology: str, findings: Findings) -> SourceEvidence | None:
+    row = snapshot.topology(topology)
+    found = reader(snapshot, row)
+    if found is None:
+        findings.unknown(
+            f"source {row.source!r} is not a queue in the ledger's database: what waits and what is dead was not compared"
+        )
+    return found

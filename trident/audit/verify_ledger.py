@@ -1,0 +1,254 @@
+"""Holds the ledger against itself: every row agrees with the rows that it belongs to."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stormproof.core.sink import transaction_digest
+from stormproof.trident.audit.ledger import AttemptRow, LedgerSnapshot, SinkBinding, TopologyRow, Work
+from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
+from stormproof.trident.ledger.rows import Event, Txn
+from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
+
+FIXED = (TxnState.PREPARED, TxnState.BLOCKED, TxnState.COMMITTED)
+"""States of a batch whose content is frozen."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRows:
+    """One topology's rows of the range, as one snapshot has them."""
+
+    topology: TopologyRow
+    bindings: Sequence[SinkBinding]
+    txns: Mapping[int, Txn]
+    attempts: Sequence[AttemptRow]
+    work: Sequence[Work]
+    events: Sequence[Event]
+    held_before: Mapping[str, int | None]
+    """The last txid below the range that each sink holds."""
+
+    @staticmethod
+    def read(ledger: LedgerSnapshot, topology: TopologyRow, first: int, last: int | None) -> LedgerRows:
+        """Read them."""
+        life = topology.incarnation
+        bindings = ledger.sinks(life)
+        return LedgerRows(
+            topology=topology,
+            bindings=bindings,
+            txns={txn.txid: txn for txn in ledger.txns(life, first, last)},
+            attempts=ledger.attempts(life, first, last),
+            work=ledger.work(life, first, last),
+            events=ledger.events(life, first=first, last=last),
+            held_before={b.sink: ledger.held_before(life, b.sink, first) if first > 1 else None for b in bindings},
+        )
+
+
+def verify_ledger(rows: LedgerRows, first: int, last: int | None, findings: Findings) -> None:
+    """Every check that needs the ledger alone."""
+    _numbers(rows, first, last, findings)
+    _orphans(rows, findings)
+    attempts: dict[int, list[AttemptRow]] = defaultdict(list)
+    for attempt in rows.attempts:
+        attempts[attempt.txid].append(attempt)
+    failed = Counter((e.txid, e.attempt) for e in rows.events if e.kind is EventKind.FAILURE)
+    replays = Counter(e.txid for e in rows.events if e.kind is EventKind.REPLAY)
+    for txn in rows.txns.values():
+        _state(txn, rows.topology, findings)
+        _attempts(txn, attempts.get(txn.txid, []), findings)
+        _counts(txn, failed[(txn.txid, txn.attempt)], replays[txn.txid], findings)
+    _sink_rows(rows, findings)
+    for work in rows.work:
+        _content(work, findings)
+    for binding in rows.bindings:
+        _chain(rows, binding.sink, findings)
+
+
+def _numbers(rows: LedgerRows, first: int, last: int | None, findings: Findings) -> None:
+    """Txids are allotted one after the other, and a batch's row is never removed."""
+    traces = {a.txid for a in rows.attempts} | {w.txid for w in rows.work}
+    traces |= {e.txid for e in rows.events if e.txid is not None}
+    newest = max([*rows.txns, *traces], default=0)
+    if last is not None:
+        newest = min(newest, last)
+    missing = [txid for txid in range(first, newest + 1) if txid not in rows.txns]
+    for txid in missing[:100]:
+        findings.violation(ViolationKind.TXID_MISSING, f"txid {txid}: the ledger has no row for it", txid=txid)
+    if len(missing) > 100:
+        findings.violation(ViolationKind.TXID_MISSING, f"the ledger has no rows for txids {ranges(missing[100:])}")
+
+
+def _orphans(rows: LedgerRows, findings: Findings) -> None:
+    known = {binding.sink for binding in rows.bindings}
+    for work in rows.work:
+        sink = work.work.sink
+        if sink not in known:
+            findings.violation(
+                ViolationKind.ORPHAN_ROW,
+                f"txid {work.txid} wrote to sink {sink!r}, which the ledger does not know",
+                txid=work.txid,
+                sink=sink,
+            )
+    for kind, txids in (
+        ("attempt", {a.txid for a in rows.attempts}),
+        ("txn_sink", {w.txid for w in rows.work}),
+        ("event", {e.txid for e in rows.events if e.txid is not None}),
+    ):
+        orphans = txids - rows.txns.keys()
+        if orphans:
+            findings.violation(
+                ViolationKind.ORPHAN_ROW,
+                f"rows of table {kind} belong to txids that have no row of their own: {ranges(orphans)}",
+                txid=min(orphans),
+            )
+
+
+def _state(txn: Txn, topology: TopologyRow, findings: Findings) -> None:
+    def wrong(text: str) -> None:
+        findings.violation(ViolationKind.STATE, f"txid {txn.txid}: {text}", txid=txn.txid)
+
+    if txn.state.ended != (txn.ended_at is not None):
+        wrong(f"it is {txn.state}, and its end is {txn.ended_at or 'not recorded'}")
+    if txn.state in FIXED and txn.prepared_at is None:
+        wrong(f"it is {txn.state}, and when its content was fixed is not recorded")
+    if txn.epoch > topology.epoch or txn.epoch < 1:
+        wrong(f"it was opened in epoch {txn.epoch}, the topology is at epoch {topology.epoch}")
+    if txn.state in (TxnState.BLOCKED, TxnState.ABORTED, TxnState.ABANDONED) and not txn.reason:
+        wrong(f"it is {txn.state}, and there is no reason")
+    if txn.state is TxnState.BLOCKED:
+        findings.notice(NoticeKind.BLOCKED, f"txid {txn.txid} is blocked: {txn.reason}", txid=txn.txid)
+    elif not txn.state.ended:
+        findings.notice(
+            NoticeKind.PENDING,
+            f"txid {txn.txid} is {txn.state} since {txn.opened_at.isoformat(timespec='seconds')}",
+            txid=txn.txid,
+            messages=txn.messages,
+        )
+
+
+def _attempts(txn: Txn, attempts: Sequence[AttemptRow], findings: Findings) -> None:
+    def wrong(text: str) -> None:
+        findings.violation(ViolationKind.ATTEMPT, f"txid {txn.txid}: {text}", txid=txn.txid)
+
+    numbers = [a.attempt for a in attempts]
+    if numbers != list(range(1, txn.attempt + 1)):
+        wrong(f"its latest attempt is {txn.attempt}, the ledger has attempts {ranges(numbers) or 'none'}")
+        return
+    for a in attempts:
+        if a.expected_messages + len(a.excluded) != txn.messages:
+            wrong(
+                f"attempt {a.attempt} expected {a.expected_messages} messages and left {len(a.excluded)} out, "
+                f"the batch opened {txn.messages}"
+            )
+        if a.attempt < txn.attempt and a.outcome not in (AttemptOutcome.JOB_FAILED, AttemptOutcome.UNVERIFIED):
+            wrong(f"attempt {a.attempt} ended as {a.outcome!r}, and another one followed it")
+    outcome = attempts[-1].outcome
+    allowed: tuple[str, ...]
+    if txn.state in FIXED:
+        allowed = (AttemptOutcome.COMPLETE,)
+    elif txn.state is TxnState.OPEN:
+        allowed = (AttemptOutcome.RUNNING, AttemptOutcome.COMPLETE)
+    else:
+        allowed = (AttemptOutcome.DEAD, AttemptOutcome.COMPLETE)
+    if outcome not in allowed:
+        wrong(f"it is {txn.state}, and its last attempt is {outcome!r}")
+
+
+def _counts(txn: Txn, failures: int, replays: int, findings: Findings) -> None:
+    def wrong(text: str) -> None:
+        findings.violation(ViolationKind.COUNTS, f"txid {txn.txid}: {text}", txid=txn.txid)
+
+    if txn.failed != failures:
+        wrong(f"{txn.failed} messages failed in it, the ledger names {failures}")
+    if txn.failed > txn.messages or txn.messages < 1:
+        wrong(f"{txn.failed} of {txn.messages} messages failed")
+    if txn.retry and replays != txn.messages:
+        wrong(f"it replayed {txn.messages} messages, the ledger names {replays}")
+    if not txn.retry and replays:
+        wrong(f"the ledger names {replays} replays in it, and it opened new messages")
+
+
+def _sink_rows(rows: LedgerRows, findings: Findings) -> None:
+    """Every batch whose content was fixed says what it writes to each sink."""
+    has = {(w.txid, w.work.sink): w.work for w in rows.work}
+    fixed = [txn for txn in rows.txns.values() if txn.state in FIXED]
+    for binding in rows.bindings:
+        written = [txn.txid for txn in fixed if (txn.txid, binding.sink) in has]
+        missing = [
+            txn
+            for txn in fixed
+            if (txn.txid, binding.sink) not in has
+            and (txn.opened_at >= binding.first_at or (written and txn.txid > written[0]))
+        ]
+        if missing and _left_the_topology(missing, fixed, written):
+            findings.notice(
+                NoticeKind.SINK_NO_LONGER_WRITTEN,
+                f"sink {binding.sink!r} is not written since txid {missing[0].txid}, with which a new run began",
+                txid=missing[0].txid,
+                sink=binding.sink,
+            )
+            continue
+        for txn in missing:
+            findings.violation(
+                ViolationKind.SINK_ROW_MISSING,
+                f"txid {txn.txid} is {txn.state}, and the ledger does not say what it writes to sink {binding.sink!r}",
+                txid=txn.txid,
+                sink=binding.sink,
+            )
+    for (txid, sink), work in has.items():
+        txn = rows.txns.get(txid)
+        if txn is not None and txn.state is TxnState.COMMITTED and work.committed_at is None:
+            findings.violation(
+                ViolationKind.STATE,
+                f"txid {txid} is committed, and the ledger does not say that sink {sink!r} holds it",
+                txid=txid,
+                sink=sink,
+            )
+
+
+def _left_the_topology(missing: Sequence[Txn], fixed: Sequence[Txn], written: Sequence[int]) -> bool:
+    """Whether a sink is missing from the first batch of some run on, and from every one after it."""
+    first = missing[0]
+    if any(txid > first.txid for txid in written):
+        return False
+    before = [txn for txn in fixed if txn.txid < first.txid]
+    return bool(before) and before[-1].epoch < first.epoch and len(missing) == sum(t.txid >= first.txid for t in fixed)
+
+
+def _content(item: Work, findings: Findings) -> None:
+    work, txid = item.work, item.txid
+
+    def wrong(text: str) -> None:
+        findings.violation(ViolationKind.DIGEST, f"txid {txid}, sink {work.sink!r}: {text}", txid=txid, sink=work.sink)
+
+    if sum(f.rows for f in work.files) != work.rows:
+        wrong(f"its files have {sum(f.rows for f in work.files)} rows, the ledger says {work.rows}")
+    if sum(f.bytes for f in work.files) != work.bytes:
+        wrong(f"its files have {sum(f.bytes for f in work.files)} bytes, the ledger says {work.bytes}")
+    if any(f.sink != work.sink for f in work.files):
+        wrong("one of its files belongs to another sink")
+    digest = transaction_digest(work.files)
+    if digest != work.digest:
+        wrong(f"its files have digest {digest[:16]}, the ledger says {work.digest[:16]}")
+
+
+def _chain(rows: LedgerRows, sink: str, findings: Findings) -> None:
+    """What the sink must hold before each batch is what it held after the one before."""
+    held = rows.held_before[sink]
+    for item in rows.work:
+        work = item.work
+        txn = rows.txns.get(item.txid)
+        if work.sink != sink or txn is None:
+            continue
+        if work.committed_at is None and txn.state not in (TxnState.PREPARED, TxnState.BLOCKED):
+            continue  # ended without it
+        if work.previous != held:
+            findings.violation(
+                ViolationKind.CHAIN,
+                f"txid {item.txid}, sink {sink!r}: it follows txid {work.previous}, the one before it there is {held}",
+                txid=item.txid,
+                sink=sink,
+            )
+        if work.committed_at is not None:
+            held = item.txid

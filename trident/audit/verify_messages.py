@@ -1,0 +1,117 @@
+"""Checks that every message that was opened stands in exactly one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stormproof.trident.audit.lifecycle import EndKind, Records, Trace, end_of, traces
+from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
+from stormproof.trident.audit.source import SourceEvidence
+from stormproof.trident.ledger.rows import Event, Txn
+from stormproof.trident.transaction import TxnState
+
+
+def verify_messages(
+    txns: Mapping[int, Txn],
+    events: Sequence[Event],
+    source: SourceEvidence | None,
+    *,
+    first: int,
+    last: int | None,
+    findings: Findings,
+) -> int:
+    """Check slices and messages; `txns` and `events` are all of the topology's. Returns how many failed messages."""
+
+    def within(txid: int | None) -> bool:
+        return txid is None or (txid >= first and (last is None or txid <= last))
+
+    records = Records.of(txns.values(), source)
+    failed = traces(events)
+    for trace in failed.values():
+        if any(within(txid) for txid in trace.txids):
+            _message(trace, records, findings)
+    if source is not None:
+        for finding in source.slice_findings(list(txns.values())):
+            if within(finding.txid):
+                findings.violation(ViolationKind.SLICES, finding.text, txid=finding.txid)
+        if first == 1 and last is None:
+            _strangers(failed, records, findings)
+            _totals(failed, records, source, findings)
+    for txn in txns.values():
+        if txn.state is TxnState.ABANDONED and within(txn.txid):
+            findings.notice(
+                NoticeKind.LOSS_POSSIBLE,
+                f"txid {txn.txid}: lost at most {txn.messages} messages: {txn.reason}",
+                txid=txn.txid,
+                messages=txn.messages,
+            )
+    return len(failed)
+
+
+def _message(trace: Trace, records: Records, findings: Findings) -> None:
+    name = trace.message
+    succeeded = [
+        txid
+        for txid in trace.txids
+        if (txn := records.txns.get(txid)) is not None and txn.state is TxnState.COMMITTED and not trace.failed_in(txn)
+    ]
+    if len(succeeded) > 1:
+        findings.violation(
+            ViolationKind.MESSAGE_TWICE,
+            f"message {name} was committed in txid {succeeded[0]} and again in txid {succeeded[1]}",
+            txid=succeeded[1],
+            message=name,
+        )
+    if succeeded and trace.txids[-1] > succeeded[0] and len(succeeded) == 1:
+        findings.violation(
+            ViolationKind.MESSAGE_TWICE,
+            f"message {name} was committed in txid {succeeded[0]} and opened again in txid {trace.txids[-1]}",
+            txid=trace.txids[-1],
+            message=name,
+        )
+    if succeeded and records.waiting is not None and name in records.waiting:
+        findings.violation(
+            ViolationKind.MESSAGE_TWICE,
+            f"message {name} was committed in txid {succeeded[0]} and waits for a retry",
+            txid=succeeded[0],
+            message=name,
+        )
+    end = end_of(trace, records)
+    owed = end.kind is EndKind.WAITING and records.waiting is not None and name not in records.waiting
+    if end.kind is EndKind.UNKNOWN or owed:
+        where = f"txid {end.txid}" if end.txid is not None else "a txid that is not there"
+        findings.violation(
+            ViolationKind.MESSAGE_LOST,
+            f"message {name} failed in or was given back by {where}, and is nowhere since",
+            txid=end.txid,
+            message=name,
+        )
+
+
+def _strangers(failed: Mapping[str, Trace], records: Records, findings: Findings) -> None:
+    """What waits or died must have failed by the ledger, too."""
+    for kind, names in (("waits for a retry", records.waiting or {}), ("is a dead letter", records.dead)):
+        for name in names:
+            if name not in failed or not failed[name].failures:
+                findings.violation(
+                    ViolationKind.MESSAGE_UNKNOWN,
+                    f"message {name} {kind} in the source, and the ledger names no failure of it",
+                    message=name,
+                )
+
+
+def _totals(failed: Mapping[str, Trace], records: Records, source: SourceEvidence, findings: Findings) -> None:
+    """Where the source cannot name what waits, the number must agree."""
+    ends = [end_of(trace, records) for trace in failed.values()]
+    dead = sum(end.kind is EndKind.DEAD_LETTER for end in ends)
+    backlog = source.backlog()
+    if dead != backlog.dead:
+        findings.violation(
+            ViolationKind.MESSAGE_LOST, f"the ledger knows {dead} dead letters, source {source.name} has {backlog.dead}"
+        )
+    waiting = sum(end.kind is EndKind.WAITING for end in ends)
+    if records.waiting is None and waiting > backlog.waiting + backlog.pending:
+        findings.violation(
+            ViolationKind.MESSAGE_LOST,
+            f"by the ledger {waiting} messages wait for a retry, source {source.name} has {backlog.waiting}",
+        )

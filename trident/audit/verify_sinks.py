@@ -1,0 +1,211 @@
+"""Holds each sink's own evidence against the ledger: exactly the committed txids, in order, with equal content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+from stormproof.core.errors import CannotTell, FatalError, StormproofError, TransientError, UsageError
+from stormproof.core.guarantee import Guarantee
+from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity
+from stormproof.trident.audit.inspect import SinkOpener
+from stormproof.trident.audit.ledger import SinkBinding
+from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
+from stormproof.trident.audit.verify_ledger import LedgerRows
+from stormproof.trident.ledger.rows import SinkWork, Txn
+from stormproof.trident.transaction import TxnState
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The ledger read once more after the sinks: a running driver may have gone on in between."""
+
+    states: Mapping[int, TxnState]
+
+    def may_be_held(self, txid: int) -> bool:
+        """Whether the batch's content was fixed by then, so that a sink may hold it."""
+        return self.states.get(txid) in (TxnState.PREPARED, TxnState.BLOCKED, TxnState.COMMITTED)
+
+
+def verify_sinks(
+    rows: LedgerRows,
+    opener: SinkOpener,
+    last_held: Mapping[str, int | None],
+    read_later: Callable[[], Later],
+    *,
+    first: int,
+    last: int | None,
+    findings: Findings,
+) -> int:
+    """Compare every sink; returns how many evidence entries were looked at. `last_held` is the ledger's, by sink."""
+    reports = {binding.sink: _evidence(rows, binding, opener, (first, last), findings) for binding in rows.bindings}
+    # Sinks first, then the ledger again: what a driver has done meanwhile is not held against it.
+    later = read_later()
+    for binding in rows.bindings:
+        report = reports[binding.sink]
+        if report is not None:
+            _Comparison(rows, binding, report, later, findings).run(last_held[binding.sink])
+    return sum(len(report.entries) for report in reports.values() if report is not None)
+
+
+def _evidence(
+    rows: LedgerRows, binding: SinkBinding, opener: SinkOpener, span: tuple[int, int | None], findings: Findings
+) -> EvidenceReport | None:
+    identity = SinkIdentity(rows.topology.name, rows.topology.incarnation, binding.sink)
+    try:
+        with closing(opener(identity, binding)) as session:
+            return session.evidence(*span)
+    except (TransientError, CannotTell, UsageError) as error:
+        findings.unknown(f"sink {binding.sink!r}: {error}", sink=binding.sink)
+    except (FatalError, StormproofError) as error:
+        findings.violation(ViolationKind.SINK_UNREADABLE, f"sink {binding.sink!r}: {error}", sink=binding.sink)
+    return None
+
+
+class _Comparison:
+    """One sink against the ledger."""
+
+    def __init__(
+        self, rows: LedgerRows, binding: SinkBinding, report: EvidenceReport, later: Later, findings: Findings
+    ) -> None:
+        self._rows = rows
+        self._sink = binding.sink
+        self._binding = binding
+        self._report = report
+        self._later = later
+        self._findings = findings
+        self._work = {item.txid: item.work for item in rows.work if item.work.sink == binding.sink}
+        self._held = {entry.txid for entry in report.entries}
+
+    def run(self, last_held: int | None) -> None:
+        """All comparisons."""
+        if self._report.table_id != self._binding.table_id:
+            self._wrong(
+                ViolationKind.TABLE_REPLACED,
+                f"the table behind it is {self._report.table_id or 'gone'}, the ledger knows {self._binding.table_id}",
+            )
+        for problem in self._report.problems:
+            self._wrong(ViolationKind.EVIDENCE, problem)
+        self._order()
+        for entry in self._report.entries:
+            self._entry(entry)
+        for txid, work in self._work.items():
+            self._require(txid, work)
+        self._guard(last_held)
+
+    def _wrong(self, kind: ViolationKind, text: str, txid: int | None = None) -> None:
+        where = f"sink {self._sink!r}" if txid is None else f"txid {txid}, sink {self._sink!r}"
+        self._findings.violation(kind, f"{where}: {text}", txid=txid, sink=self._sink)
+
+    def _order(self) -> None:
+        before: int | None = None
+        for entry in self._report.entries:
+            if before is not None and entry.txid <= before and self._is_checked(entry.txid):
+                text = (
+                    "the sink's log has it twice"
+                    if entry.txid == before
+                    else f"the sink's log has it after txid {before}"
+                )
+                self._wrong(ViolationKind.EVIDENCE_ORDER, text, entry.txid)
+            before = entry.txid if before is None else max(before, entry.txid)
+
+    def _is_checked(self, txid: int) -> bool:
+        txn = self._rows.txns.get(txid)
+        return txn is None or txn.guarantee is Guarantee.EXACTLY_ONCE
+
+    def _entry(self, entry: Evidence) -> None:
+        txid = entry.txid
+        if entry.problem is not None:
+            self._wrong(ViolationKind.EVIDENCE, entry.problem, txid)
+        txn, work = self._rows.txns.get(txid), self._work.get(txid)
+        if work is None:
+            if not self._later.may_be_held(txid) or (txn is not None and txn.state is not TxnState.OPEN):
+                known = "knows no such txid" if txn is None else f"says it is {txn.state} and writes nothing there"
+                self._wrong(ViolationKind.EVIDENCE_UNKNOWN_TXID, f"the sink holds it, the ledger {known}", txid)
+            return
+        if entry.digest != work.digest:
+            self._wrong(
+                ViolationKind.EVIDENCE_DIFFERS,
+                f"the sink holds digest {entry.digest[:16]}, the ledger prepared {work.digest[:16]}",
+                txid,
+            )
+        if entry.rows != work.rows:
+            self._wrong(
+                ViolationKind.EVIDENCE_DIFFERS,
+                f"the sink holds {entry.rows} rows, the ledger prepared {work.rows}",
+                txid,
+            )
+        if txn is not None:
+            self._held_though(txn)
+
+    def _held_though(self, txn: Txn) -> None:
+        """What it means that a sink holds a batch that the ledger does not call committed."""
+        exactly = txn.guarantee is Guarantee.EXACTLY_ONCE
+        where = f"txid {txn.txid}, sink {self._sink!r}"
+        match txn.state:
+            case TxnState.COMMITTED:
+                return
+            case TxnState.PREPARED | TxnState.BLOCKED:
+                self._findings.notice(
+                    NoticeKind.PENDING_IN_LEDGER,
+                    f"{where}: committed in the sink, pending in the ledger ({txn.state})",
+                    txid=txn.txid,
+                    sink=self._sink,
+                    messages=txn.messages,
+                )
+            case TxnState.OPEN if not exactly or self._later.may_be_held(txn.txid):
+                self._findings.notice(
+                    NoticeKind.PENDING_IN_LEDGER,
+                    f"{where}: written to the sink, still open in the ledger",
+                    txid=txn.txid,
+                    sink=self._sink,
+                    messages=txn.messages,
+                )
+            case TxnState.ABORTED if not exactly:
+                self._findings.notice(
+                    NoticeKind.DUPLICATE_POSSIBLE,
+                    f"{where}: duplicate possible: the sink holds it, and its {txn.messages} messages were given back",
+                    txid=txn.txid,
+                    sink=self._sink,
+                    messages=txn.messages,
+                )
+            case TxnState.ABANDONED:
+                return  # its own notice says how much was lost at most
+            case _:
+                self._wrong(
+                    ViolationKind.EVIDENCE_DIFFERS, f"the sink holds it, the ledger says it is {txn.state}", txn.txid
+                )
+
+    def _require(self, txid: int, work: SinkWork) -> None:
+        """What the ledger says that the sink holds must be in its evidence."""
+        txn = self._rows.txns.get(txid)
+        if txid in self._held or (work.committed_at is None and (txn is None or txn.state is not TxnState.COMMITTED)):
+            return
+        oldest = min(self._held, default=None)
+        if self._report.truncated and (oldest is None or txid < oldest):
+            self._findings.unknown(
+                f"txid {txid}, sink {self._sink!r}: the table's retention has removed the log of that time",
+                txid=txid,
+                sink=self._sink,
+            )
+            return
+        self._wrong(
+            ViolationKind.EVIDENCE_MISSING,
+            "the ledger says that the sink holds it, the sink's own record does not",
+            txid,
+        )
+
+    def _guard(self, last_held: int | None) -> None:
+        """The sink's own last txid is the ledger's, or one that was on its way."""
+        last = self._report.last_txid
+        if last == last_held:
+            return
+        if last is None:
+            self._wrong(ViolationKind.GUARD, f"the sink knows no last txid, the ledger says {last_held}")
+            return
+        txn = self._rows.txns.get(last)
+        unchecked = txn is not None and txn.guarantee is not Guarantee.EXACTLY_ONCE and last in self._work
+        if (last_held is None or last > last_held) and (self._later.may_be_held(last) or unchecked):
+            return
+        self._wrong(ViolationKind.GUARD, f"its last txid is {last}, the ledger says {last_held}")
