@@ -24,6 +24,7 @@ from stormproof.core.source.protocol import Limit, Source
 from stormproof.core.topology import TopologyGraph, as_guarantee
 from stormproof.migrations import migrate, state
 from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
+from stormproof.trident.audit.inspect import describe_sink
 from stormproof.trident.coordinator import Coordinator, RunOptions
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
@@ -143,9 +144,7 @@ def attached(plan: Plan, source: Source, ledger: Ledger) -> Iterator[tuple[Run, 
     """Raise the topology's epoch, subscribe to its source and open its sinks under it."""
     with ExitStack() as stack:
         failpoint("start.before_epoch")
-        run = ledger.start(
-            plan.topology, fingerprint=plan.fingerprint, guarantee=plan.guarantee, source=source.name
-        )
+        run = ledger.start(plan.topology, fingerprint=plan.fingerprint, guarantee=plan.guarantee, source=source.name)
         failpoint("start.after_epoch")
         source.subscribe(run.incarnation, run.epoch)
         stack.callback(source.close)
@@ -153,9 +152,12 @@ def attached(plan: Plan, source: Source, ledger: Ledger) -> Iterator[tuple[Run, 
         for spec in plan.sink_specs:
             sink: Sink = spec  # type: ignore[assignment]
             identity = SinkIdentity(run.topology, run.incarnation, sink.name)
-            sessions[sink.name] = session = stack.enter_context(closing(sink.open(identity, plan.sinks[sink.name], run.epoch)))
+            sessions[sink.name] = session = stack.enter_context(
+                closing(sink.open(identity, plan.sinks[sink.name], run.epoch))
+            )
             with ledger.transaction(run) as tx:
-                ledger.bind_sink(tx, sink.name, sink.target, session.table_id)
+                description = describe_sink(sink, plan.sinks[sink.name])
+                ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
         yield run, sessions
 
 

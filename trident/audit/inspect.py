@@ -18,7 +18,7 @@ SinkOpener: TypeAlias = Callable[[SinkIdentity, SinkBinding], SinkSession]
 """Opens a sink for reading only."""
 
 
-def describe_sink(sink: SinkSpec, input_: SinkInput, ledger_database: Database | None = None) -> dict[str, Json]:
+def describe_sink(sink: SinkSpec, input_: SinkInput) -> dict[str, Json]:
     """What the ledger keeps of a sink, so that the audit can open it without the topology's code. Never a secret.
 
     A sink of a kind that is not Stormproof's own is described as `other`; its evidence can only be checked by a caller
@@ -39,16 +39,9 @@ def describe_sink(sink: SinkSpec, input_: SinkInput, ledger_database: Database |
     if isinstance(sink, DeltaSink):
         return {**description, "kind": "delta", "path": sink.target}
     if isinstance(sink, PostgresSink):
-        own, table = sink.database, sink.target
-        if own is not None:
-            table = table.removesuffix(f" at {own.redacted}")
-        elsewhere = own is not None and own != ledger_database
-        return {
-            **description,
-            "kind": "postgres",
-            "table": table,
-            "database": own.redacted if own is not None and elsewhere else None,
-        }
+        database = None if sink.database is None else sink.database.redacted
+        table = sink.target if database is None else sink.target.removesuffix(f" at {database}")
+        return {**description, "kind": "postgres", "table": table, "database": database}
     return description
 
 
@@ -85,7 +78,8 @@ def open_for_inspection(identity: SinkIdentity, binding: SinkBinding, ledger_dat
 
     database = ledger_database
     elsewhere = description.get("database")
-    if elsewhere is not None:
+    if elsewhere is not None and elsewhere != ledger_database.redacted:
+        # Without its password, which is not the ledger's to keep: libpq finds it in PGPASSWORD or a password file.
         database = Database.from_url(str(elsewhere), setting=f"the ledger's description of sink {binding.sink!r}")
     return PostgresSink(str(description["table"]), name=binding.sink, database=database).inspect(identity, input_)
 

@@ -177,20 +177,22 @@ class LedgerSnapshot:
     def held_before(self, incarnation: str, sink: str, txid: int) -> int | None:
         """The last txid below `txid` that a sink is known to hold."""
         c = t.txn_sink.c
-        return self.connection.execute(
+        found: int | None = self.connection.execute(
             sa.select(sa.func.max(c.txid)).where(
                 c.incarnation == incarnation, c.sink == sink, c.txid < txid, c.committed_at.is_not(None)
             )
         ).scalar_one()
+        return found
 
     def last_held(self, incarnation: str, sink: str) -> int | None:
         """The last txid that a sink is known to hold."""
         c = t.txn_sink.c
-        return self.connection.execute(
+        found: int | None = self.connection.execute(
             sa.select(sa.func.max(c.txid)).where(
                 c.incarnation == incarnation, c.sink == sink, c.committed_at.is_not(None)
             )
         ).scalar_one()
+        return found
 
     def counts(self, incarnation: str) -> TxnCounts:
         """How many batches are in each state."""

@@ -88,6 +88,6 @@ def _source(reader: SourceReader, snapshot: LedgerSnapshot, topology: str, findi
     found = reader(snapshot, row)
     if found is None:
         findings.unknown(
-            f"source {row.source!r} is not a queue in the ledger's database: what waits and what is dead was not compared"
+            f"source {row.source!r} is not a queue in the ledger's database: its messages were not compared"
         )
     return found

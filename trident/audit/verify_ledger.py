@@ -197,8 +197,8 @@ def _sink_rows(rows: LedgerRows, findings: Findings) -> None:
                 sink=binding.sink,
             )
     for (txid, sink), work in has.items():
-        txn = rows.txns.get(txid)
-        if txn is not None and txn.state is TxnState.COMMITTED and work.committed_at is None:
+        owner = rows.txns.get(txid)
+        if owner is not None and owner.state is TxnState.COMMITTED and work.committed_at is None:
             findings.violation(
                 ViolationKind.STATE,
                 f"txid {txid} is committed, and the ledger does not say that sink {sink!r} holds it",
