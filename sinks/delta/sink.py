@@ -39,13 +39,13 @@ class DeltaSink:
     ) -> None:
         text = os.fspath(path)
         self._path = text if "://" in text else str(Path(text).absolute())
-        self._name = Path(text).name if name is None else name
+        self._name = f"delta.{Path(text).name}" if name is None else name
         beside = os.path.join(os.path.dirname(self._path), STAGING_FOLDER, os.path.basename(self._path))
         self._staging = beside if staging is None else str(Path(staging).absolute())
 
     @property
     def name(self) -> str:
-        """Unique within a topology; by default the folder's name."""
+        """Unique within a topology; by default `delta.` and the folder's name."""
         return self._name
 
     @property

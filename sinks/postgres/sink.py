@@ -36,19 +36,24 @@ class PostgresSink:
         staging: str | Path | None = None,
     ) -> None:
         self._table = TableName.parse(table)
-        self._name = table if name is None else name
+        self._name = f"postgres.{table}" if name is None else name
         self._database = Database.from_url(database, setting="database") if isinstance(database, str) else database
         self._staging = None if staging is None else Path(staging).absolute()
 
     @property
     def name(self) -> str:
-        """Unique within a topology; by default the table's name."""
+        """Unique within a topology; by default `postgres.` and the table's name."""
         return self._name
 
     @property
     def target(self) -> str:
         """The table, with its database where that is given; no secrets."""
         return str(self._table) if self._database is None else f"{self._table} at {self._database.redacted}"
+
+    @property
+    def table(self) -> str:
+        """The table's name, with its schema where one was given."""
+        return str(self._table)
 
     @property
     def database(self) -> Database | None:

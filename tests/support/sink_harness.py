@@ -47,9 +47,9 @@ class SinkHarness:
                 return MemorySink("counts", staging=self.folder / "staged")
             case "postgres":
                 assert self.database is not None
-                return PostgresSink("counts", database=self.database, staging=self.folder / "staged")
+                return PostgresSink("counts", name="counts", database=self.database, staging=self.folder / "staged")
             case _:
-                return DeltaSink(self.delta_path)
+                return DeltaSink(self.delta_path, name="counts")
 
     @property
     def staging(self) -> Path:
