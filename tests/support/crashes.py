@@ -34,9 +34,25 @@ class Cell:
     batch_messages: int = BATCH_MESSAGES
 
 
+PRELOADED = [
+    "stormproof.trident.run",
+    "stormproof.trident.stream",
+    "stormproof.core.source.postgres_queue",
+    "stormproof.sinks.delta",
+    "stormproof.sinks.postgres",
+    "adbc_driver_postgresql.dbapi",
+    "pandas",
+]
+"""What the fork server imports before it forks: all that a driver without Spark needs; none of it starts a thread.
+
+Installed modules only: the fork server of Python 3.11 does not get the tests' `sys.path`, and leaves out in silence what it
+cannot import.
+"""
+
+
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.preload"])
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 

@@ -64,7 +64,12 @@ def topology(name: str, mode: SinkMode | None, folder: Path, database: Database,
     """Word rows or word counts into one sink, or into all four (`mode` None)."""
     t = Topology(name)
     source = PostgresQueue(
-        queue, schema="line string", database=database, max_attempts=MAX_ATTEMPTS, backoff_base_s=0.001, backoff_max_s=0.001
+        queue,
+        schema="line string",
+        database=database,
+        max_attempts=MAX_ATTEMPTS,
+        backoff_base_s=0.001,
+        backoff_max_s=0.001,
     )
     words = t.stream("lines", source).flat_map(Split(folder), "line", schema="word string")
     modes = list(SinkMode) if mode is None else [mode]
