@@ -69,14 +69,19 @@ def is_made(connection: psycopg.Connection) -> bool:
     return row is not None and bool(row[0])
 
 
-def make(connection: psycopg.Connection) -> None:
-    """Make the sink's own tables where they are missing.
+def one_at_a_time(connection: psycopg.Connection) -> None:
+    """Hold, until the transaction ends, what everybody holds who makes a table.
 
-    Two first starts at the same time would collide even with `if not exists`, so one waits for the other.
+    Two first starts at the same time collide even with `if not exists`, so one waits for the other.
     """
+    connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK,))
+
+
+def make(connection: psycopg.Connection) -> None:
+    """Make the sink's own tables where they are missing."""
     if is_made(connection):
         return
     with connection.transaction():
-        connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK,))
+        one_at_a_time(connection)
         for statement in _TABLES:
             connection.execute(statement)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import psycopg
@@ -119,6 +119,7 @@ class PostgresSession:
             if find_oid(connection, self._name) is None:
                 if not create:
                     raise SinkRefused(f"{self._where}: there is no such table")
+                bookkeeping.one_at_a_time(connection)
                 connection.execute(create_statement(self._name, self._input))
             table = self._table(connection)
             require_table(table, self._input, self._where)
@@ -416,8 +417,8 @@ class PostgresSession:
         )
         # Every rule here reads again after it has waited for a lock: no older snapshot may stand in its way.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        self._connection = connection
-        with self._errors(self._where):
+        with self._errors(self._where), ExitStack() as undo:
+            undo.callback(connection.close)
             connection.execute("select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),))
             row = connection.execute("show synchronous_commit").fetchone()
             if row is not None and row[0] == "off":
@@ -426,6 +427,8 @@ class PostgresSession:
                 with connection.transaction():
                     self._lock_fence(connection)
                     self._record_backend(connection)
+            undo.pop_all()
+        self._connection = connection
         return connection
 
     @contextmanager
