@@ -135,6 +135,14 @@ class LedgerSnapshot:
         )
         return [txn for row in rows if (txn := self._read("txn", row.txid, to_txn, row)) is not None]
 
+    def unresolved(self, incarnation: str) -> list[Txn]:
+        """Batches without an end, in txid order."""
+        c = t.txn.c
+        rows = self.connection.execute(
+            sa.select(t.txn).where(c.incarnation == incarnation, c.ended_at.is_(None)).order_by(c.txid)
+        )
+        return [txn for row in rows if (txn := self._read("txn", row.txid, to_txn, row)) is not None]
+
     def attempts(self, incarnation: str, first: int = 1, last: int | None = None) -> list[AttemptRow]:
         """Attempts at those batches, in order."""
         c = t.attempt.c

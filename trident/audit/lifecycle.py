@@ -57,6 +57,19 @@ class Failure:
     input: str
     at: datetime | None
 
+    @staticmethod
+    def of(event: Event) -> Failure:
+        """From the ledger's event."""
+        return Failure(
+            txid=event.txid or 0,
+            attempt=event.attempt or 0,
+            reason=event.reason or "",
+            component=event.component or "",
+            error=event.error or "",
+            input=event.input or "",
+            at=event.at,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MessageHistory:
@@ -128,18 +141,7 @@ def traces(events: Sequence[Event]) -> dict[str, Trace]:
 
 def history(trace: Trace, records: Records) -> MessageHistory:
     """A message's history, for people."""
-    failures = tuple(
-        Failure(
-            txid=event.txid or 0,
-            attempt=event.attempt or 0,
-            reason=event.reason or "",
-            component=event.component or "",
-            error=event.error or "",
-            input=event.input or "",
-            at=event.at,
-        )
-        for event in trace.failures
-    )
+    failures = tuple(Failure.of(event) for event in trace.failures)
     return MessageHistory(trace.message, failures, tuple(trace.replays), end_of(trace, records))
 
 

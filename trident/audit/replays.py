@@ -1,0 +1,83 @@
+"""`audit replays`: what came again, why, how often, because of whom, and which txid committed it in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, MessageHistory, Records, history, traces
+from stormproof.trident.audit.source import SourceReader, queue_reader
+from stormproof.trident.steps import EVERY_MESSAGE_FAILED
+from stormproof.trident.transaction import EventKind, TxnState
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedBatch:
+    """A batch that ended without an effect of its own: given back whole or in halves, or abandoned."""
+
+    txid: int
+    state: str
+    reason: str
+    messages: int
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """A try at a batch that was followed by another."""
+
+    txid: int
+    attempt: int
+    outcome: str
+    error: str
+    at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Suppressed:
+    """A commit that found its batch in the sink already: a duplicate that was not applied."""
+
+    txid: int
+    sink: str
+    at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaysReport:
+    """Everything that was tried more than once."""
+
+    topology: str
+    messages: tuple[MessageHistory, ...]
+    batches: tuple[ReturnedBatch, ...]
+    attempts: tuple[FailedAttempt, ...]
+    suppressed: tuple[Suppressed, ...]
+
+
+def replays(ledger: AuditLedger, topology: str, *, source: SourceReader = queue_reader) -> ReplaysReport:
+    """What was replayed; raises UsageError where there is no such topology."""
+    with ledger.snapshot() as snapshot:
+        row = snapshot.topology(topology)
+        txns = snapshot.txns(row.incarnation)
+        records = Records.of(txns, source(snapshot, row))
+        events = snapshot.events(row.incarnation, [*MESSAGE_EVENTS, EventKind.ATTEMPT_FAILED, EventKind.SUPPRESSED])
+    given_back = (TxnState.ABORTED, TxnState.ABANDONED)
+    return ReplaysReport(
+        topology=topology,
+        messages=tuple(
+            history(trace, records)
+            for trace in traces([e for e in events if e.kind in MESSAGE_EVENTS]).values()
+            if trace.failures or trace.replays
+        ),
+        batches=tuple(
+            ReturnedBatch(txn.txid, txn.state.value, txn.reason or "", txn.messages, txn.ended_at)
+            for txn in txns
+            if txn.state in given_back and txn.reason != EVERY_MESSAGE_FAILED
+        ),
+        attempts=tuple(
+            FailedAttempt(e.txid or 0, e.attempt or 0, e.reason or "", e.error or "", e.at)
+            for e in events
+            if e.kind is EventKind.ATTEMPT_FAILED
+        ),
+        suppressed=tuple(Suppressed(e.txid or 0, e.sink or "", e.at) for e in events if e.kind is EventKind.SUPPRESSED),
+    )

@@ -1,0 +1,129 @@
+"""`status`: every topology, its driver, what is under way, and what waits."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+import psutil
+
+from stormproof.core.source.protocol import Backlog
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
+from stormproof.trident.audit.source import SourceReader, queue_reader
+
+START_TOLERANCE_S: Final = 1.0
+"""How far two readings of one process's start time may lie apart."""
+
+
+class DriverState(StrEnum):
+    """Whether a topology's driver lives."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """It ended in order."""
+    DEAD = "dead"
+    """It is gone without having ended in order: the next start recovers."""
+    UNKNOWN = "unknown"
+    """It ran on another host."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStatus:
+    """One sink, by the ledger: the last txid that it is known to hold."""
+
+    sink: str
+    target: str
+    last_txid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnresolvedTxn:
+    """A batch that has not ended."""
+
+    txid: int
+    state: str
+    since: datetime
+    messages: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyStatus:
+    """One topology. `backlog` is None where its source is not in the ledger's database."""
+
+    name: str
+    incarnation: str
+    epoch: int
+    guarantee: str
+    driver: DriverState
+    driver_host: str
+    driver_pid: int
+    started_at: datetime
+    stopped_at: datetime | None
+    source: str
+    last_txid: int | None
+    txns: dict[str, int]
+    unresolved: tuple[UnresolvedTxn, ...]
+    backlog: Backlog | None
+    sinks: tuple[SinkStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """All topologies, by name."""
+
+    topologies: tuple[TopologyStatus, ...]
+
+
+def status(ledger: AuditLedger, *, source: SourceReader = queue_reader) -> StatusReport:
+    """Every topology that the ledger knows."""
+    with ledger.snapshot() as snapshot:
+        return StatusReport(tuple(_topology(snapshot, row, source) for row in snapshot.topologies()))
+
+
+def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) -> TopologyStatus:
+    counts = snapshot.counts(row.incarnation)
+    evidence = source(snapshot, row)
+    return TopologyStatus(
+        name=row.name,
+        incarnation=row.incarnation,
+        epoch=row.epoch,
+        guarantee=row.guarantee,
+        driver=driver_state(row),
+        driver_host=row.driver_host,
+        driver_pid=row.driver_pid,
+        started_at=row.started_at,
+        stopped_at=row.stopped_at,
+        source=row.source,
+        last_txid=counts.last_txid,
+        txns=counts.by_state,
+        unresolved=tuple(
+            UnresolvedTxn(txn.txid, txn.state.value, txn.prepared_at or txn.opened_at, txn.messages, txn.reason)
+            for txn in snapshot.unresolved(row.incarnation)
+        ),
+        backlog=None if evidence is None else evidence.backlog(),
+        sinks=tuple(
+            SinkStatus(b.sink, b.target, snapshot.last_held(row.incarnation, b.sink))
+            for b in snapshot.sinks(row.incarnation)
+        ),
+    )
+
+
+def driver_state(row: TopologyRow) -> DriverState:
+    """Whether the driver of the present epoch lives; a reused process id is told by its start time."""
+    if row.stopped_at is not None:
+        return DriverState.STOPPED
+    if row.driver_host != socket.gethostname():
+        return DriverState.UNKNOWN
+    try:
+        process = psutil.Process(row.driver_pid)
+        alive = (
+            abs(process.create_time() - row.driver_started) <= START_TOLERANCE_S
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.NoSuchProcess:
+        alive = False
+    return DriverState.RUNNING if alive else DriverState.DEAD

@@ -1,0 +1,136 @@
+"""`audit txn`: what one txid read, wrote and replayed, sink by sink."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from stormproof.core.errors import Json, UsageError
+from stormproof.trident.audit.ledger import AttemptRow, AuditLedger
+from stormproof.trident.audit.lifecycle import Failure
+from stormproof.trident.transaction import EventKind
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOutput:
+    """What the batch writes to one sink; `committed_at` None: the sink is not known to hold it."""
+
+    sink: str
+    target: str
+    follows_txid: int | None
+    rows: int
+    bytes: int
+    files: int
+    digest: str
+    committed_at: datetime | None
+    outcome: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFailureRow:
+    """A message that failed in the batch."""
+
+    message: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEvent:
+    """Anything else that the ledger recorded of the batch: blocked, retried by an operator, suppressed."""
+
+    kind: str
+    at: datetime | None
+    sink: str | None
+    message: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TxnReport:
+    """One batch, whole."""
+
+    topology: str
+    txid: int
+    state: str
+    guarantee: str
+    epoch: int
+    reason: str | None
+    source: str
+    position: dict[str, Json]
+    messages: int
+    failed: int
+    tuples: int
+    bytes: int
+    retry: bool
+    opened_at: datetime
+    prepared_at: datetime | None
+    ended_at: datetime | None
+    steps_ms: dict[str, float]
+    attempts: tuple[AttemptRow, ...]
+    sinks: tuple[SinkOutput, ...]
+    failures: tuple[MessageFailureRow, ...]
+    replayed: tuple[str, ...]
+    events: tuple[OtherEvent, ...]
+
+
+_OWN_PLACE = (EventKind.FAILURE, EventKind.REPLAY)
+
+
+def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
+    """One batch; raises UsageError where there is no such topology or txid."""
+    with ledger.snapshot() as snapshot:
+        row = snapshot.topology(topology)
+        found = snapshot.txns(row.incarnation, txid, txid)
+        if not found:
+            last = snapshot.counts(row.incarnation).last_txid
+            known = "none yet" if last is None else f"1 to {last}"
+            raise UsageError(f"topology {topology!r} has no txid {txid}; known: {known}", topology=topology, txid=txid)
+        attempts = snapshot.attempts(row.incarnation, txid, txid)
+        work = snapshot.work(row.incarnation, txid, txid)
+        events = snapshot.events(row.incarnation, first=txid, last=txid)
+        targets = {binding.sink: binding.target for binding in snapshot.sinks(row.incarnation)}
+    batch = found[0]
+    events = [event for event in events if event.txid == txid]
+    return TxnReport(
+        topology=topology,
+        txid=txid,
+        state=batch.state.value,
+        guarantee=batch.guarantee.value,
+        epoch=batch.epoch,
+        reason=batch.reason,
+        source=batch.source,
+        position=batch.position,
+        messages=batch.messages,
+        failed=batch.failed,
+        tuples=batch.tuples,
+        bytes=batch.bytes,
+        retry=batch.retry,
+        opened_at=batch.opened_at,
+        prepared_at=batch.prepared_at,
+        ended_at=batch.ended_at,
+        steps_ms=batch.steps_ms,
+        attempts=tuple(attempts),
+        sinks=tuple(
+            SinkOutput(
+                sink=item.work.sink,
+                target=targets.get(item.work.sink, ""),
+                follows_txid=item.work.previous,
+                rows=item.work.rows,
+                bytes=item.work.bytes,
+                files=len(item.work.files),
+                digest=item.work.digest,
+                committed_at=item.work.committed_at,
+                outcome=item.work.outcome,
+            )
+            for item in work
+        ),
+        failures=tuple(
+            MessageFailureRow(e.message or "", Failure.of(e)) for e in events if e.kind is EventKind.FAILURE
+        ),
+        replayed=tuple(e.message or "" for e in events if e.kind is EventKind.REPLAY),
+        events=tuple(
+            OtherEvent(e.kind.value, e.at, e.sink, e.message, e.error or e.reason or "")
+            for e in events
+            if e.kind not in _OWN_PLACE
+        ),
+    )
