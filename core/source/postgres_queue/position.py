@@ -149,12 +149,13 @@ class Span:
         return cls(
             Snapshot.parse(str(value["start"])),
             Snapshot.parse(str(value["end"])),
-            _place(value.get("after")),
-            _place(value.get("last")),
+            place_of(value.get("after")),
+            place_of(value.get("last")),
         )
 
 
-def _place(value: Json) -> Place | None:
+def place_of(value: Json) -> Place | None:
+    """A place from its JSON form, ``[xid, id]``."""
     match value:
         case None:
             return None

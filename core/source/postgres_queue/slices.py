@@ -12,7 +12,7 @@ from psycopg import Cursor
 
 from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
 from stormproof.core.source.postgres_queue.messages import MessageTable, query, select_ranges
-from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span
+from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span, place_of
 from stormproof.core.source.postgres_queue.tables import SCHEMA
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice
 
@@ -105,6 +105,7 @@ class SliceRow:
     epoch: int
     opened: int
     deaths: int
+    replayed: tuple[Place, ...] = ()
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> SliceRow:
@@ -124,6 +125,7 @@ class SliceRow:
             "ids": [self.min_id, self.max_id],
             "opened": self.opened,
             "deaths": self.deaths,
+            "replayed": [list(place) for place in self.replayed],
         }
 
     @classmethod
@@ -138,9 +140,11 @@ class SliceRow:
                 "ids": [int(low), int(high)],
                 "opened": int(opened),
                 "deaths": int(deaths),
+                "replayed": list(replayed),
             }:
                 at = Span.from_json(span) if isinstance(span, dict) else None
-                return cls(id_, at, messages, size, low, high, None, 0, opened, deaths)
+                places = tuple(place for value in replayed if (place := place_of(value)) is not None)
+                return cls(id_, at, messages, size, low, high, None, 0, opened, deaths, places)
             case _:
                 raise UsageError(f"not a position in a Postgres queue: {sorted(value)}")
 
@@ -385,7 +389,11 @@ def reopen(cursor: Cursor[Any], who: Subscriber, lease: Lease, limit: Limit, see
         lease.seconds,
         row.id,
     )
-    return describe(replace(row, owner=lease.owner, epoch=lease.epoch, opened=row.opened + 1), have)
+    replayed: tuple[Place, ...] = ()
+    if row.span is None:
+        found_ids = query(cursor, f"select r.xid::text, r.id from ({row.rows_sql(who, 'xid, id')}) r order by r.id")
+        replayed = tuple(Place(int(xid), id_) for xid, id_ in found_ids)
+    return describe(replace(row, owner=lease.owner, epoch=lease.epoch, opened=row.opened + 1, replayed=replayed), have)
 
 
 def open_due(cursor: Cursor[Any], who: Subscriber, lease: Lease, limit: Limit, seed: int) -> Slice | None:
@@ -489,7 +497,14 @@ def describe(row: SliceRow, have: Totals) -> Slice:
 def slice_of(position: dict[str, Json], expected: Expectation) -> Slice:
     """A slice from its JSON form."""
     row = SliceRow.from_json(position)
-    return Slice(position, expected, row.bytes, retry=row.span is None, deaths=row.deaths)
+    return Slice(
+        position,
+        expected,
+        row.bytes,
+        retry=row.span is None,
+        deaths=row.deaths,
+        replayed=tuple((place.id, place.xid) for place in row.replayed),
+    )
 
 
 def position_of(cursor: Cursor[Any], who: Subscriber, *, locked: bool = False) -> Position | None:
