@@ -147,7 +147,10 @@ def _compare(steps: Steps, session: SinkSession) -> None:
         known = steps.ledger.last_held(tx, sink)
         if not _agrees(held, known):
             unfinished = dict(steps.ledger.unfinished_work(tx, sink))
-            if held is None or unfinished.get(held.txid) not in (held.digest, *([] if held.digest else unfinished.values())):
+            if held is None or unfinished.get(held.txid) not in (
+                held.digest,
+                *([] if held.digest else unfinished.values()),
+            ):
                 raise _mismatch(steps, session, held, known)
             steps.ledger.sinks_hold(tx, held.txid, {sink: "held_unfinished"})
     steps.previous[sink] = None if held is None else held.txid
@@ -159,9 +162,7 @@ def _agrees(held: Held | None, known: tuple[int, str] | None) -> bool:
     return held.txid == known[0] and held.digest in (None, known[1])
 
 
-def _mismatch(
-    steps: Steps, session: SinkSession, held: Held | None, known: tuple[int, str] | None
-) -> PositionMismatch:
+def _mismatch(steps: Steps, session: SinkSession, held: Held | None, known: tuple[int, str] | None) -> PositionMismatch:
     topology, sink = steps.run.topology, session.identity.sink
     ledger = "no txid" if known is None else f"txid {known[0]} (digest {known[1][:12]})"
     found = "no txid" if held is None else f"txid {held.txid} (digest {(held.digest or 'expired')[:12]})"

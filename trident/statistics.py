@@ -36,7 +36,12 @@ class RecoveryReport:
     def did_something(self) -> bool:
         """Whether there was anything to recover."""
         return bool(
-            self.rolled_forward or self.aborted or self.abandoned or self.confirms_repeated or self.suppressed or self.files_swept
+            self.rolled_forward
+            or self.aborted
+            or self.abandoned
+            or self.confirms_repeated
+            or self.suppressed
+            or self.files_swept
         )
 
 

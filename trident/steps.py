@@ -131,7 +131,12 @@ class Steps:
             if guarantee is not Guarantee.AT_MOST_ONCE:
                 self.source.hold(opened.lease, self.joined(tx))
             self.ledger.fix_content(
-                tx, opened.txid, attempt, list(work.values()), self._failure_events(failures, opened.txid, attempt), tuples
+                tx,
+                opened.txid,
+                attempt,
+                list(work.values()),
+                self._failure_events(failures, opened.txid, attempt),
+                tuples,
             )
             if guarantee is Guarantee.EXACTLY_ONCE:
                 self.ledger.move(tx, opened.txid, TxnState.OPEN, TxnState.PREPARED)

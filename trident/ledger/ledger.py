@@ -78,7 +78,13 @@ class Ledger:
     # -- a driver's life ---------------------------------------------------------------------------------------------
 
     def start(
-        self, topology: str, *, fingerprint: str, guarantee: Guarantee, source: str, driver: DriverIdentity | None = None
+        self,
+        topology: str,
+        *,
+        fingerprint: str,
+        guarantee: Guarantee,
+        source: str,
+        driver: DriverIdentity | None = None,
     ) -> Run:
         """Raise the topology's epoch, which fences every older driver; make its row where it is new.
 
@@ -131,9 +137,7 @@ class Ledger:
         if row is None:
             incarnation = self._new_incarnation()
             connection.execute(
-                sa.insert(t.topology).values(
-                    name=topology, incarnation=incarnation, epoch=1, created_at=now, **fields
-                )
+                sa.insert(t.topology).values(name=topology, incarnation=incarnation, epoch=1, created_at=now, **fields)
             )
             return Run(topology, incarnation, 1)
         epoch = row.epoch + 1
@@ -142,7 +146,9 @@ class Ledger:
         run = Run(topology, row.incarnation, epoch, older)
         if older is not None:
             self._insert_events(
-                connection, run, [Event(EventKind.TAKE_OVER, detail={"from": older, "epoch": row.epoch, "to_epoch": epoch})]
+                connection,
+                run,
+                [Event(EventKind.TAKE_OVER, detail={"from": older, "epoch": row.epoch, "to_epoch": epoch})],
             )
         if row.source != source:
             raise PositionMismatch(
@@ -204,7 +210,11 @@ class Ledger:
 
     def _raise_fenced(self, connection: sa.Connection, run: Run) -> None:
         row = connection.execute(sa.select(t.topology).where(t.topology.c.name == run.topology)).one_or_none()
-        by = "was removed from the ledger" if row is None else f"is run by {row.driver_host}:{row.driver_pid} with epoch {row.epoch}"
+        by = (
+            "was removed from the ledger"
+            if row is None
+            else f"is run by {row.driver_host}:{row.driver_pid} with epoch {row.epoch}"
+        )
         raise Fenced(
             f"topology {run.topology!r} {by} now; this driver's epoch {run.epoch} is over and it stops",
             topology=run.topology,
@@ -282,7 +292,9 @@ class Ledger:
         )
         self._insert_attempt(tx, txid, 1, seed, frozenset(), slice_.expected)
 
-    def add_attempt(self, tx: Tx, txid: int, attempt: int, seed: int, excluded: frozenset[int], expected: Expectation) -> None:
+    def add_attempt(
+        self, tx: Tx, txid: int, attempt: int, seed: int, excluded: frozenset[int], expected: Expectation
+    ) -> None:
         """Record a further attempt, before its job runs."""
         self._update_txn(tx, txid, TxnState.OPEN, attempt=attempt)
         self._insert_attempt(tx, txid, attempt, seed, excluded, expected)
@@ -315,7 +327,9 @@ class Ledger:
             .values(outcome=outcome.value, error=error)
         )
         if error is not None:
-            self.record(tx, [Event(EventKind.ATTEMPT_FAILED, txid=txid, attempt=attempt, reason=outcome.value, error=error)])
+            self.record(
+                tx, [Event(EventKind.ATTEMPT_FAILED, txid=txid, attempt=attempt, reason=outcome.value, error=error)]
+            )
 
     def fix_content(
         self, tx: Tx, txid: int, attempt: int, work: Sequence[SinkWork], failures: Sequence[Event], tuples: int
@@ -517,12 +531,9 @@ class Ledger:
     def live_attempts(self, tx: Tx) -> tuple[int, frozenset[tuple[int, int]]]:
         """The highest txid, and the (txid, attempt) pairs whose files a sink may hold or may still come to hold."""
         rows = tx.connection.execute(
-            sa.select(t.txn.c.txid, t.txn.c.attempt)
-            .where(
+            sa.select(t.txn.c.txid, t.txn.c.attempt).where(
                 t.txn.c.incarnation == tx.run.incarnation,
-                sa.exists().where(
-                    t.txn_sink.c.incarnation == t.txn.c.incarnation, t.txn_sink.c.txid == t.txn.c.txid
-                ),
+                sa.exists().where(t.txn_sink.c.incarnation == t.txn.c.incarnation, t.txn_sink.c.txid == t.txn.c.txid),
             )
         )
         live = frozenset((row.txid, row.attempt) for row in rows)
