@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from stormproof.core.compute import pc
 from stormproof.core.errors import JobFailed, TopologyError
 
 COMBINE_ROWS_MAX: Final = 262_144

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from stormproof.core.compute import pc
 from stormproof.core.message import storable_text
 
 CULPRIT_MAX_CHARACTERS: Final = 200

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -101,7 +101,7 @@ _state = _State()
 
 
 @contextmanager
-def armed(text: str) -> Iterator[None]:
+def armed(text: str) -> Generator[None]:
     """Arm failpoints in this process, counting from here, and disarm them at the end."""
     parse(text)
     before = os.environ.get(ENV)

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from stormproof.core.compute import pc
 from stormproof.core.share import GAMMA, Words, mix64
 
 _BASE: Final = np.uint64(0x9E3779B97F4A7C55)
@@ -18,7 +18,7 @@ _BASE: Final = np.uint64(0x9E3779B97F4A7C55)
 
 def can_be_key(type_: pa.DataType) -> bool:
     """Whether values of this type compare alike everywhere: not so for floats (NaN, -0.0) and nested types."""
-    return (
+    return bool(
         pa.types.is_string(type_)
         or pa.types.is_binary(type_)
         or pa.types.is_integer(type_)

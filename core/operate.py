@@ -10,17 +10,17 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from stormproof.core.compute import pc
 from stormproof.core.convert import column_of, nulls_refused
 from stormproof.core.message import INPUT_TEXT_MAX, storable_text
 from stormproof.core.plan import OperationNode
 from stormproof.core.share import Rows
-from stormproof.core.topology import OperationKind, UserFunction
+from stormproof.core.topology import OperationKind
 
 # What a user's function may throw and a message has to answer for. KeyboardInterrupt and GeneratorExit are not its own.
 _CAUGHT: Final = (Exception, SystemExit)
@@ -117,7 +117,8 @@ def _flat_map(node: OperationNode, rows: pa.RecordBatch) -> Outcome:
             failed[len(ends)] = error_text(error)
             del made[ends[-1] if ends else 0 :]  # what an iterable gave before it raised
             mark(len(made))
-    counts = np.diff(np.array(ends, np.int64), prepend=0)
+    marks = np.array([0, *ends], np.int64)
+    counts = marks[1:] - marks[:-1]
     batch, errors = _batch_of(made, node.schema, ())
     if errors:
         parent = np.repeat(np.arange(len(counts)), counts)
@@ -145,7 +146,7 @@ def _filter(node: OperationNode, rows: pa.RecordBatch) -> Outcome:
 def _batch_of(
     made: list[object], schema: pa.Schema, skip: Iterable[int]
 ) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
-    """Results as a record batch, and (row, error) of those that the schema cannot hold. `skip`: rows that failed before."""
+    """Results as a record batch, and (row, error) of those that the schema cannot hold; `skip` failed before."""
     errors: dict[int, str] = {}
     if len(schema) == 1:
         columns: list[Sequence[object]] = [made]
@@ -227,12 +228,12 @@ def _arrow(node: OperationNode, rows: pa.RecordBatch) -> Outcome:
     return Outcome(batch, np.bincount(parent, minlength=given.num_rows), failed)
 
 
-def _checked(function: UserFunction, rows: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, Rows]:
+def _checked(function: Callable[..., Any], rows: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, Rows]:
     """Call an Arrow-wise function and hold it to what it promised; columns are taken by name, never by position."""
     result = function(rows)
-    if not isinstance(result, tuple) or len(cast("tuple[object, ...]", result)) != 2:
+    if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
         raise TypeError(f"an Arrow-wise function gives (record batch, parent index), got {type(result).__name__}")
-    batch, index = cast("tuple[object, object]", result)
+    batch, index = cast("tuple[Any, Any]", result)
     if not isinstance(batch, pa.RecordBatch):
         raise TypeError(f"an Arrow-wise function gives a pyarrow.RecordBatch, got {type(batch).__name__}")
     if sorted(batch.schema.names) != sorted(schema.names):

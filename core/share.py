@@ -33,6 +33,18 @@ def mix64(x: Words) -> Words:
     return x ^ (x >> np.uint64(31))
 
 
+def _mix64_in_place(x: Words) -> None:
+    """`mix64` without an array for each step: what this file spends its time on."""
+    shifted = x >> np.uint64(30)
+    x ^= shifted
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    np.right_shift(x, np.uint64(27), out=shifted)
+    x ^= shifted
+    x *= np.uint64(0x94D049BB133111EB)
+    np.right_shift(x, np.uint64(31), out=shifted)
+    x ^= shifted
+
+
 def as_words(numbers: npt.NDArray[np.int64]) -> Words:
     """The same bits as unsigned words."""
     return np.ascontiguousarray(numbers).view(np.uint64)
@@ -81,9 +93,11 @@ def split_shares(shares: Words, parent: Rows, ordinal: Rows, n: Rows) -> Words:
     """
     own = shares[parent]
     j = ordinal.astype(np.uint64)
-    lo = np.where(ordinal == 0, own, mix64(own + GAMMA * j))
-    hi = np.where(ordinal == n - 1, np.uint64(0), mix64(own + GAMMA * (j + np.uint64(1))))
-    return lo ^ hi
+    lower, upper = mix64(own + GAMMA * j), mix64(own + GAMMA * (j + np.uint64(1)))
+    first, last = ordinal == 0, ordinal == n - 1
+    lower[first] = own[first]
+    upper[last] = 0
+    return lower ^ upper
 
 
 def split_runs(shares: Words, counts: Rows) -> Words:
@@ -100,13 +114,16 @@ def split_runs(shares: Words, counts: Rows) -> Words:
     first, last = starts[has_children], ends[has_children] - 1
     if len(first) == total:  # one child each: no value is used but the parents' own
         return shares[has_children]
-    ordinal = np.arange(total, dtype=np.uint64) - np.repeat(starts.astype(np.uint64), counts)
-    boundary = mix64(np.repeat(shares, counts) + GAMMA * ordinal)
-    hi = np.empty_like(boundary)
-    hi[:-1] = boundary[1:]
-    hi[last] = 0
+    # share + GAMMA * ordinal, where ordinal = place - start: the start is taken off once a parent, not once a child.
+    boundary = np.repeat(shares - GAMMA * starts.astype(np.uint64), counts)
+    boundary += GAMMA * np.arange(total, dtype=np.uint64)
+    _mix64_in_place(boundary)
+    upper = np.empty_like(boundary)
+    upper[:-1] = boundary[1:]
+    upper[last] = 0
     boundary[first] = shares[has_children]
-    return boundary ^ hi
+    upper ^= boundary
+    return upper
 
 
 def split_one(share: int, n: int) -> Words:

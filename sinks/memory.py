@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
@@ -116,6 +117,11 @@ class MemorySink:
     def target(self) -> str:
         """Where the rows are, for people."""
         return f"memory:{self._name}"
+
+    def placed(self, database: Database, staging: Path) -> MemorySink:
+        """This sink: it needs no database, and says itself where its staged files go."""
+        del database, staging
+        return self
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Raise TopologyError where such rows cannot be folded; every guarantee is served."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from stormproof.core.errors import CannotTell, Json, PositionMismatch
+from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter
 
 
@@ -133,6 +135,10 @@ class SinkSession(Protocol):
 
 class Sink(SinkSpec, Protocol):
     """A sink that can be opened."""
+
+    def placed(self, database: Database, staging: Path) -> Sink:
+        """This sink, with the database and the folder for staged files that a run has, where it names none itself."""
+        ...
 
     def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> SinkSession:
         """Connect, make the table if it is missing and `create`, and fence older epochs out.

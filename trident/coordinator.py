@@ -10,7 +10,7 @@ import json
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
@@ -354,7 +354,7 @@ class Coordinator:
     # -- accounts ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _timed(self, batch: _Attempts, step: str) -> Iterator[None]:
+    def _timed(self, batch: _Attempts, step: str) -> Generator[None]:
         started_s = self._clock.monotonic_s()
         try:
             yield

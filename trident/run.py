@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, cast
 
 import sqlalchemy as sa
 
@@ -92,7 +92,7 @@ def driver(
     rng: random.Random | None = None,
     on_batch: Callable[[BatchResult], None] | None = None,
     on_ready: Callable[[Coordinator], None] | None = None,
-) -> Iterator[Coordinator]:
+) -> Generator[Coordinator]:
     """Everything that one run of a topology needs, started in the order in which a failure costs least.
 
     The topology is compiled, the engine started and the database reached before the epoch is raised, so that a run that
@@ -118,6 +118,9 @@ def driver(
         sql_engine = ledger_engine(database)
         stack.callback(sql_engine.dispose)
         require_schema(sql_engine, database, own=settings.uses_embedded)
+        topology.source.bind(database)
+        placed = [cast("Sink", spec).placed(database, settings.staging_path) for spec in plan.sink_specs]
+        plan = replace(plan, sink_specs=tuple(placed))
         ledger = Ledger(sql_engine, clock, new_incarnation)
         with attached(plan, topology.source, ledger) as (run, sessions):
             chosen_options = options or options_of(settings, chosen)
@@ -140,7 +143,7 @@ def driver(
 
 
 @contextmanager
-def attached(plan: Plan, source: Source, ledger: Ledger) -> Iterator[tuple[Run, dict[str, SinkSession]]]:
+def attached(plan: Plan, source: Source, ledger: Ledger) -> Generator[tuple[Run, dict[str, SinkSession]]]:
     """Raise the topology's epoch, subscribe to its source and open its sinks under it."""
     with ExitStack() as stack:
         failpoint("start.before_epoch")
@@ -150,7 +153,7 @@ def attached(plan: Plan, source: Source, ledger: Ledger) -> Iterator[tuple[Run, 
         stack.callback(source.close)
         sessions: dict[str, SinkSession] = {}
         for spec in plan.sink_specs:
-            sink: Sink = spec  # type: ignore[assignment]
+            sink = cast("Sink", spec)
             identity = SinkIdentity(run.topology, run.incarnation, sink.name)
             sessions[sink.name] = session = stack.enter_context(
                 closing(sink.open(identity, plan.sinks[sink.name], run.epoch))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from stormproof.core.compute import pc
 from stormproof.core.convert import column_of
 from stormproof.core.errors import TopologyError
 from stormproof.core.message import storable_text

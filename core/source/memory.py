@@ -18,6 +18,7 @@ import pyarrow as pa
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Fenced, Json, UsageError
 from stormproof.core.message import MessageFailure
+from stormproof.core.postgres.database import Database
 from stormproof.core.schema import parse_schema
 from stormproof.core.share import tokens
 from stormproof.core.source.backoff import Backoff
@@ -164,6 +165,10 @@ class MemorySource:
         """A message's place in the list."""
         del origin
         return str(message)
+
+    def bind(self, database: Database) -> None:
+        """It needs none."""
+        del database
 
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Act for this subscription from now on; Fenced where it has a newer epoch already."""

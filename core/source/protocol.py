@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from stormproof.core.errors import Json
 from stormproof.core.message import MessageFailure
+from stormproof.core.postgres.database import Database
 
 READER_SCHEMA = pa.schema(
     [
@@ -140,6 +141,10 @@ class Source(Protocol):
 
     def shown_id(self, message: int, origin: int) -> str:
         """A message's id as people see it."""
+        ...
+
+    def bind(self, database: Database) -> None:
+        """The run's Postgres: for a source that lives in one and names none itself; others ignore it."""
         ...
 
     def subscribe(self, subscription: str, epoch: int) -> None:

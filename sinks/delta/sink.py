@@ -10,6 +10,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
@@ -52,6 +53,11 @@ class DeltaSink:
     def target(self) -> str:
         """The table's folder."""
         return self._path
+
+    def placed(self, database: Database, staging: Path) -> DeltaSink:
+        """This sink: it needs no database, and says itself where its staged files go."""
+        del database, staging
+        return self
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Raise TopologyError where no Delta table can take such rows; every guarantee is served."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stormproof.core.errors import Json
 from stormproof.core.source.postgres_queue.position import NOTHING, Place, Range, Snapshot, Span
 
 XIDS = range(3, 16)
@@ -105,6 +106,6 @@ def test_a_span_between_equal_snapshots_has_no_condition() -> None:
 
 
 @pytest.mark.parametrize("value", [[1], ["1", 2], {"xid": 1}])
-def test_a_place_that_is_none_is_refused(value: list[int]) -> None:
+def test_a_place_that_is_none_is_refused(value: Json) -> None:
     with pytest.raises(ValueError, match="not a place"):
         Span.from_json({"start": "3:3:", "end": "3:3:", "after": value, "last": None})

@@ -156,6 +156,11 @@ class QueueEvidence:
         """The queue."""
         return self._queue
 
+    @property
+    def subscription(self) -> str:
+        """The topology's subscription to it."""
+        return self._key["subscription"]
+
     def backlog(self) -> Backlog:
         """What is left; `ready` counts what is committed now and was not opened, and what was returned."""
         leased = {

@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
 import psutil
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from stormproof.core.clock import Clock
-from stormproof.core.errors import Fenced, Json, PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.errors import Fenced, Json, PositionMismatch, StoreUnavailable
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import PreparedFile, files_to_json
 from stormproof.core.source.protocol import Expectation, Slice
@@ -186,7 +186,7 @@ class Ledger:
     # -- transactions ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def transaction(self, run: Run) -> Iterator[Tx]:
+    def transaction(self, run: Run) -> Generator[Tx]:
         """One database transaction that holds the fence row ``for share`` until its end.
 
         Raises:
@@ -246,7 +246,7 @@ class Ledger:
         self._recorded_backends.add(pid)
 
     @contextlib.contextmanager
-    def _begin(self) -> Iterator[sa.Connection]:
+    def _begin(self) -> Generator[sa.Connection]:
         try:
             with self._engine.begin() as connection:
                 yield connection
@@ -254,7 +254,7 @@ class Ledger:
             sqlstate = getattr(error.orig, "sqlstate", None)
             if sqlstate == "55P03":
                 raise _LockTimeout from error
-            if error.connection_invalidated or isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError):
+            if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError):
                 self._recorded_backends.clear()
                 raise StoreUnavailable(
                     f"the ledger's database does not answer ({type(error.orig).__name__}: {_first_line(error.orig)})",
@@ -629,4 +629,4 @@ def memory_ledger_engine() -> sa.Engine:
     return engine
 
 
-__all__ = ["DriverIdentity", "Ledger", "Tx", "UsageError", "memory_ledger_engine", "to_event", "to_txn", "to_work"]
+__all__ = ["DriverIdentity", "Ledger", "Tx", "memory_ledger_engine", "to_event", "to_txn", "to_work"]

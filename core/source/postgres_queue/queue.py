@@ -508,14 +508,15 @@ class PostgresQueue:
         for part in due:
             try:
                 with self._transaction(None) as cursor, slices.index_ranges_only(cursor):
-                    if self.table.drop(cursor, part, partial(self._unresolved_now, cursor)):
+                    if self.table.drop(cursor, part, partial(self.unresolved_conditions, cursor)):
                         dropped.append(part.table)
             except StoreUnavailable as error:
                 if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                     raise
         return tuple(dropped)
 
-    def _unresolved_now(self, cursor: psycopg.Cursor[Any]) -> Sequence[str]:
+    def unresolved_conditions(self, cursor: psycopg.Cursor[Any]) -> Sequence[str]:
+        """SQL conditions on xid and id for every message that some subscription still needs; all, if there is none."""
         return self._unresolved(cursor) or ("true",)
 
     def _unresolved(self, cursor: psycopg.Cursor[Any]) -> list[str] | None:
