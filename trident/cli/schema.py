@@ -1,0 +1,33 @@
+"""`ledger migrate|check|sql`."""
+
+from __future__ import annotations
+
+from stormproof.migrations import migrate, sql, state
+from stormproof.trident.cli.output import Exit, emit, finish, say
+from stormproof.trident.cli.stores import opened
+
+
+def migrate_schema(*, as_json: bool) -> None:
+    """Migrate, and say to what."""
+    with opened(checked=False) as stores:
+        before = state(stores.engine)
+        after = migrate(stores.engine)
+        report = {"database": stores.database.redacted, "before": before.current, "after": after.current}
+    changed = "nothing to do" if before.current == after.current else f"migrated from {before.current or 'nothing'}"
+    emit(report, as_json=as_json, text=lambda: say(f"{report['database']}: revision {after.current} ({changed})"))
+
+
+def check_schema(*, as_json: bool) -> None:
+    """Say which revision there is; status 1 where it is not the needed one."""
+    with opened(checked=False) as stores:
+        found = state(stores.engine)
+        where = stores.database.redacted
+    report = {"database": where, "current": found.current, "head": found.head, "up_to_date": found.up_to_date}
+    verdict = "up to date" if found.up_to_date else f"needs {found.head}; run: stormproof ledger migrate"
+    emit(report, as_json=as_json, text=lambda: say(f"{where}: revision {found.current or 'none'}, {verdict}"))
+    finish(Exit.DONE if found.up_to_date else Exit.FAILED)
+
+
+def print_sql() -> None:
+    """The SQL, for a person to run; needs no database."""
+    sql(say)
