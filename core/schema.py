@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 
 import pyarrow as pa
 import sqlglot
 from sqlglot import exp
+from sqlglot.errors import SqlglotError
 
 from stormproof.core.errors import TopologyError
 
@@ -74,13 +75,14 @@ def parse_schema(schema: SchemaLike) -> pa.Schema:
     Raises:
         TopologyError: the text is no schema, a type is unknown, or a field is named twice; it says which.
     """
+    parsed: Any
     if isinstance(schema, str):
         parsed = pa.schema(_parse_ddl(schema))
-    elif isinstance(schema, pa.Schema):
-        parsed = schema
-        to_ddl(schema)  # refuses types that the rest could not name
-    else:
+    elif isinstance(schema, StructTypeLike):
         parsed = pa.schema(_json_fields(json.loads(schema.json())))
+    else:
+        parsed = schema
+        to_ddl(parsed)  # refuses types that the rest could not name
     if not parsed.names:
         raise TopologyError(f"schema {schema!r} has no fields; write one like 'word string, n long'")
     _refuse_twice(parsed)
@@ -137,7 +139,7 @@ def _parse_ddl(ddl: str) -> list[pa.Field]:
     # As one struct type: there, unlike in CREATE TABLE, the grammar takes both `a int` and Spark's `a: int`.
     try:
         cast_ = sqlglot.parse_one(f"cast(x as struct<{ddl}>)", dialect="spark")
-    except sqlglot.errors.SqlglotError as error:
+    except SqlglotError as error:
         raise TopologyError(
             f"schema {ddl!r} can't be read; write fields like 'word string, n long'; known types: {KNOWN_TYPES}"
         ) from error
@@ -164,7 +166,7 @@ def _struct_fields(struct: exp.DataType, ddl: str) -> list[pa.Field]:
     return fields
 
 
-def _ddl_type(kind: exp.Expression, field: str, ddl: str) -> pa.DataType:
+def _ddl_type(kind: object, field: str, ddl: str) -> pa.DataType:
     if isinstance(kind, exp.DataType):
         name, arguments = kind.sql("spark").upper(), kind.expressions
         match kind.this:
@@ -181,7 +183,7 @@ def _ddl_type(kind: exp.Expression, field: str, ddl: str) -> pa.DataType:
             case _:
                 pass
     raise TopologyError(
-        f"schema {ddl!r}: field {field!r} has the unknown type {kind.sql('spark')!r}; known: {KNOWN_TYPES}", field=field
+        f"schema {ddl!r}: field {field!r} has the unknown type {kind!s}; known: {KNOWN_TYPES}", field=field
     )
 
 

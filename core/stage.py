@@ -159,9 +159,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Tuples at their end, and combined where that was needed to check them; good while the number of failed messages is
-    still `failed`.
-    """
+    """Tuples at their end, combined where that was needed to check them; good while `failed` messages have failed."""
 
     tuples: _Tuples
     partial: pa.Table | None
@@ -214,8 +212,8 @@ class _Task:
         for messages in part.readers[self._task].read(part.seed, part.excluded, BATCH_ROWS):
             if messages.schema.names != READER_SCHEMA.names or messages.schema.types != READER_SCHEMA.types:
                 raise JobFailed(
-                    f"the reader of {part.spout!r} gave the columns {messages.schema.names} of {messages.schema.types}, "
-                    f"not {READER_SCHEMA.names} of {READER_SCHEMA.types}",
+                    f"the reader of {part.spout!r} gave the columns {messages.schema.names} of "
+                    f"{messages.schema.types}, not {READER_SCHEMA.names} of {READER_SCHEMA.types}",
                     component=part.spout,
                 )
             self._messages(messages, entry.children)
@@ -279,8 +277,8 @@ class _Task:
     # Both.
 
     def _deliver(self, batch: _Batch, tuples: _Tuples, counts: Rows | None, children: tuple[Node, ...]) -> None:
-        """Hand tuples to every subscriber. `counts`: how many of them each of the parents has, whose shares are still to
-        be split; None where each tuple carries its own share. A child is one delivery, so the split counts those.
+        """Hand tuples to every subscriber. `counts`: how many of them each parent has, whose shares are still to be
+        split; None where each tuple carries its own share. A child is one delivery, so the split counts those.
         """
         subscribers = len(children)
         self._report.tuples += tuples.rows.num_rows * subscribers
@@ -323,7 +321,7 @@ class _Task:
         self._deliver(batch, batch.alive(_Tuples(outcome.rows, message, shares)), None, node.children)
 
     def _finish(self, batch: _Batch) -> None:
-        """The batch is through: check what comes out, drop what belongs to failed messages, then combine, write, ack."""
+        """The batch is through: check what comes out, drop what failed messages have there, combine, write, ack."""
         checked = [self._check(batch, node, tuples) for node, tuples in batch.ends]
         for message, shares in batch.acked:
             mask = batch.mask(message)

@@ -139,7 +139,8 @@ class TopologyGraph:
         for component in self._components.values():
             if isinstance(component, Spout):
                 raise TopologyError(
-                    f"topology {self.name!r} has the spout {component.name!r}; a second one ({name!r}) is not supported yet",
+                    f"topology {self.name!r} has the spout {component.name!r}; a second one ({name!r}) is not supported "
+                    "yet",
                     component=name,
                 )
         return self._add(Spout(checked_name(name, "spout"), source, source.decoder.schema))
@@ -150,6 +151,7 @@ class TopologyGraph:
         parent: str,
         kind: OperationKind,
         function: UserFunction,
+        *,
         fields: Sequence[str],
         schema: pa.Schema | None,
     ) -> str:
@@ -225,8 +227,8 @@ class TopologyGraph:
         for component in self._components.values():
             if not isinstance(component, SinkComponent) and not self.children(component.name):
                 raise TopologyError(
-                    f"topology {self.name!r}: component {component.name!r} leads nowhere; end it with .into(...), or leave "
-                    "it out",
+                    f"topology {self.name!r}: component {component.name!r} leads nowhere; end it with .into(...), or "
+                    "leave it out",
                     component=component.name,
                 )
 
@@ -244,8 +246,8 @@ class TopologyGraph:
             raise TopologyError(f"nothing can follow the sink {parent!r}", component=parent)
         if isinstance(component, Aggregate) and component.persistent:
             raise TopologyError(
-                f"component {parent!r} is a persistent aggregate: what it gives is folded into sinks, so only .into(...) "
-                "can follow; use .agg(...) for groups of a batch",
+                f"component {parent!r} is a persistent aggregate: what it gives is folded into sinks, so only "
+                ".into(...) can follow; use .agg(...) for groups of a batch",
                 component=parent,
             )
         return component.schema
@@ -273,7 +275,8 @@ class TopologyGraph:
         for there in self._components.values():
             if there.name.lower() == component.name.lower():
                 raise TopologyError(
-                    f"topology {self.name!r} has two components called {component.name!r}; give one of them another name",
+                    f"topology {self.name!r} has two components called {component.name!r}; give one of them another "
+                    "name",
                     component=component.name,
                 )
         self._components[component.name] = component

@@ -27,7 +27,7 @@ def count() -> Aggregator:
 def sum_(field: str) -> Aggregator:
     """The sum of a field over a group: a long of integers, a double of floats, a decimal(38,s) of decimals.
 
-    NULLs add nothing; the sum of NULLs alone is 0. A sum that does not fit ends the batch's job with an error that names
-    the column; it never wraps.
+    NULLs add nothing; the sum of NULLs alone is 0. A sum that does not fit ends the batch's job with an error that
+    names the column; it never wraps.
     """
     return Aggregator(AggregationKind.SUM, field)

@@ -72,11 +72,11 @@ class Stream:
         return self._operation(name, OperationKind.FILTER, function, fields, None)
 
     def arrow(self, function: UserFunction, *fields: str, schema: SchemaLike, name: str | None = None) -> Stream:
-        """Whole record batches: the function gets one, and gives one and, for each of its rows, the number of the row that
-        it was made of.
+        """Whole record batches: the function gets one, and gives another and, for each row of that, the number of the
+        row that it was made of.
 
-        Columns are taken by name. A function that raises is called again with halves of the batch, until the tuples that
-        make it raise stand alone and only their messages fail: so a row's results must not depend on the other rows.
+        Columns are taken by name. A function that raises is called again with halves of the batch, until the tuples
+        that make it raise stand alone and only their messages fail: a row's results must not depend on other rows.
         """
         return self._operation(name, OperationKind.ARROW, function, fields, schema)
 
@@ -108,7 +108,8 @@ class Stream:
     ) -> Stream:
         parsed = None if schema is None else parse_schema(schema)
         return Stream(
-            self._topology, self._topology.add_operation(name, self._component, kind, function, fields, parsed)
+            self._topology,
+            self._topology.add_operation(name, self._component, kind, function, fields=fields, schema=parsed),
         )
 
 

@@ -54,6 +54,7 @@ SETTINGS: Final = {
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # a call to the JVM for every column's place in the code
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "2",

@@ -323,7 +323,7 @@ def test_a_failure_after_a_group_ends_the_job_and_leaves_no_file(tmp_path: Path)
     words.group_by("word").agg(n=count()).map(lambda w: 1 // 0, "word", schema="x long", name="div").into(
         MemorySink("rows", staging=tmp_path)
     )
-    with pytest.raises(JobFailed, match="'div' failed after a group.*ZeroDivisionError"):
+    with pytest.raises(JobFailed, match=r"'div' failed after a group.*ZeroDivisionError"):
         run_job(InlineEngine(), t, LINES, tmp_path)
 
 

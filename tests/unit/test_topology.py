@@ -48,7 +48,7 @@ def words() -> Stream:
         (lambda: lines().map("len", "line", schema="n long"), "needs a function, got 'len'"),  # type: ignore[arg-type]
         (lambda: lines().map(len, schema="n lon"), "n lon"),
         (lambda: lines().map(len, schema="n long", name="lines"), "two components called 'lines'"),
-        (lambda: words().group_by(), "at least one field"),
+        (lambda: words().group_by().agg(n=count()), "at least one field"),
         (lambda: words().group_by("wrd").agg(n=count()), "unknown field 'wrd'; known: word"),
         (lambda: words().group_by("word").agg(), "no results"),
         (lambda: words().group_by("word").agg(n=sum_("x")), "n sums the unknown field 'x'; known: word"),
@@ -67,16 +67,14 @@ def words() -> Stream:
 )
 def test_refused(build: Callable[[], object], said: str) -> None:
     with pytest.raises(TopologyError) as raised:
-        stream = build()
-        if not isinstance(stream, (Topology, Stream)):
-            stream.agg(n=count())  # type: ignore[attr-defined]
+        build()
     assert said in str(raised.value)
 
 
 def test_two_spouts_are_not_supported_yet() -> None:
     t = Topology("t")
     t.stream("a", source())
-    with pytest.raises(TopologyError, match="'a'.*second one .'b'. is not supported yet"):
+    with pytest.raises(TopologyError, match=r"'a'.*second one .'b'. is not supported yet"):
         t.stream("b", source())
 
 
