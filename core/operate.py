@@ -231,7 +231,7 @@ def _arrow(node: OperationNode, rows: pa.RecordBatch) -> Outcome:
 def _checked(function: Callable[..., Any], rows: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, Rows]:
     """Call an Arrow-wise function and hold it to what it promised; columns are taken by name, never by position."""
     result = function(rows)
-    if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
+    if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"an Arrow-wise function gives (record batch, parent index), got {type(result).__name__}")
     batch, index = cast("tuple[Any, Any]", result)
     if not isinstance(batch, pa.RecordBatch):

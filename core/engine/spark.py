@@ -16,7 +16,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -66,6 +66,7 @@ SETTINGS: Final = {
 }
 
 ERROR_LINES_MAX: Final = 12
+_cloudpickle: Final[Any] = cloudpickle  # it has no types
 _CARRIED: Final = "stormproof-error"
 _CARRIED_PATTERN: Final = re.compile(rf"<{_CARRIED}>(.*?)</{_CARRIED}>", re.DOTALL)
 
@@ -112,7 +113,7 @@ def spark_session(settings: SparkSettings, **more: str) -> SparkSession:
     if java.options:
         known = os.environ.get("JAVA_TOOL_OPTIONS", "")
         os.environ["JAVA_TOOL_OPTIONS"] = " ".join([known, *(o for o in java.options if o not in known)]).strip()
-    builder = cast("SparkSession.Builder", SparkSession.builder).master(settings.master).appName("stormproof")
+    builder = SparkSession.builder.master(settings.master).appName("stormproof")
     jars = ",".join(str(jar) for jar in delta_jars(settings.delta_jars_dir))
     folder = settings.home.absolute() / "spark-warehouse"
     chosen = {**SETTINGS, "spark.jars": jars, "spark.sql.warehouse.dir": str(folder)}
@@ -234,7 +235,7 @@ def _task_of(part: StageJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa
     """The function that Spark runs; the user's own modules travel with it, since workers need not have them."""
     _by_value.register()
     try:
-        packed = cloudpickle.dumps(part)
+        packed: bytes = _cloudpickle.dumps(part)
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
         raise TopologyError(
             f"stage {part.stage} can't be sent to Spark's workers: {storable_text(error)}; functions must not hold "
@@ -278,7 +279,7 @@ class _UserModules:
             if name == "__main__" or name.partition(".")[0] == "stormproof" or not isinstance(file, str):
                 continue
             if not os.path.abspath(file).startswith(self._installed):
-                cloudpickle.register_pickle_by_value(sys.modules[name])
+                _cloudpickle.register_pickle_by_value(sys.modules[name])
 
 
 _by_value: Final = _UserModules()

@@ -68,7 +68,7 @@ def run_job(
     job = Job(plan, readers, writers, "life", 1, 1, SEED, tracked, excluded)
     report = engine.run(job)
     rows = {
-        s.name: [row for b in prepared_batches(staging, files_of(report.files, s.name)) for row in b.to_pylist()]
+        s.name: [row for b in prepared_batches(str(staging), files_of(report.files, s.name)) for row in b.to_pylist()]
         for s in sinks
     }
     ids = [FIRST_ID + i for i in range(len(payloads)) if FIRST_ID + i not in excluded]
