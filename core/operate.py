@@ -233,7 +233,7 @@ def _checked(function: Callable[..., Any], rows: pa.RecordBatch, schema: pa.Sche
     result = function(rows)
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"an Arrow-wise function gives (record batch, parent index), got {type(result).__name__}")
-    batch, index = cast("tuple[Any, Any]", result)
+    batch, index = result
     if not isinstance(batch, pa.RecordBatch):
         raise TypeError(f"an Arrow-wise function gives a pyarrow.RecordBatch, got {type(batch).__name__}")
     if sorted(batch.schema.names) != sorted(schema.names):

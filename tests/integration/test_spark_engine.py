@@ -141,7 +141,6 @@ def test_a_killed_worker_is_replaced_and_counts_once(engine: SparkEngine, tmp_pa
 class Breaking(MemorySliceReader):
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
         raise ConnectionError("the store is gone")
-        yield
 
 
 def test_what_a_task_dies_of_is_told_in_few_words(engine: SparkEngine, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class Ran:
 
     def sorted(self, sink: str) -> list[tuple[object, ...]]:
         """A sink's rows as tuples, sorted."""
-        return sorted(tuple(row.values()) for row in self.rows[sink])  # type: ignore[type-var]
+        return sorted(tuple(row.values()) for row in self.rows[sink])
 
     def failed(self) -> dict[int, str]:
         """The failed messages by their place in the input, with reason and component."""

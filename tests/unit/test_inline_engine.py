@@ -387,7 +387,6 @@ def test_a_tuple_that_is_never_acked_is_seen(tmp_path: Path, monkeypatch: pytest
 class Breaking(MemorySliceReader):
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
         raise ConnectionError("gone")
-        yield
 
 
 def test_any_error_of_a_task_is_a_failed_job_with_its_cause(tmp_path: Path) -> None:

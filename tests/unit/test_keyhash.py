@@ -23,7 +23,8 @@ COLUMNS = [
 
 
 def hashes(column: pa.Array) -> list[int]:
-    return hash_keys(pa.RecordBatch.from_arrays([column], names=["k"]), ["k"]).tolist()
+    found: list[int] = hash_keys(pa.RecordBatch.from_arrays([column], names=["k"]), ["k"]).tolist()
+    return found
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda c: str(c.type))

@@ -27,7 +27,7 @@ class AppendOnly(MemorySink):
 
 
 def lines(schema: str = "line string", **options: str) -> Stream:
-    return Topology("t", **options).stream("lines", source(schema=schema))  # type: ignore[arg-type]
+    return Topology("t", **options).stream("lines", source(schema=schema))
 
 
 def words() -> Stream:
