@@ -218,6 +218,8 @@ class SparkEngine:
         try:
             context.addJobTag(tag)
             try:
+                if self._cancelled:  # while the job was being put together; there was nothing to cancel on Spark then
+                    raise JobFailed("the job was cancelled")
                 return cast("list[pa.RecordBatch]", frame.toArrow().to_batches())
             finally:
                 context.removeJobTag(tag)
