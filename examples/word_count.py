@@ -1,8 +1,8 @@
 """Count words: lines from a Postgres queue, counts in a Delta table and in a Postgres table, each exactly once.
 
-    stormproof queue put lines --lines some.txt
-    stormproof run examples/word_count.py:topology --param lake=lake --until-idle
-    stormproof audit verify word-count
+stormproof queue put lines --lines some.txt
+stormproof run examples/word_count.py:topology --param lake=lake --until-idle
+stormproof audit verify word-count
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.contents import content
-from support.crashes import KILLED, Cell, run_driver
+from support.crashes import KILLED, Cell, arming, run_driver
 from support.queues import prepared_database, put
 from support.topologies import SinkMode, expected, messages
 from support.verdicts import require_verified
@@ -33,19 +33,6 @@ class Seen:
     point: str
     doubled: Counter[str]
     lost: Counter[str]
-
-
-def arming(point: Failpoint) -> list[str]:
-    """The failpoints that are armed at the first starts, one text a start; the last start is unarmed."""
-    kill = f"{point.name}=kill"
-    match point.scope:
-        case "recovery" | "abort":
-            return ["run.after=kill", kill, kill]
-        case "retry":
-            return [f"task.after_file=error;{kill}", kill]
-        case _:
-            # The first start dies in its second batch where there is one more than once a start, the next in recovery.
-            return [f"{kill}@2" if point.name.startswith(("open.", "finish.", "prepare.")) else kill, kill]
 
 
 def reachable(point: Failpoint, guarantee: Guarantee, mode: SinkMode) -> bool:

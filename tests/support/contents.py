@@ -8,9 +8,9 @@ from pathlib import Path
 import psycopg
 from deltalake import DeltaTable
 from psycopg import sql
-from support.topologies import SinkMode, table_of
 
 from stormproof.core.postgres.database import Database
+from support.topologies import SinkMode, table_of
 
 
 def content(mode: SinkMode, name: str, folder: Path, database: Database) -> Counter[str]:

@@ -1,24 +1,36 @@
-"""Drivers that die: a topology is run in a child process, forked from one that has everything loaded."""
+"""Drivers that die or stand still: a topology is run in a child process, forked from one that has everything loaded."""
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import random
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-
-from support.topologies import SinkMode
+from typing import Literal, TypeAlias
 
 from stormproof.core import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
+from stormproof.core.settings import Settings
+from stormproof.trident.run import driver
+from support.topologies import SinkMode, topology
 
 BATCH_MESSAGES = 5
 DRIVER_TIMEOUT_S = 60
-FAILED = 70
+FENCED = 3
+"""The exit status of a driver that stopped with `Fenced`; as of the command line."""
+UNAVAILABLE = 69
+"""The exit status of a driver that gave up with `StoreUnavailable`."""
+FAILED = 1
+"""The exit status of a driver that stopped with any other error."""
+KILLED = -signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,9 @@ class Cell:
     database: Database
     queue: str
     batch_messages: int = BATCH_MESSAGES
+    outage_s: float = 60.0
+    sabotage: Callable[[], None] | None = None
+    """Breaks the code in the child, for a negative control: see `support.sabotage`."""
 
 
 PRELOADED = [
@@ -56,7 +71,10 @@ def _context() -> ForkServerContext:
     return context
 
 
-def start(cell: Cell, environment: Mapping[str, str]) -> multiprocessing.process.BaseProcess:
+Driver: TypeAlias = multiprocessing.process.BaseProcess
+
+
+def start(cell: Cell, environment: Mapping[str, str]) -> Driver:
     """Start one driver; it runs until its queue is idle, or until a failpoint ends it."""
     child = _context().Process(target=_drive, args=(cell, dict(environment)), daemon=True)
     child.start()
@@ -64,42 +82,89 @@ def start(cell: Cell, environment: Mapping[str, str]) -> multiprocessing.process
 
 
 def run_driver(cell: Cell, armed: str = "", log: Path | None = None) -> int:
-    """Run one driver to its end; 0, the negative number of the signal that killed it, or `FAILED`."""
+    """Run one driver to its end; its exit status, or the negative number of the signal that killed it."""
     environment = {failpoint.ENV: armed}
     if log is not None:
         environment[failpoint.ENV_LOG] = str(log)
-    child = start(cell, environment)
+    return ended(start(cell, environment), f"{cell.name} (armed: {armed!r})")
+
+
+def ended(child: Driver, what: str) -> int:
+    """How a driver ended; killed, and an error, where it does not end in time."""
     child.join(DRIVER_TIMEOUT_S)
     if child.exitcode is None:
         child.kill()
         child.join()
-        raise AssertionError(f"the driver of {cell.name} did not end within {DRIVER_TIMEOUT_S} s (armed: {armed!r})")
+        raise AssertionError(f"the driver of {what} did not end within {DRIVER_TIMEOUT_S} s")
     return child.exitcode
 
 
-KILLED = -signal.SIGKILL
+@contextmanager
+def paused_driver(cell: Cell, point: str) -> Generator[Driver]:
+    """A driver that stands still at a failpoint (``NAME`` or ``NAME=pause@K``); it never outlives the block."""
+    child = start(cell, {failpoint.ENV: point if "=" in point else f"{point}=pause"})
+    try:
+        wait_paused(child, point)
+        yield child
+    finally:
+        child.kill()
+        child.join()
 
 
-def _drive(cell: Cell, environment: dict[str, str]) -> None:
-    import logging
-    import random
+def wait_paused(child: Driver, point: str) -> None:
+    """Return once the driver stands still; an error where it ended instead."""
+    until_s = time.monotonic() + DRIVER_TIMEOUT_S
+    while not is_paused(child):
+        assert child.exitcode is None, f"the driver never stood still at {point}: it ended with {child.exitcode}"
+        assert time.monotonic() < until_s, f"the driver did not come to {point} within {DRIVER_TIMEOUT_S} s"
+        child.join(0.01)  # returns at once where it ends
 
-    from support.topologies import topology
 
-    from stormproof.core.settings import Settings
-    from stormproof.trident.run import driver
+def is_paused(child: Driver) -> bool:
+    """Whether the kernel says that it was stopped by a signal."""
+    try:
+        return Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+    except FileNotFoundError:
+        return False
 
+
+def resume(child: Driver) -> None:
+    """Let it go on from where it stands."""
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGCONT)
+
+
+def arming(point: failpoint.Failpoint) -> list[str]:
+    """What is armed at the starts that kill a driver at a place, one text a start; the last start is unarmed."""
+    kill = f"{point.name}=kill"
+    match point.scope:
+        case "recovery" | "abort":
+            return ["run.after=kill", kill, kill]
+        case "retry":
+            return [f"task.after_file=error;{kill}", kill]
+        case _:
+            # The first start dies in its second batch where there is one more than once a start, the next in recovery.
+            return [f"{kill}@2" if point.name.startswith(("open.", "finish.", "prepare.")) else kill, kill]
+
+
+def drive(cell: Cell, engine: Literal["inline", "spark"], armed: Mapping[str, str]) -> None:
+    """Run one driver in this process, as a child does; nothing of the environment but `armed` counts."""
     for key in [k for k in os.environ if k.startswith(("STORMPROOF_", "PG"))]:
         del os.environ[key]
     settings = Settings(
         database_url=cell.database.sqlalchemy_url.render_as_string(hide_password=False),
         home=cell.folder / "home",
         batch_messages=cell.batch_messages,
+        master="local[2,4]",
     )
-    os.environ.update({k: v for k, v in environment.items() if v})
+    os.environ.update({k: v for k, v in armed.items() if v})
     logging.getLogger("stormproof").setLevel(logging.CRITICAL)
     built = topology(cell.name, cell.mode, cell.folder, cell.database, cell.queue)
     with driver(
-        built, cell.guarantee, settings=settings, engine="inline", until_idle=True, rng=random.Random(1)
+        built, cell.guarantee, settings=settings, engine=engine, until_idle=True, rng=random.Random(1)
     ) as coordinator:
         coordinator.run()
+
+
+def _drive(cell: Cell, environment: dict[str, str]) -> None:
+    drive(cell, "inline", environment)

@@ -129,6 +129,10 @@ class PostgresHarness:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
+    def waits_for_lock(self) -> bool:
+        """Whether somebody on the server waits for a lock."""
+        return self.execute("select count(*) from pg_locks where not granted") != [(0,)]
+
     def expire(self) -> None:
         self.execute("update stormproof.queue_slice set expires_at = clock_timestamp() where state = 'open'")
 

@@ -32,9 +32,9 @@ class SinkMode(StrEnum):
         return self.value.endswith("fold")
 
 
-def messages(number: int) -> list[bytes]:
+def messages(number: int, prefix: str = "m") -> list[bytes]:
     """A poison, a message that fails at its first attempt, an empty one, and words: ``m7 common m7``."""
-    plain = [f"m{i} common m{i}".encode() for i in range(number)]
+    plain = [f"{prefix}{i} common {prefix}{i}".encode() for i in range(number)]
     return [*plain[:2], POISON, *plain[2:4], FLAKY, b"", *plain[4:]]
 
 
