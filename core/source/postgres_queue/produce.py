@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,18 +30,37 @@ class Receipt:
     last: str | None
 
 
-def copy_in(cursor: Cursor[Any], table: MessageTable, payloads: Iterable[bytes]) -> Receipt:
-    """Copy the payloads into the queue, inside the cursor's transaction."""
+def copy_in(
+    cursor: Cursor[Any],
+    table: MessageTable,
+    payloads: Iterable[bytes],
+    *,
+    statement_messages: int | None = None,
+    between: Callable[[], None] | None = None,
+) -> Receipt:
+    """Copy the payloads into the queue, inside the cursor's transaction.
+
+    A COPY sees the partitions that stood when it began. So after about `statement_messages` a further one begins, and
+    `between` may make partitions first, on a connection of its own.
+    """
     before = query(cursor, "select pg_current_xact_id_if_assigned()::text").fetchone()
     above = _edge(cursor, table, before[0], "desc") if before and before[0] else None
-    encoder = pgpq.ArrowToPostgresBinaryEncoder(_SCHEMA)
+    size = CHUNK_MESSAGES if statement_messages is None else min(CHUNK_MESSAGES, max(1, statement_messages))
+    chunks = _chunks(payloads, size)
+    chunk = next(chunks, None)
     messages = 0
-    with cursor.copy(f"copy {table.sql} (payload) from stdin (format binary)".encode()) as copy:
-        copy.write(encoder.write_header())
-        for chunk in _chunks(payloads):
-            messages += len(chunk)
-            copy.write(encoder.write_batch(pa.record_batch([pa.array(chunk, pa.binary())], schema=_SCHEMA)))
-        copy.write(encoder.finish())
+    while chunk is not None:
+        if messages and between is not None:
+            between()
+        encoder = pgpq.ArrowToPostgresBinaryEncoder(_SCHEMA)
+        stop = messages + max(size, statement_messages or sys.maxsize)
+        with cursor.copy(f"copy {table.sql} (payload) from stdin (format binary)".encode()) as copy:
+            copy.write(encoder.write_header())
+            while chunk is not None and messages + len(chunk) <= stop:
+                messages += len(chunk)
+                copy.write(encoder.write_batch(pa.record_batch([pa.array(chunk, pa.binary())], schema=_SCHEMA)))
+                chunk = next(chunks, None)
+            copy.write(encoder.finish())
     if not messages:
         return Receipt(0, None, None)
     row = query(cursor, "select pg_current_xact_id()::text").fetchone()
@@ -57,13 +76,13 @@ def _edge(cursor: Cursor[Any], table: MessageTable, xid: str, order: str, above:
     return int(row[0]) if row else None
 
 
-def _chunks(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
+def _chunks(payloads: Iterable[bytes], messages: int) -> Iterator[list[bytes]]:
     """Lists of payloads, bounded in number and, but for one payload, in bytes."""
     part, size = list[bytes](), 0
     for payload in payloads:
         part.append(payload)
         size += len(payload)
-        if len(part) >= CHUNK_MESSAGES or size >= CHUNK_BYTES:
+        if len(part) >= messages or size >= CHUNK_BYTES:
             yield part
             part, size = [], 0
     if part:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,6 +92,8 @@ class PostgresQueue:
     ) -> None:
         if max_attempts < 1:
             raise UsageError(f"queue {queue}: max_attempts is {max_attempts}; it must be at least 1")
+        if partition_messages < 2:
+            raise UsageError(f"queue {queue}: partition_messages is {partition_messages}; it must be at least 2")
         if start not in ("earliest", "latest"):
             raise UsageError(f"queue {queue}: start is {start!r}; it is 'earliest' or 'latest'")
         self.table = MessageTable(queue)
@@ -365,9 +367,9 @@ class PostgresQueue:
             f"select count(*) from {SCHEMA}.dead_letter where queue = %s and subscription = %s and disposal is null",
             *who.key,
         ).fetchone()
-        assert slice_row is not None  # noqa: S101 - an aggregate has one row
-        assert retry_row is not None  # noqa: S101
-        assert dead_row is not None  # noqa: S101
+        assert slice_row is not None
+        assert retry_row is not None
+        assert dead_row is not None
         returned, pending, returned_retries = slice_row
         fresh, age_s = self._unopened(cursor, who)
         return Backlog(
@@ -430,8 +432,9 @@ class PostgresQueue:
             failpoint("queue.put.before_commit")
             return receipt
         self._make_ready()
-        with self._transaction(None) as cursor:
-            receipt = copy_in(cursor, self.table, payloads)
+        with closing(self._twin()) as twin, self._transaction(None) as cursor:
+            half = self._partition_messages // 2  # so much always stands ready
+            receipt = copy_in(cursor, self.table, payloads, statement_messages=half, between=twin._make_ready)
             failpoint("queue.put.before_commit")
         return receipt
 
@@ -553,6 +556,12 @@ class PostgresQueue:
 
     # ---- shared steps
 
+    def _twin(self) -> PostgresQueue:
+        """The same queue with a connection of its own, made when it is needed."""
+        twin = object.__new__(PostgresQueue)
+        twin.__dict__.update(self.__getstate__())
+        return twin
+
     def _who(self) -> Subscriber:
         if self._subscription is None:
             raise UsageError(f"queue {self.queue}: subscribe() comes before any other call of a reader")
@@ -582,7 +591,7 @@ class PostgresQueue:
             lease.owner,
             lease.epoch,
         ).fetchone()
-        assert row is not None  # noqa: S101 - a select of subqueries has one row
+        assert row is not None
         newer = max((epoch for epoch in row[:2] if epoch is not None), default=lease.epoch)
         if newer > lease.epoch:
             raise slices.fenced(who, lease.epoch, newer)
@@ -634,5 +643,5 @@ class PostgresQueue:
 def _store_of(cursor: psycopg.Cursor[Any]) -> tuple[str, str]:
     """Server and database that a connection is in."""
     row = query(cursor, "select (pg_control_system()).system_identifier::text, current_database()").fetchone()
-    assert row is not None  # noqa: S101 - a select of functions has one row
+    assert row is not None
     return row[0], row[1]

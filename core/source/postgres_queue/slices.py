@@ -185,7 +185,7 @@ def look(cursor: Cursor[Any]) -> Server:
         "select pg_current_snapshot()::text, pg_current_xact_id()::text, (pg_control_system()).system_identifier::text,"
         " pg_walfile_name(pg_current_wal_lsn())",
     ).fetchone()
-    assert row is not None  # noqa: S101 - a select of functions has one row
+    assert row is not None
     return Server(Snapshot.parse(row[0]).before(int(row[1])), row[2], int(row[3][:8], 16))
 
 
@@ -254,7 +254,7 @@ def totals(cursor: Cursor[Any], rows_sql: str, seed: int) -> Totals:
         f" coalesce(bit_xor(hashint8extended(id, {seed})), 0), coalesce(min(id), 0), coalesce(max(id), 0)"
         f" from ({rows_sql}) m",
     ).fetchone()
-    assert row is not None  # noqa: S101 - an aggregate has one row
+    assert row is not None
     return Totals(*row)
 
 
@@ -266,7 +266,7 @@ def expectation(cursor: Cursor[Any], rows_sql: str, seed: int, excluded: frozens
         " left join unnest(%s::bigint[]) as e (id) on e.id = m.id where e.id is null",
         sorted(excluded),
     ).fetchone()
-    assert row is not None  # noqa: S101 - an aggregate has one row
+    assert row is not None
     return Expectation(*row)
 
 
@@ -484,7 +484,7 @@ def _insert(
         opened,
         deaths,
     ).fetchone()
-    assert row is not None  # noqa: S101 - `returning` gives the inserted row
+    assert row is not None
     return int(row[0])
 
 
