@@ -7,19 +7,21 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from stormproof.core import failpoint
+from stormproof.core.errors import Fenced, StoreUnavailable
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
-from stormproof.trident.run import driver
+from stormproof.trident.run import driver, options_of
 from support.topologies import SinkMode, topology
 
 BATCH_MESSAGES = 5
@@ -159,12 +161,21 @@ def drive(cell: Cell, engine: Literal["inline", "spark"], armed: Mapping[str, st
     )
     os.environ.update({k: v for k, v in armed.items() if v})
     logging.getLogger("stormproof").setLevel(logging.CRITICAL)
+    if cell.sabotage is not None:
+        cell.sabotage()
     built = topology(cell.name, cell.mode, cell.folder, cell.database, cell.queue)
+    options = replace(options_of(settings, cell.guarantee), outage_s=cell.outage_s)
     with driver(
-        built, cell.guarantee, settings=settings, engine=engine, until_idle=True, rng=random.Random(1)
+        built, cell.guarantee, settings=settings, engine=engine, options=options, until_idle=True, rng=random.Random(1)
     ) as coordinator:
         coordinator.run()
 
 
 def _drive(cell: Cell, environment: dict[str, str]) -> None:
-    drive(cell, "inline", environment)
+    try:
+        drive(cell, "inline", environment)
+    except Fenced:
+        sys.exit(FENCED)
+    except StoreUnavailable as error:
+        print(f"unavailable: {error}", file=sys.stderr)
+        sys.exit(UNAVAILABLE)
