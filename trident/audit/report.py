@@ -33,7 +33,6 @@ class ViolationKind(StrEnum):
     EVIDENCE_DIFFERS = "evidence_differs"
     EVIDENCE_ORDER = "evidence_order"
     GUARD = "guard"
-    PREPARED_FILE = "prepared_file"
     SLICES = "slices"
     MESSAGE_TWICE = "message_twice"
     MESSAGE_LOST = "message_lost"

@@ -218,6 +218,19 @@ def ledger_check(as_json: AsJson = False) -> None:
     check_schema(as_json=as_json)
 
 
+@ledger_app.command("adopt")
+def ledger_adopt(
+    topology: TopologyName,
+    incarnation: Annotated[str, typer.Argument(metavar="INCARNATION")],
+    why: Annotated[str, typer.Option(help="For the records.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Let a topology write to a table in which an incarnation that the ledger does not know left rows."""
+    from stormproof.trident.cli.operate import adopt_incarnation
+
+    adopt_incarnation(topology, incarnation, why=why, as_json=as_json)
+
+
 @ledger_app.command("sql")
 def ledger_sql() -> None:
     """Print the SQL that `migrate` would run on an empty database."""

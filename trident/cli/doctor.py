@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -125,13 +125,20 @@ def _writable(folder: Path) -> str:
 
 def _spark(settings: Settings) -> str:
     """Start it, and have its tasks reach the staging place."""
+    import pyarrow as pa
+
     from stormproof.core.engine.spark import spark_session
 
     session = spark_session(settings)
     try:
         staging = str(settings.staging_path)
-        reached = session.range(2).rdd.map(lambda _: os.path.isdir(staging)).collect()
-        if not all(reached):
+
+        def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for _ in batches:
+                yield pa.RecordBatch.from_pydict({"reached": [os.path.isdir(staging)]})
+
+        rows = session.range(0, 2, 1, 2).mapInArrow(look, "reached boolean").collect()
+        if not all(row["reached"] for row in rows):
             raise SettingsError(f"Spark's executors do not reach {staging}; set staging_dir to a folder that all share")
         return f"version {session.version} on {settings.master}; its tasks reach {staging}"
     finally:

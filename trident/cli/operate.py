@@ -13,7 +13,7 @@ from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.source import QueueEvidence, queue_reader
 from stormproof.trident.cli.output import Exit, emit, finish, note, say, table
 from stormproof.trident.cli.stores import opened, operator
-from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.ledger.ledger import ADOPTED, Ledger
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.transaction import EventKind, TxnState
 
@@ -40,6 +40,24 @@ def retry_txid(topology: str, txid: int, *, why: str, as_json: bool) -> None:
         report,
         as_json=as_json,
         text=lambda: say(f"txid {txid} of {topology} is prepared again; the next start of {topology} commits it"),
+    )
+
+
+def adopt_incarnation(topology: str, incarnation: str, *, why: str, as_json: bool) -> None:
+    """Let a topology write beside what another life of its name left in a table."""
+    by = operator()
+    with opened() as stores:
+        with stores.audit.snapshot() as snapshot:
+            row = snapshot.topology(topology)
+        ledger = Ledger(stores.engine, SystemClock(), _no_incarnation)
+        with ledger.transaction(Run(topology, row.incarnation, row.epoch)) as tx:
+            detail = {"action": "adopt", "by": by, "why": storable_text(why)}
+            ledger.record(tx, [Event(EventKind.OPERATOR, message=incarnation, reason=ADOPTED, detail={**detail})])
+    report = {"topology": topology, "incarnation": row.incarnation, "adopted": incarnation, "by": by}
+    emit(
+        report,
+        as_json=as_json,
+        text=lambda: say(f"{topology} may write beside what incarnation {incarnation} left; its rows stay as they are"),
     )
 
 

@@ -8,8 +8,8 @@ import signal
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
 
 from stormproof.core.errors import UsageError
 from stormproof.core.settings import Settings
@@ -17,7 +17,7 @@ from stormproof.core.topology import as_guarantee
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import logging_to_stderr
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
-from stormproof.trident.coordinator import Coordinator, RunOptions
+from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.run import EngineChoice, driver, options_of
 from stormproof.trident.statistics import BatchResult, RunStatistics
 
@@ -60,7 +60,7 @@ def run_topology(request: RunRequest) -> None:
                 guarantee,
                 settings=settings,
                 engine=engine,
-                options=_options(settings, request),
+                options=options_of(settings, guarantee),
                 until_idle=request.until_idle,
                 max_batches=request.max_batches,
                 on_batch=_progress_of(topology.name, progress),
@@ -90,16 +90,12 @@ def _settings(request: RunRequest) -> Settings:
     return Settings(**{name: value for name, value in chosen.items() if value is not None})
 
 
-def _options(settings: Settings, request: RunRequest) -> RunOptions:
-    options = options_of(settings, as_guarantee(request.guarantee or "exactly-once"))
-    return replace(options, until_idle=request.until_idle, max_batches=request.max_batches)
-
-
 def _ship_by_value(module: ModuleType) -> None:
     """Executors cannot import a file that was loaded by its path: its functions travel whole."""
     from pyspark import cloudpickle
 
-    cloudpickle.register_pickle_by_value(module)
+    register = cast("Callable[[ModuleType], None]", cloudpickle.register_pickle_by_value)
+    register(module)
 
 
 def _progress_of(topology: str, progress: Callable[[str], None]) -> Callable[[BatchResult], None]:
