@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BENCH ?=
 JSON ?=
-ROUNDS ?= 40
+ROUNDS ?= 1
 SEED ?= 1
 ARGS ?=
 

@@ -26,6 +26,14 @@ class SinkIdentity:
         """The Delta transaction identifier's application id."""
         return f"stormproof/{self.topology}/{self.incarnation}/{self.sink}"
 
+    def incarnation_of(self, application_id: str) -> str | None:
+        """The incarnation in the application id of another life of this topology; None for all other ids."""
+        match application_id.split("/"):
+            case ["stormproof", self.topology, incarnation, _] if incarnation != self.incarnation:
+                return incarnation
+            case _:
+                return None
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransaction:
@@ -93,6 +101,13 @@ class SinkSession(Protocol):
 
     def writer(self) -> SinkWriter:
         """The executors' side."""
+        ...
+
+    def other_incarnations(self) -> tuple[str, ...]:
+        """Other lives of this topology's name that wrote to this very table, by the sink's own evidence.
+
+        Asked once, before a table is used for the first time: its cost may grow with the table's log.
+        """
         ...
 
     def held(self) -> Held | None:

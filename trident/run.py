@@ -159,6 +159,8 @@ def attached(plan: Plan, source: Source, ledger: Ledger) -> Generator[tuple[Run,
                 closing(sink.open(identity, plan.sinks[sink.name], run.epoch))
             )
             with ledger.transaction(run) as tx:
+                if not ledger.knows_sink(tx, sink.name):
+                    ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
                 description = describe_sink(sink, plan.sinks[sink.name])
                 ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
         yield run, sessions

@@ -16,7 +16,7 @@ from deltalake.transaction import AddAction
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.delta.log import DeltaLog, LogEntry, OurCommit, Reach, commit_metadata
+from stormproof.sinks.delta.log import APPLICATION, DeltaLog, LogEntry, OurCommit, Reach, commit_metadata
 from stormproof.sinks.delta.table import column_limits, require_table
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.protocol import (
@@ -93,6 +93,12 @@ class DeltaSession:
     def writer(self) -> FileWriter:
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
         return FileWriter(self._identity.sink, self._directory, self._limits)
+
+    def other_incarnations(self) -> tuple[str, ...]:
+        """Other lives of this topology's name, as far back as the log goes."""
+        entries = self._log.back_from(self._load().version())
+        found = (self._identity.incarnation_of(str(entry.info.get(APPLICATION))) for entry in entries)
+        return tuple(sorted({incarnation for incarnation in found if incarnation is not None}))
 
     def held(self) -> Held | None:
         """The last transaction in the table's log, read afresh.

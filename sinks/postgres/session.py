@@ -134,6 +134,18 @@ class PostgresSession:
                 {**self._mine, "table_name": str(self._name), "table_id": self._table_id, "epoch": self._epoch},
             )
 
+    def other_incarnations(self) -> tuple[str, ...]:
+        """Other lives of this topology's name, by their guards."""
+        with self._transaction() as connection:
+            if not bookkeeping.is_made(connection):
+                return ()
+            rows = connection.execute(
+                "select distinct incarnation from stormproof_sink.guard where topology = %(topology)s"
+                " and incarnation <> %(incarnation)s and table_id = %(table_id)s and last_txid is not null order by 1",
+                {**self._mine, "table_id": self.table_id},
+            ).fetchall()
+        return tuple(str(row[0]) for row in rows)
+
     def held(self) -> Held | None:
         """The last transaction by the guard row, read afresh.
 

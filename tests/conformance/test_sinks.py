@@ -13,7 +13,7 @@ from support.sink_harness import KINDS, SinkHarness
 
 from stormproof.core.errors import CannotTell, FatalError, Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.sinks import protocol
-from stormproof.sinks.protocol import CommitOutcome, Decision, Held, PreparedTransaction, SinkSession
+from stormproof.sinks.protocol import CommitOutcome, Decision, Held, PreparedTransaction, SinkIdentity, SinkSession
 
 A, B = {"a": 1, "b": 2}, {"b": 5, "c": 7}
 
@@ -71,6 +71,19 @@ def test_a_repeat_after_staging_files_went(harness: SinkHarness, session: SinkSe
     session.finished(transaction)
     assert session.commit(transaction, checked=True) is CommitOutcome.ALREADY_HELD
     assert harness.rows() == after(harness, A)
+
+
+def test_another_life_of_the_name_is_seen(harness: SinkHarness, session: SinkSession) -> None:
+    """A table that a lost ledger's topology wrote to must not look new to the ledger that was made anew."""
+    assert session.other_incarnations() == ()
+    session.commit(harness.prepare(session, 1, None, A), checked=True)
+    assert session.other_incarnations() == ()
+    for identity, others in (
+        (SinkIdentity("topology", "inc-2", "counts"), ("inc-1",)),
+        (SinkIdentity("another", "inc-2", "counts"), ()),
+    ):
+        with closing(harness.sink.open(identity, harness.input, 1)) as opened:
+            assert opened.other_incarnations() == others
 
 
 def test_the_same_txid_with_other_content_stops(harness: SinkHarness, session: SinkSession) -> None:

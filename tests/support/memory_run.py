@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +35,7 @@ class World:
         batch_messages: int = 4,
         seed: int = 0,
         max_attempts: int = 2,
+        first_incarnation: int = 0,
     ) -> None:
         self.clock = ManualClock()
         self.rng = random.Random(seed)
@@ -41,7 +43,7 @@ class World:
         self.sinks = [MemorySink(f"counts{i}", staging=folder / f"staging{i}") for i in range(sinks)]
         self.ledger_engine = memory_ledger_engine()
         self.batch_messages = batch_messages
-        incarnations = iter(f"life{i}" for i in range(1000))
+        incarnations = iter(f"life{i}" for i in itertools.count(first_incarnation))
         self.ledger = Ledger(self.ledger_engine, self.clock, lambda: next(incarnations))
         self.topology = Topology("words")
         words = self.topology.stream("lines", self.source).flat_map(split, "line", schema="word string")

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 from support.memory_run import World
 
+from stormproof.core.errors import PositionMismatch
 from stormproof.core.guarantee import Guarantee
+from stormproof.trident.ledger.ledger import ADOPTED
+from stormproof.trident.ledger.rows import Event, Run
+from stormproof.trident.transaction import EventKind
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
@@ -22,3 +26,18 @@ def test_without_a_crash_every_guarantee_gives_the_same(guarantee: Guarantee, fo
     assert statistics.batches == 3
     assert statistics.messages == 10
     assert statistics.stopped == "idle"
+
+
+def test_a_table_of_another_life_is_refused_until_it_is_adopted(tmp_path: Path) -> None:
+    """A ledger that was lost and made anew must not write over what the first one committed."""
+    first = World([b"a b"], tmp_path / "first")
+    first.run()
+    second = World([b"a b"], tmp_path / "second", first_incarnation=1)
+    for mine, theirs in zip(second.sinks, first.sinks, strict=True):
+        mine.store = theirs.store
+    with pytest.raises(PositionMismatch, match="stormproof ledger adopt words life0"):
+        second.run()
+    with second.ledger.transaction(Run("words", "life1", 1)) as tx:
+        second.ledger.record(tx, [Event(EventKind.OPERATOR, message="life0", reason=ADOPTED)])
+    second.run()
+    assert second.counts() == Counter({"a": 2, "b": 2})

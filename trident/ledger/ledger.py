@@ -29,6 +29,8 @@ from stormproof.trident.transaction import MOVES, AttemptOutcome, EventKind, Txn
 
 TAKE_OVER_LOCK_TIMEOUT_MS: Final = 500
 TAKE_OVER_TRIES: Final = 20
+ADOPTED: Final = "adopted"
+"""Reason of an operator's event that lets a topology write beside another life of its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +458,44 @@ class Ledger:
                 .where(t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink)
                 .values(target=target, description=description)
             )
+
+    def require_known_lives(self, tx: Tx, sink: str, target: str, others: Sequence[str]) -> None:
+        """Refuse a table that other lives of this topology's name wrote to, unless an operator adopted them.
+
+        Such a table means that the ledger was lost and made anew: its messages may be handed out again.
+
+        Raises:
+            PositionMismatch: names the incarnations, and the command that goes on all the same.
+        """
+        adopted = set(
+            tx.connection.execute(
+                sa.select(t.event.c.message).where(
+                    t.event.c.incarnation == tx.run.incarnation,
+                    t.event.c.kind == EventKind.OPERATOR.value,
+                    t.event.c.reason == ADOPTED,
+                )
+            ).scalars()
+        )
+        unknown = [other for other in others if other not in adopted]
+        if unknown:
+            raise PositionMismatch(
+                f"sink {sink!r} of topology {tx.run.topology!r}: {target} holds transactions of incarnation "
+                f"{', '.join(unknown)}, which this ledger does not know (it has {tx.run.incarnation}): the ledger was lost and "
+                f"made anew, or the table belongs to another ledger. Nothing was written. Use another table or another name; "
+                f"or, to write beside what is there: stormproof ledger adopt {tx.run.topology} {unknown[0]}",
+                sink=sink,
+                unknown=[*unknown],
+                ledger=tx.run.incarnation,
+            )
+
+    def knows_sink(self, tx: Tx, sink: str) -> bool:
+        """Whether this incarnation used the sink before."""
+        row = tx.connection.execute(
+            sa.select(t.topology_sink.c.sink).where(
+                t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink
+            )
+        ).one_or_none()
+        return row is not None
 
     def last_held(self, tx: Tx, sink: str) -> tuple[int, str] | None:
         """The highest txid that a sink is known to hold, with its digest: PREV for the next one."""
