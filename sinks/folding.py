@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from stormproof.core.compute import pc
 from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.compute import pc
 
 
 def check_fold_input(input_: SinkInput, where: str) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from stormproof.core.compute import pc
 from stormproof.core.message import storable_text
-from stormproof.sinks.compute import pc
 
 _VALUE_SHOWN_MAX = 80
 

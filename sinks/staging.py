@@ -17,10 +17,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stormproof.core.compute import pc
 from stormproof.core.errors import Json, SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import PreparedFile, TaskContext
-from stormproof.sinks.compute import pc
 from stormproof.sinks.limits import Limits
 
 ROW_GROUP_ROWS_MAX: Final = 256 * 1024
