@@ -26,12 +26,6 @@ def query(cursor: Cursor[Any], text: str, *parameters: object) -> Cursor[Any]:
     return cursor.execute(text.encode(), parameters or None)
 
 
-def select_ranges(columns: str, table: str, conditions: Iterable[str]) -> str:
-    """The rows for which one of the (disjoint) conditions holds, one index range each."""
-    parts = [f"select {columns} from {table} where {condition}" for condition in conditions]
-    return " union all ".join(parts or [f"select {columns} from {table} where false"])
-
-
 @dataclass(frozen=True, slots=True)
 class Partition:
     """One partition: ids from `start` up to but not including `stop`; the default partition has no bounds."""
@@ -63,7 +57,8 @@ class MessageTable:
 
     def select(self, columns: str, conditions: Iterable[str]) -> str:
         """The messages for which one of the (disjoint) conditions holds."""
-        return select_ranges(columns, self.sql, conditions)
+        parts = [f"select {columns} from {self.sql} where {condition}" for condition in conditions]
+        return " union all ".join(parts or [f"select {columns} from {self.sql} where false"])
 
     def create(self, cursor: Cursor[Any], partition_messages: int) -> None:
         """Make the queue, where it is missing. Two may try at once."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from psycopg import Cursor
 
 from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
-from stormproof.core.source.postgres_queue.messages import MessageTable, query, select_ranges
+from stormproof.core.source.postgres_queue.messages import MessageTable, query
 from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span, place_of
 from stormproof.core.source.postgres_queue.tables import SCHEMA
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice
@@ -90,6 +90,18 @@ class Totals(NamedTuple):
     min_id: int
     max_id: int
 
+    def plus(self, other: Totals) -> Totals:
+        """Of both together."""
+        if not (self.messages and other.messages):
+            return self if self.messages else other
+        return Totals(
+            self.messages + other.messages,
+            self.bytes + other.bytes,
+            self.xor ^ other.xor,
+            min(self.min_id, other.min_id),
+            max(self.max_id, other.max_id),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SliceRow:
@@ -148,17 +160,13 @@ class SliceRow:
             case _:
                 raise UsageError(f"not a position in a Postgres queue: {sorted(value)}")
 
-    def ranges(self, who: Subscriber, last: Place | None = None) -> tuple[str, tuple[str, ...]]:
-        """The slice's table, and disjoint conditions, in order, that hold its messages (up to a place)."""
-        if self.span is not None:
-            span = self.span if last is None else self.span.upto(last)
-            return who.table.sql, span.conditions()
-        upto = "" if last is None else f" and (xid, id) <= ('{last.xid}'::xid8, {last.id})"
-        return f"{SCHEMA}.queue_retry", (f"slice = {self.id}{upto}",)
-
     def rows_sql(self, who: Subscriber, columns: str = "id, xid, payload", last: Place | None = None) -> str:
         """A query of the slice's messages, or of those up to a place."""
-        return select_ranges(columns, *self.ranges(who, last))
+        if self.span is not None:
+            span = self.span if last is None else self.span.upto(last)
+            return who.table.select(columns, span.conditions())
+        upto = "" if last is None else f" and (xid, id) <= ('{last.xid}'::xid8, {last.id})"
+        return f"select {columns} from {SCHEMA}.queue_retry where slice = {self.id}{upto}"
 
 
 def _place(xid: str | None, id_: int | None) -> Place | None:
@@ -275,8 +283,9 @@ def cut(cursor: Cursor[Any], who: Subscriber, row: SliceRow, limit: Limit, seed:
     last: Place | None = None
     messages = max(1, limit.messages)
     if messages < row.messages:
-        last = _nth(cursor, row.ranges(who), messages)
-    have = totals(cursor, row.rows_sql(who, "id, payload", last), seed)
+        last, have = _first(cursor, who, row, messages, seed)
+    else:
+        have = totals(cursor, row.rows_sql(who, "id, payload"), seed)
     if have.bytes > limit.bytes and have.messages > 1:
         found = query(
             cursor,
@@ -292,25 +301,33 @@ def cut(cursor: Cursor[Any], who: Subscriber, row: SliceRow, limit: Limit, seed:
     return last, have
 
 
-def _nth(cursor: Cursor[Any], ranges: tuple[str, tuple[str, ...]], number: int) -> Place | None:
-    """The place of the slice's n-th message, None where it has fewer.
+def _first(
+    cursor: Cursor[Any], who: Subscriber, row: SliceRow, messages: int, seed: int
+) -> tuple[Place | None, Totals]:
+    """The place of the n-th message (None where there are fewer), and what the slice has up to there.
 
-    One range after the other, so that each is a walk along the index that ends at the n-th entry: over a union of them
+    One range after the other, so that each is a walk along the index that ends where it should: over a union of them
     Postgres sorts everything that lies ahead.
     """
-    table, conditions = ranges
-    for place, condition in enumerate(conditions, 1):
-        found = query(
-            cursor,
-            f"select m.xid::text, m.id from {table} m where {condition}"
-            f" order by m.xid, m.id offset {number - 1} limit 1",
-        ).fetchone()
-        if found is not None:
-            return Place(int(found[0]), found[1])
-        if place < len(conditions):
-            count = query(cursor, f"select count(*) from {table} m where {condition}").fetchone()
-            number -= count[0] if count else 0
-    return None
+    have = Totals(0, 0, 0, 0, 0)
+    if row.span is None:
+        ranges: tuple[tuple[int | None, str], ...] = ((None, f"slice = {row.id}"),)
+        table = f"{SCHEMA}.queue_retry"
+    else:
+        xids = (range_.xid for range_ in row.span.ranges())
+        ranges = tuple(zip(xids, row.span.conditions(), strict=True))
+        table = who.table.sql
+    for xid, condition in ranges:
+        want = messages - have.messages
+        ordered = f"from {table} m where {condition} order by m.xid, m.id"
+        found = totals(cursor, f"select m.id, m.payload {ordered} limit {want}", seed)
+        have = have.plus(found)
+        if found.messages == want:
+            if xid is not None:
+                return Place(xid, found.max_id), have
+            at = query(cursor, f"select m.xid::text, m.id {ordered} offset {want - 1} limit 1").fetchone()
+            return (at and Place(int(at[0]), at[1])), have
+    return None, have
 
 
 def open_new(
