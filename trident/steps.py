@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stormproof.core.errors import Json, PositionMismatch, SinkRefused
+from stormproof.core.errors import FatalError, Json, PositionMismatch, SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
@@ -164,6 +164,7 @@ class Steps:
         """Have each sink adopt the batch, in the topology's order.
 
         Raises:
+            Fenced: another driver took over, which is why the sink stands elsewhere or the files are gone.
             SinkRefused: a sink refuses for good; under exactly-once the txid is blocked, and the error says how to go on.
             PositionMismatch: a sink stands elsewhere than the ledger says.
         """
@@ -184,12 +185,18 @@ class Steps:
                 outcomes[name] = session.commit(
                     to_prepared(txid, work[name]), checked=guarantee is Guarantee.EXACTLY_ONCE
                 )
-            except SinkRefused as error:
-                if guarantee is Guarantee.EXACTLY_ONCE:
+            except FatalError as error:
+                self._require_epoch()
+                if isinstance(error, SinkRefused) and guarantee is Guarantee.EXACTLY_ONCE:
                     raise self._block(txid, name, error) from error
                 raise
             failpoint("commit.after_sink")
         return outcomes
+
+    def _require_epoch(self) -> None:
+        """Raise Fenced where another driver took over: a Delta table tells that only by standing elsewhere."""
+        with self.ledger.transaction(self.run):
+            pass
 
     def _block(self, txid: int, sink: str, error: SinkRefused) -> SinkRefused:
         reason = storable_text(f"sink {sink!r}: {error}")
