@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 import psutil
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 
 from stormproof.core.clock import Clock
 from stormproof.core.errors import Fenced, Json, PositionMismatch, StoreUnavailable
@@ -103,7 +103,7 @@ class Ledger:
                     if self._is_postgres:
                         connection.execute(sa.text(f"set local lock_timeout = {TAKE_OVER_LOCK_TIMEOUT_MS}"))
                     run = self._raise_epoch(connection, topology, fingerprint, guarantee, source, driver)
-            except _LockTimeout:
+            except (_LockTimeout, _MadeMeanwhile):
                 continue
             self._recorded_backends.clear()
             return run
@@ -138,9 +138,13 @@ class Ledger:
         }
         if row is None:
             incarnation = self._new_incarnation()
-            connection.execute(
-                sa.insert(t.topology).values(name=topology, incarnation=incarnation, epoch=1, created_at=now, **fields)
+            first = sa.insert(t.topology).values(
+                name=topology, incarnation=incarnation, epoch=1, created_at=now, **fields
             )
+            try:
+                connection.execute(first)
+            except IntegrityError as error:
+                raise _MadeMeanwhile from error
             return Run(topology, incarnation, 1)
         epoch = row.epoch + 1
         connection.execute(sa.update(t.topology).where(t.topology.c.name == topology).values(epoch=epoch, **fields))
@@ -586,6 +590,10 @@ class Ledger:
 
 class _LockTimeout(Exception):
     """A lock was not to be had in time."""
+
+
+class _MadeMeanwhile(Exception):
+    """Another driver started the topology for the first time, at the same instant."""
 
 
 def _first_line(error: object) -> str:
