@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import sqlalchemy as sa
 
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.trident.audit import AuditLedger, VerifyReport, opener_for, verify
+from stormproof.trident.audit import AuditLedger, NoticeKind, VerifyReport, opener_for, verify
+from stormproof.trident.audit.report import Violation
+from support.contents import content
 from support.crashes import Cell
+from support.topologies import SinkMode
 
 
 def verified(name: str, database: Database) -> VerifyReport:
@@ -18,8 +24,32 @@ def verified(name: str, database: Database) -> VerifyReport:
         engine.dispose()
 
 
-def require_verified(cell: Cell) -> None:
-    """The audit must agree that nothing is wrong."""
+def violations(cell: Cell) -> tuple[Violation, ...]:
+    """What the audit calls wrong."""
+    return verified(cell.name, cell.database).violations
+
+
+def require_verified(cell: Cell) -> VerifyReport:
+    """The audit must agree that nothing is wrong, and that everything could be told.
+
+    A loss is possible under at-most-once alone, a duplicate under at-least-once alone: exactly-once may not even call
+    one possible.
+    """
     report = verified(cell.name, cell.database)
-    assert not report.violations
-    assert report.clean
+    shown = "\n".join(
+        [f"{v.kind}: {v.text}" for v in report.violations] + [f"cannot tell: {u.text}" for u in report.unknowns]
+    )
+    assert report.clean, f"audit of {cell.name} ({cell.guarantee}, {cell.mode}):\n{shown}"
+    noticed = {notice.kind for notice in report.notices}
+    if cell.guarantee is not Guarantee.AT_MOST_ONCE:
+        assert NoticeKind.LOSS_POSSIBLE not in noticed
+    if cell.guarantee is not Guarantee.AT_LEAST_ONCE:
+        assert NoticeKind.DUPLICATE_POSSIBLE not in noticed
+    return report
+
+
+def require_exact(cell: Cell, should: Counter[str]) -> None:
+    """Every sink of a cell holds just this, and the audit agrees."""
+    for mode in SinkMode if cell.mode is None else [cell.mode]:
+        assert content(mode, cell.name, cell.folder, cell.database) == should, mode
+    require_verified(cell)
