@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import ClassVar, TypeAlias, Union
+from typing import ClassVar, TypeAlias
 
-Json: TypeAlias = Union[str, int, float, bool, None, list["Json"], dict[str, "Json"]]
+Json: TypeAlias = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 
 
 class ErrorKind(StrEnum):

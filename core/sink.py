@@ -111,7 +111,8 @@ class SinkWriter(Protocol):
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that this sink could not hold, with column, value and reason. Only the columns that `rows` has are
-        checked, so keys can be checked before they are combined."""
+        checked, so keys can be checked before they are combined.
+        """
         ...
 
     def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
@@ -130,7 +131,14 @@ def transaction_digest(files: Sequence[PreparedFile]) -> str:
 def files_to_json(files: Sequence[PreparedFile]) -> list[Json]:
     """Files as the ledger keeps them."""
     return [
-        {"sink": f.sink, "path": f.path, "rows": f.rows, "bytes": f.bytes, "digest": f.digest, "statistics": f.statistics}
+        {
+            "sink": f.sink,
+            "path": f.path,
+            "rows": f.rows,
+            "bytes": f.bytes,
+            "digest": f.digest,
+            "statistics": f.statistics,
+        }
         for f in files
     ]
 

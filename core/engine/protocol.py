@@ -8,8 +8,8 @@ from typing import Protocol
 
 from stormproof.core.message import MessageFailure
 from stormproof.core.plan import Plan
-from stormproof.core.source.protocol import SliceReader
 from stormproof.core.sink import PreparedFile, SinkWriter
+from stormproof.core.source.protocol import SliceReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ COVERING = ("task.after_file", "prepare.after", "delta.after_log_entry", "postgr
 @pytest.mark.postgres
 @pytest.mark.timeout(600)
 def test_a_driver_on_spark_killed_in_every_kind_of_place(database: Database, tmp_path: Path) -> None:
-    made = chain(prepared_database(database), tmp_path, lambda cell, armed: run_spark_driver(cell, armed))
+    made = chain(prepared_database(database), tmp_path, run_spark_driver)
     for line in made.run([FAILPOINTS[name] for name in COVERING]):
         print(line)
     assert set(COVERING) <= set(made.killed_at)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -73,7 +74,7 @@ def _context() -> ForkServerContext:
     return context
 
 
-Driver: TypeAlias = multiprocessing.process.BaseProcess
+Driver: TypeAlias = BaseProcess
 
 
 def start(cell: Cell, environment: Mapping[str, str]) -> Driver:

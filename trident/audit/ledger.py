@@ -13,8 +13,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from stormproof.core.errors import Json, SettingsError, StoreUnavailable, UsageError
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.ledger import to_event, to_txn, to_work
-from stormproof.trident.ledger.rows import Event, SinkWork, Txn
+from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_event, to_txn, to_work
 from stormproof.trident.transaction import EventKind
 
 _SCHEMA_MISSING = ("42P01", "42703", "3F000")

@@ -11,7 +11,6 @@ import os
 import socket
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, cast
 
 import psutil
@@ -21,10 +20,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from stormproof.core.clock import Clock
 from stormproof.core.errors import Fenced, Json, PositionMismatch, StoreUnavailable
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.sink import PreparedFile, files_to_json
+from stormproof.core.sink import files_to_json
 from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import Event, Run, SinkWork, Txn
+from stormproof.trident.ledger.rows import Event, Run, SinkWork, Txn, to_event, to_txn, to_work
 from stormproof.trident.transaction import MOVES, AttemptOutcome, EventKind, TxnState
 
 TAKE_OVER_LOCK_TIMEOUT_MS: Final = 500
@@ -484,9 +483,9 @@ class Ledger:
         if unknown:
             raise PositionMismatch(
                 f"sink {sink!r} of topology {tx.run.topology!r}: {target} holds transactions of incarnation "
-                f"{', '.join(unknown)}, which this ledger does not know (it has {tx.run.incarnation}): the ledger was lost and "
-                f"made anew, or the table belongs to another ledger. Nothing was written. Use another table or another name; "
-                f"or, to write beside what is there: stormproof ledger adopt {tx.run.topology} {unknown[0]}",
+                f"{', '.join(unknown)}, which this ledger does not know (it has {tx.run.incarnation}): the ledger was "
+                f"lost and made anew, or the table belongs to another ledger. Nothing was written. Use another table or "
+                f"name; or, to write beside what is there: stormproof ledger adopt {tx.run.topology} {unknown[0]}",
                 sink=sink,
                 unknown=[*unknown],
                 ledger=tx.run.incarnation,
@@ -524,14 +523,14 @@ class Ledger:
             .where(t.txn.c.incarnation == tx.run.incarnation, t.txn.c.ended_at.is_(None))
             .order_by(t.txn.c.txid)
         )
-        return [_to_txn(row) for row in rows]
+        return [to_txn(row) for row in rows]
 
     def txn(self, tx: Tx, txid: int) -> Txn | None:
         """One batch."""
         row = tx.connection.execute(
             sa.select(t.txn).where(t.txn.c.incarnation == tx.run.incarnation, t.txn.c.txid == txid)
         ).one_or_none()
-        return None if row is None else _to_txn(row)
+        return None if row is None else to_txn(row)
 
     def work(self, tx: Tx, txid: int) -> dict[str, SinkWork]:
         """What a batch writes, by sink; empty before its content was fixed."""
@@ -601,80 +600,9 @@ def _first_line(error: object) -> str:
     return text.splitlines()[0] if text else ""
 
 
-def _aware(value: datetime | None) -> datetime | None:
-    """SQLite drops the zone; the ledger's times are UTC."""
-    from datetime import UTC
-
-    return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
-
-
-def _to_txn(row: Any) -> Txn:
-    opened = _aware(row.opened_at)
-    assert opened is not None
-    return Txn(
-        txid=row.txid,
-        state=TxnState(row.state),
-        guarantee=Guarantee(row.guarantee),
-        epoch=row.epoch,
-        attempt=row.attempt,
-        source=row.source,
-        position=row.position,
-        messages=row.messages,
-        failed=row.failed,
-        tuples=row.tuples,
-        bytes=row.bytes,
-        retry=row.retry,
-        opened_at=opened,
-        prepared_at=_aware(row.prepared_at),
-        ended_at=_aware(row.ended_at),
-        reason=row.reason,
-        steps_ms=row.steps_ms or {},
-    )
-
-
-to_txn = _to_txn
-
-
-def to_work(row: Any) -> SinkWork:
-    """A `txn_sink` row."""
-    return SinkWork(
-        sink=row.sink,
-        previous=row.previous,
-        rows=row.rows,
-        bytes=row.bytes,
-        digest=row.digest,
-        files=tuple(PreparedFile(**f) for f in row.files),
-        committed_at=_aware(row.committed_at),
-        outcome=row.outcome,
-    )
-
-
-def to_event(row: Any) -> Event:
-    """An `event` row."""
-    return Event(
-        kind=EventKind(row.kind),
-        txid=row.txid,
-        attempt=row.attempt,
-        sink=row.sink,
-        message=row.message,
-        number=row.number,
-        origin=row.origin,
-        token=row.token,
-        reason=row.reason,
-        component=row.component,
-        error=row.error,
-        input=row.input,
-        detail=row.detail,
-        at=_aware(row.at),
-    )
-
-
 def memory_ledger_engine() -> sa.Engine:
     """An SQLite database in memory with the ledger's tables, for unit tests."""
     engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool, connect_args={"check_same_thread": False})
     with engine.execution_options(schema_translate_map={t.SCHEMA: None}).begin() as connection:
         t.metadata.create_all(connection)
     return engine
-
-
-__all__ = ["DriverIdentity", "Ledger", "Tx", "memory_ledger_engine", "to_event", "to_txn", "to_work"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Any
 
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
@@ -98,7 +99,8 @@ class Event:
 
     def to_failure(self) -> MessageFailure:
         """The failure that this event records."""
-        assert self.number is not None and self.reason is not None
+        assert self.number is not None
+        assert self.reason is not None
         return MessageFailure(
             id=MessageId(self.number),
             origin=self.origin or 0,
@@ -108,3 +110,67 @@ class Event:
             error=self.error or "",
             input=self.input or "",
         )
+
+
+def _aware(value: datetime | None) -> datetime | None:
+    """SQLite drops the zone; the ledger's times are UTC."""
+    return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+def to_txn(row: Any) -> Txn:
+    """A `txn` row."""
+    opened = _aware(row.opened_at)
+    assert opened is not None
+    return Txn(
+        txid=row.txid,
+        state=TxnState(row.state),
+        guarantee=Guarantee(row.guarantee),
+        epoch=row.epoch,
+        attempt=row.attempt,
+        source=row.source,
+        position=row.position,
+        messages=row.messages,
+        failed=row.failed,
+        tuples=row.tuples,
+        bytes=row.bytes,
+        retry=row.retry,
+        opened_at=opened,
+        prepared_at=_aware(row.prepared_at),
+        ended_at=_aware(row.ended_at),
+        reason=row.reason,
+        steps_ms=row.steps_ms or {},
+    )
+
+
+def to_work(row: Any) -> SinkWork:
+    """A `txn_sink` row."""
+    return SinkWork(
+        sink=row.sink,
+        previous=row.previous,
+        rows=row.rows,
+        bytes=row.bytes,
+        digest=row.digest,
+        files=tuple(PreparedFile(**f) for f in row.files),
+        committed_at=_aware(row.committed_at),
+        outcome=row.outcome,
+    )
+
+
+def to_event(row: Any) -> Event:
+    """An `event` row."""
+    return Event(
+        kind=EventKind(row.kind),
+        txid=row.txid,
+        attempt=row.attempt,
+        sink=row.sink,
+        message=row.message,
+        number=row.number,
+        origin=row.origin,
+        token=row.token,
+        reason=row.reason,
+        component=row.component,
+        error=row.error,
+        input=row.input,
+        detail=row.detail,
+        at=_aware(row.at),
+    )
