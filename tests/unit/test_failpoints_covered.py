@@ -1,0 +1,30 @@
+"""Every failpoint is reached by a test: the crash matrix takes its cells from the registry, the rest are named here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stormproof.core.failpoint import FAILPOINTS
+
+TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
+
+
+def test_the_matrix_takes_its_cells_from_the_registry() -> None:
+    text = (TESTS / "integration" / "test_crash_matrix.py").read_text(encoding="utf-8")
+    assert "FAILPOINTS.values()" in text
+    assert "was reached by no start" in text
+
+
+def test_what_the_matrix_leaves_out_is_reached_elsewhere() -> None:
+    others = "".join(p.read_text(encoding="utf-8") for p in (TESTS / "integration").glob("test_postgres_queue*.py"))
+    for point in FAILPOINTS.values():
+        if point.scope == "queue":
+            assert point.name in others, f"{point.name} is reached by no test"
+
+
+def test_every_failpoint_stands_in_the_code_once_declared() -> None:
+    code = [p for folder in ("core", "sinks", "trident") for p in (ROOT / folder).rglob("*.py") if p.name != "failpoint.py"]
+    texts = [p.read_text(encoding="utf-8") for p in code]
+    for name in FAILPOINTS:
+        assert any(f'failpoint("{name}")' in text for text in texts), f"{name} is declared and stands nowhere"
