@@ -1,0 +1,133 @@
+"""`python -m benchmarks [FIGURE ...] [--json FILE] [--pairs N]`: measures, prints a table, writes JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.batches import P1A, P1B, P2, P6
+from benchmarks.figures import Result, Unit, quartiles
+from benchmarks.harness import Figure, measure
+from benchmarks.latency import P5
+from benchmarks.main_job import P3, P4
+from benchmarks.queue_reads import P7
+from benchmarks.workbench import Workbench
+
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in (P1A, P1B, P2, P3, P4, P5, P6, P7)}
+PAIRS = 15
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is asked for; 0 whether or not the goals are met, which the JSON says, 130 when interrupted."""
+    options = _parser().parse_args(arguments)
+    wanted = list(dict.fromkeys(options.figures)) or list(FIGURES)
+    unknown = sorted(set(wanted) - set(FIGURES))
+    if unknown:
+        print(f"no figure {', '.join(unknown)}; known: {', '.join(FIGURES)}", file=sys.stderr)
+        return 2
+    if options.pairs < 1:
+        print(f"--pairs is {options.pairs}; it must be at least 1", file=sys.stderr)
+        return 2
+    console = Console(stderr=True)
+    bench = Workbench()
+    results: list[Result] = []
+    try:
+        for name in wanted:
+            for opening in FIGURES[name].cases(bench):
+                with _shown(console, name) as show, opening as case:
+                    result = measure(case, options.pairs, show(case.key))
+                results.append(result)
+                console.print(f"{result.key}: {_figures(result)}", highlight=False)
+                if options.json is not None:  # after every figure: what was measured survives an interruption
+                    _write(options.json, results)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        bench.close()
+        if results:
+            Console().print(_table(results))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    known = "\n".join(f"  {figure.name:5}{figure.title}" for figure in FIGURES.values())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measures each figure beside its rival, in pairs.",
+        epilog=f"figures:\n{known}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="which ones; all by default")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the results go, for machines")
+    parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help=f"pairs of runs a figure ({PAIRS})")
+    return parser
+
+
+@contextmanager
+def _shown(console: Console, figure: str) -> Generator[Callable[[str], Callable[[int, int], None]]]:
+    """Progress: what is being set up, then which round it is at; plain lines where nobody watches."""
+    if not console.is_terminal:
+        console.print(f"{figure}: setting up", highlight=False)
+        yield lambda key: lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(f"{figure}: setting up", total=None)
+        yield lambda key: lambda done, total: progress.update(task, description=key, completed=done, total=total)
+
+
+def _table(results: Sequence[Result]) -> Table:
+    table = Table(title="ours / theirs: medians, with quartiles; the ratio is the median of the pairs' ratios")
+    for heading in ("figure", "ours", "theirs", "ratio", "goal", "met"):
+        table.add_column(heading, justify="left" if heading in ("figure", "goal", "met") else "right")
+    for result in results:
+        ours = [pair.ours for pair in result.pairs]
+        theirs = [pair.theirs for pair in result.pairs]
+        low, high = quartiles([pair.ratio for pair in result.pairs])
+        table.add_row(
+            f"{result.key}\n[dim]{result.title}[/dim]",
+            _value(result.unit, result.ours, ours),
+            "quoted\n" + _number(result.unit, result.theirs)
+            if result.is_quoted
+            else _value(result.unit, result.theirs, theirs),
+            f"{result.ratio:.2f}\n[dim]{low:.2f} to {high:.2f}[/dim]",
+            result.goal.text(result.unit),
+            "[green]yes[/green]" if result.is_met else "[red]no[/red]",
+        )
+    return table
+
+
+def _value(unit: Unit, middle: float, values: Sequence[float]) -> str:
+    low, high = quartiles(values)
+    return f"{_number(unit, middle)}\n[dim]{_number(unit, low)} to {_number(unit, high)}[/dim]"
+
+
+def _number(unit: Unit, value: float) -> str:
+    return f"{value:.3f} s" if unit is Unit.SECONDS else f"{value:,.0f}/s"
+
+
+def _figures(result: Result) -> str:
+    ours, theirs = _number(result.unit, result.ours), _number(result.unit, result.theirs)
+    met = "met" if result.is_met else "not met"
+    return f"{ours}, theirs {theirs}, ratio {result.ratio:.3f} ({result.goal.text(result.unit)}: {met})"
+
+
+def _write(path: Path, results: Sequence[Result]) -> None:
+    """All results so far, put in place at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.part")
+    text = json.dumps({result.key: result.to_json() for result in results}, indent=2)
+    beside.write_text(f"{text}\n", encoding="utf-8")
+    beside.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""P1, P2, P6: big batches from Parquet files to a Delta table, beside plain Spark and beside ourselves untracked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from benchmarks.corpus import WORDS_IN_SENTENCE, Corpus
+from benchmarks.figures import Goal, Unit
+from benchmarks.harness import Case, Figure
+from benchmarks.parquet_source import RepeatedParquet
+from benchmarks.word_count import row_wise, split, vectorised, word_count
+from benchmarks.workbench import Stepper, Workbench, delta_total, require_total, timed
+from stormproof.core.compute import pc
+from stormproof.core.guarantee import Guarantee
+from stormproof.sinks.delta import DeltaSink
+from stormproof.trident.stream import Stream
+
+SMALL, LARGE = 200_000, 1_000_000
+"""Sentences of ten words."""
+
+
+def size_name(sentences: int) -> str:
+    """`2M` for 200,000 sentences."""
+    return f"{sentences * WORDS_IN_SENTENCE // 1_000_000}M"
+
+
+@contextmanager
+def counting(
+    bench: Workbench,
+    corpus: Corpus,
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+    *,
+    folds: bool,
+    words: Callable[[Stream], Stream] = vectorised,
+) -> Generator[Stepper]:
+    """A word count from Parquet to a new Delta table, whose content is checked at the end."""
+    table, source = bench.path("counts"), RepeatedParquet(bench.unused("parquet"), corpus)
+    topology = word_count(bench.unused("count"), source, DeltaSink(table), words=words, folds=folds)
+    with bench.stepping(topology, guarantee, corpus.messages) as stepper:
+        yield stepper
+    require_total(delta_total(table), stepper.batches * corpus.words, f"the Delta table of {topology.name}")
+
+
+def plain_counts(bench: Workbench, corpus: Corpus) -> DataFrame:
+    """What a Spark user writes."""
+    lines = bench.rival_session.read.schema("line string").parquet(str(corpus.folder))
+    return lines.select(F.explode(F.split("line", " ")).alias("word")).groupBy("word").agg(F.count("*").alias("n"))
+
+
+@contextmanager
+def against_parquet(bench: Workbench, sentences: int, goal: Goal) -> Generator[Case]:
+    """P1a: appended counts, beside untracked Parquet."""
+    corpus, out = bench.corpus(sentences), bench.path("plain")
+    with counting(bench, corpus, folds=False) as ours:
+        yield Case(
+            key=f"P1a@{size_name(sentences)}",
+            title=f"exactly-once word count to Delta, {size_name(sentences)} words; plain Spark to untracked Parquet",
+            unit=Unit.SECONDS,
+            goal=goal,
+            ours=ours.seconds,
+            theirs=lambda: timed(lambda: plain_counts(bench, corpus).write.mode("append").parquet(str(out))),
+        )
+
+
+@contextmanager
+def against_merge(bench: Workbench, sentences: int, goal: Goal) -> Generator[Case]:
+    """P1b: folded counts, beside Spark's MERGE."""
+    corpus, out, session = bench.corpus(sentences), bench.path("merged"), bench.rival_session
+    session.createDataFrame([], "word string, n long").write.format("delta").save(str(out))
+    merges = 0
+
+    def merge() -> None:
+        nonlocal merges
+        plain_counts(bench, corpus).createOrReplaceTempView("counted")
+        session.sql(
+            f"MERGE INTO delta.`{out}` t USING counted s ON t.word = s.word"
+            " WHEN MATCHED THEN UPDATE SET n = t.n + s.n WHEN NOT MATCHED THEN INSERT *"
+        )
+        merges += 1
+
+    with counting(bench, corpus, folds=True) as ours:
+        yield Case(
+            key="P1b",
+            title=f"exactly-once word count folded into Delta, {size_name(sentences)} words; plain Spark MERGE",
+            unit=Unit.SECONDS,
+            goal=goal,
+            ours=ours.seconds,
+            theirs=lambda: timed(merge),
+        )
+    require_total(delta_total(out), merges * corpus.words, "the rival's Delta table")
+
+
+@contextmanager
+def against_append(bench: Workbench, sentences: int, goal: Goal) -> Generator[Case]:
+    """P1b-append: appended counts, beside Spark's own append to Delta."""
+    corpus, out = bench.corpus(sentences), bench.path("appended")
+    with counting(bench, corpus, folds=False) as ours:
+        yield Case(
+            key="P1b-append",
+            title=f"exactly-once word count appended to Delta, {size_name(sentences)} words; plain Spark append",
+            unit=Unit.SECONDS,
+            goal=goal,
+            ours=ours.seconds,
+            theirs=lambda: timed(
+                lambda: plain_counts(bench, corpus).write.format("delta").mode("append").save(str(out))
+            ),
+        )
+
+
+@contextmanager
+def against_untracked(bench: Workbench, sentences: int, goal: Goal) -> Generator[Case]:
+    """P2: the same topology under exactly-once and under at-most-once."""
+    corpus = bench.corpus(sentences)
+    with (
+        counting(bench, corpus, Guarantee.EXACTLY_ONCE, folds=False) as tracked,
+        counting(bench, corpus, Guarantee.AT_MOST_ONCE, folds=False) as untracked,
+    ):
+        yield Case(
+            key=f"P2@{size_name(sentences)}",
+            title=f"word count to Delta, {size_name(sentences)} words: exactly-once; at-most-once",
+            unit=Unit.SECONDS,
+            goal=goal,
+            ours=tracked.seconds,
+            theirs=untracked.seconds,
+        )
+
+
+def map_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The plain row loop that P6 stands beside."""
+    for batch in batches:
+        words: list[str] = []
+        for line in batch.column(0).to_pylist():
+            words.extend(split(line))
+        yield pa.record_batch([pa.array(words, pa.string())], names=["word"])
+
+
+def map_and_count_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same loop by one who counts inside Python already, so that Spark gets few rows."""
+    counted = [
+        pa.Table.from_batches([batch]).group_by("word").aggregate([([], "count_all")]) for batch in map_rows(batches)
+    ]
+    if counted:
+        total = pa.concat_tables(counted).group_by("word").aggregate([("count_all", "sum")])
+        columns = [total.column(name).combine_chunks() for name in ("word", "count_all_sum")]
+        yield pa.record_batch([columns[0], pc.cast(columns[1], pa.int64())], names=["word", "n"])
+
+
+@contextmanager
+def against_row_loop(bench: Workbench, sentences: int, goal: Goal, *, counts_in_python: bool) -> Generator[Case]:
+    """P6: a plain Python function a tuple, beside a `mapInArrow` loop that calls the same function."""
+    corpus, out = bench.corpus(sentences), bench.path("mapped")
+    per_core = corpus.words / bench.cores
+
+    def plain() -> None:
+        lines = bench.rival_session.read.schema("line string").parquet(str(corpus.folder))
+        if counts_in_python:
+            words = lines.mapInArrow(map_and_count_rows, "word string, n long")
+            counted = words.groupBy("word").agg(F.sum("n").alias("n"))
+        else:
+            counted = lines.mapInArrow(map_rows, "word string").groupBy("word").agg(F.count("*").alias("n"))
+        counted.write.mode("append").parquet(str(out))
+
+    with counting(bench, corpus, folds=False, words=row_wise) as ours:
+        yield Case(
+            key="P6-counted" if counts_in_python else "P6",
+            title=f"str.split by flat_map, exactly-once to Delta, {size_name(sentences)} words, a core; mapInArrow loop"
+            + (" that counts in Python" if counts_in_python else "")
+            + " to Parquet",
+            unit=Unit.TUPLES,
+            goal=goal,
+            ours=lambda: per_core / ours.seconds(),
+            theirs=lambda: per_core / timed(plain),
+        )
+
+
+def _p1a(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    yield against_parquet(bench, SMALL, Goal(ratio=1.15))
+    yield against_parquet(bench, LARGE, Goal(ratio=1.05))
+
+
+def _p1b(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    yield against_merge(bench, SMALL, Goal(ratio=0.5))
+    yield against_append(bench, SMALL, Goal(ratio=0.5))
+
+
+def _p2(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    yield against_untracked(bench, SMALL, Goal(ratio=1.15))
+    yield against_untracked(bench, LARGE, Goal(ratio=1.10))
+
+
+def _p6(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    yield against_row_loop(bench, LARGE, Goal(ratio=0.8, own=2_000_000), counts_in_python=False)
+    yield against_row_loop(bench, LARGE, Goal(), counts_in_python=True)
+
+
+P1A = Figure("P1a", "exactly-once word count, beside plain Spark writing untracked Parquet", _p1a)
+P1B = Figure("P1b", "exactly-once word count, beside plain Spark's MERGE and append to Delta", _p1b)
+P2 = Figure("P2", "tracked beside untracked, same engine", _p2)
+P6 = Figure("P6", "row-wise Python, beside a plain mapInArrow row loop", _p6)

@@ -1,0 +1,75 @@
+"""Runs figures: both sides of each in turns, so that a slow moment of the machine meets both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks.figures import Goal, Pair, Result, Unit
+
+if TYPE_CHECKING:
+    from benchmarks.workbench import Workbench
+
+WARM_UPS = 3
+
+Run = Callable[[], float]
+"""One run of one side; gives its value in the case's unit."""
+
+Progress = Callable[[int, int], None]
+"""Told how many rounds of how many are done, warm-ups among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing to measure. `theirs` is a number where it was measured elsewhere.
+
+    `pairs_factor` is for cases whose percentiles need more runs than a median does.
+    """
+
+    key: str
+    title: str
+    unit: Unit
+    goal: Goal
+    ours: Run
+    theirs: Run | float
+    pairs_factor: int = 1
+    shows_p99: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Some cases with what they need, made when they are due and taken down after them."""
+
+    name: str
+    title: str
+    cases: Callable[[Workbench], Iterator[AbstractContextManager[Case]]]
+
+
+def measure(case: Case, pairs: int, progress: Progress = lambda done, total: None) -> Result:
+    """Warm both sides up, then run them in pairs; who goes first changes from pair to pair."""
+    wanted = pairs * case.pairs_factor
+    total = WARM_UPS + wanted
+    measured: list[Pair] = []
+    for number in range(total):
+        if isinstance(case.theirs, (int, float)):
+            ours, theirs = case.ours(), float(case.theirs)
+        elif number % 2:
+            theirs = case.theirs()
+            ours = case.ours()
+        else:
+            ours = case.ours()
+            theirs = case.theirs()
+        if number >= WARM_UPS:
+            measured.append(Pair(ours, theirs))
+        progress(number + 1, total)
+    return Result(
+        key=case.key,
+        title=case.title,
+        unit=case.unit,
+        goal=case.goal,
+        pairs=tuple(measured),
+        is_quoted=isinstance(case.theirs, (int, float)),
+        shows_p99=case.shows_p99,
+    )

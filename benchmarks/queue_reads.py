@@ -1,0 +1,139 @@
+"""P7: what it takes to hand out messages of a Postgres queue and confirm them, without a job on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
+
+import pyarrow as pa
+from adbc_driver_postgresql import dbapi
+
+from benchmarks.corpus import sentences
+from benchmarks.figures import Goal, Unit
+from benchmarks.harness import Case, Figure
+from benchmarks.workbench import Workbench, timed
+from stormproof.core.engine.protocol import Job, JobReport
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.share import as_words, xor_reduce, xor_signed
+from stormproof.core.source.postgres_queue import PostgresQueue
+from stormproof.core.source.protocol import SliceReader
+from stormproof.core.stage import BATCH_ROWS
+from stormproof.sinks.memory import MemorySink
+from stormproof.trident.stream import Topology
+
+SIZES = (10_000, 100_000)
+
+
+class Delivery:
+    """An engine that only reads: the payloads are Arrow arrays in this process, and every message is acked at once."""
+
+    name = "delivery"
+
+    def __init__(self, parallelism: int) -> None:
+        self.parallelism = parallelism
+        self.delivered: list[pa.Array] = []
+        self._threads = ThreadPoolExecutor(parallelism)
+
+    def run(self, job: Job) -> JobReport:
+        """Read all parts at once, as executors would."""
+        parts = list(self._threads.map(lambda reader: self._read(reader, job), job.readers))
+        batches = [batch for part in parts for batch in part]
+        self.delivered = [batch.column("payload") for batch in batches]
+        xor = xor_signed(xor_reduce(as_words(batch.column("token").to_numpy())) for batch in batches)
+        return JobReport(sum(batch.num_rows for batch in batches), xor, xor)
+
+    def _read(self, reader: SliceReader, job: Job) -> list[pa.RecordBatch]:
+        return list(reader.read(job.seed, job.excluded, BATCH_ROWS))
+
+    def cancel(self) -> None:
+        """Nothing to cancel."""
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._threads.shutdown()
+
+
+@contextmanager
+def leased_rows(bench: Workbench, lines: pa.Array) -> Generator[Callable[[], float]]:
+    """Messages/s of the usual way: lease rows by UPDATE with SKIP LOCKED, delete them when they are done.
+
+    With what is best for it: the leased rows come as Arrow by the same driver, an index finds the free ones, and dead
+    rows are vacuumed between runs, outside the measurement.
+    """
+    table, number = bench.unused("leases"), len(lines)
+    with (
+        bench.connect() as connection,
+        closing(dbapi.connect(bench.database.adbc_uri, autocommit=True)) as arrow,
+        closing(arrow.cursor()) as cursor,
+    ):
+        connection.execute(
+            f"create table {table} (id bigint generated always as identity primary key, payload bytea not null,"
+            " owner text, lease_until timestamptz)".encode()
+        )
+        connection.execute(f"create index on {table} (id) where owner is null".encode())
+        lease = (
+            f"update {table} set owner = 'mine', lease_until = now() + interval '30 seconds' where id in"
+            f" (select id from {table} where owner is null order by id limit {number} for update skip locked)"
+            " returning id, payload"
+        )
+
+        def lease_and_delete() -> None:
+            cursor.execute(lease)
+            rows = cursor.fetch_arrow_table()
+            if rows.num_rows != number:
+                raise RuntimeError(f"{rows.num_rows} messages were leased instead of {number}")
+            low, high = rows.column("id")[0].as_py(), rows.column("id")[-1].as_py()
+            done = connection.execute(
+                f"delete from {table} where id between %s and %s and owner = 'mine'".encode(),
+                (min(low, high), max(low, high)),
+            )
+            if done.rowcount != number:
+                raise RuntimeError(f"{done.rowcount} messages were deleted instead of {number}")
+
+        def run() -> float:
+            with connection.cursor() as put, put.copy(f"copy {table} (payload) from stdin".encode()) as copy:
+                copy.write("".join(f"\\\\x{line.encode().hex()}\n" for line in lines.to_pylist()))
+            connection.execute(f"vacuum analyze {table}".encode())
+            return number / timed(lease_and_delete)
+
+        yield run
+
+
+@contextmanager
+def against_leases(bench: Workbench, messages: int) -> Generator[Case]:
+    """Both sides hand out and confirm the same payloads."""
+    lines = sentences(messages)
+    payloads = [line.encode() for line in lines.to_pylist()]
+    queue = PostgresQueue(bench.unused("queue"), "line string", database=bench.database)
+    topology = Topology(bench.unused("delivery"))
+    topology.stream("lines", queue).into(MemorySink(staging=bench.path("staging")))
+    with (
+        closing(Delivery(bench.cores)) as engine,
+        bench.stepping(topology, Guarantee.EXACTLY_ONCE, messages, engine=engine) as stepper,
+        leased_rows(bench, lines) as theirs,
+    ):
+
+        def ours() -> float:
+            queue.put(payloads)
+            rate = messages / stepper.seconds()
+            if sum(map(len, engine.delivered)) != messages:
+                raise RuntimeError(f"not {messages} messages were delivered")
+            return rate
+
+        yield Case(
+            key=f"P7@{messages}",
+            title=f"messages/s handed out and confirmed, {messages:,} a batch; UPDATE SKIP LOCKED and DELETE",
+            unit=Unit.MESSAGES,
+            goal=Goal(ratio=10, own=800_000),
+            ours=ours,
+            theirs=theirs,
+        )
+
+
+def _p7(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    for messages in SIZES:
+        yield against_leases(bench, messages)
+
+
+P7 = Figure("P7", "Postgres queue, beside leases by UPDATE and DELETE", _p7)

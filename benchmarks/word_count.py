@@ -1,0 +1,59 @@
+"""The word count as topologies: the same graph over different sources, functions and sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stormproof.core.compute import pc
+from stormproof.core.sink import SinkSpec
+from stormproof.core.source.protocol import Source
+from stormproof.trident.aggregate import count
+from stormproof.trident.stream import Stream, Topology
+
+
+def split_lines(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+    """The words of all lines at once, and each word's line."""
+    parts = pc.split_pattern(rows.column("line"), " ")
+    parent = np.repeat(np.arange(rows.num_rows), pc.list_value_length(parts).to_numpy())
+    return pa.RecordBatch.from_arrays([parts.flatten()], names=["word"]), parent
+
+
+def split(line: str) -> list[str]:
+    """The words of one line."""
+    return line.split()
+
+
+def vectorised(stream: Stream) -> Stream:
+    """Lines to words, a record batch at a time."""
+    return stream.arrow(split_lines, "line", schema="word string")
+
+
+def row_wise(stream: Stream) -> Stream:
+    """Lines to words by a plain Python function."""
+    return stream.flat_map(split, "line", schema="word string")
+
+
+def word_count(
+    name: str,
+    source: Source,
+    *sinks: SinkSpec,
+    words: Callable[[Stream], Stream] = vectorised,
+    folds: bool = True,
+) -> Topology:
+    """Counts that are folded into what the sinks hold, or one batch's counts appended to them."""
+    topology = Topology(name)
+    grouped = words(topology.stream("lines", source)).group_by("word")
+    counted = grouped.persistent_aggregate(n=count()) if folds else grouped.agg(n=count())
+    counted.into(*sinks)
+    return topology
+
+
+def words_as_rows(name: str, source: Source, *sinks: SinkSpec) -> Topology:
+    """Every word a row."""
+    topology = Topology(name)
+    vectorised(topology.stream("lines", source)).into(*sinks)
+    return topology

@@ -1,0 +1,162 @@
+"""What a measurement runs on: a folder, a Postgres and a Spark session of its own."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import psycopg
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from benchmarks.corpus import Corpus, write_corpus
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.engine.spark import SparkEngine, spark_session
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.settings import Settings
+from stormproof.core.source.protocol import Limit
+from stormproof.core.topology import TopologyGraph
+from stormproof.trident.coordinator import Coordinator, RunOptions
+from stormproof.trident.run import driver
+from stormproof.trident.statistics import BatchResult
+
+LIMIT_BYTES = 2**40
+
+
+class Workbench:
+    """Everything that is measured happens below one temporary folder, which is removed when the process ends.
+
+    The user's own Postgres, settings and Spark are left alone: variables that name them are taken out first.
+    """
+
+    def __init__(self) -> None:
+        for name in list(os.environ):
+            if name.startswith(("STORMPROOF_", "PG")):
+                del os.environ[name]
+        self.folder = Path(tempfile.mkdtemp(prefix="stormproof-bench-"))
+        # Before the database's own: what is registered last is called first, and the server must be down by then.
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+        self.cores = len(os.sched_getaffinity(0))
+        self.settings = Settings(
+            home=self.folder / "home", master=f"local[{self.cores}]", parallelism=self.cores, embedded=True
+        )
+        self._made = 0
+        self._corpora: dict[int, Corpus] = {}
+
+    @cached_property
+    def database(self) -> Database:
+        """The embedded Postgres."""
+        return self.settings.resolve_database()
+
+    @cached_property
+    def session(self) -> SparkSession:
+        """The session that Stormproof runs on."""
+        return spark_session(self.settings, spark__driver__memory="4g")
+
+    @cached_property
+    def rival_session(self) -> SparkSession:
+        """A session for plain Spark in the same JVM, with what is best for it at this size.
+
+        One shuffle task a core, no adaptive re-planning (slower here), Spark's usual number of rows in an Arrow batch.
+        """
+        session = self.session.newSession()
+        session.conf.set("spark.sql.shuffle.partitions", str(self.cores))
+        session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
+        session.conf.set("spark.sql.execution.arrow.pyspark.validateSchema.enabled", "false")
+        return session
+
+    @cached_property
+    def engine(self) -> SparkEngine:
+        """The Spark engine."""
+        return SparkEngine(self.session, self.cores)
+
+    def corpus(self, sentences: int) -> Corpus:
+        """A text of so many sentences, made once."""
+        if sentences not in self._corpora:
+            self._corpora[sentences] = write_corpus(self.folder / f"text-{sentences}", sentences, self.cores)
+        return self._corpora[sentences]
+
+    def unused(self, what: str) -> str:
+        """A name that nothing has yet."""
+        self._made += 1
+        return f"{what}_{self._made}"
+
+    def path(self, what: str) -> Path:
+        """A path that nothing has yet."""
+        return self.folder / self.unused(what)
+
+    def connect(self) -> psycopg.Connection:
+        """A connection for a rival."""
+        return connect(self.database, application_name="benchmarks", autocommit=True)
+
+    @contextmanager
+    def stepping(
+        self, topology: TopologyGraph, guarantee: Guarantee, messages: int, *, engine: Engine | None = None
+    ) -> Generator[Stepper]:
+        """A started driver, to be taken on batch by batch."""
+        options = RunOptions(guarantee=guarantee, limit=Limit(messages, LIMIT_BYTES), batch_timeout_s=600.0)
+        with driver(
+            topology, guarantee, settings=self.settings, engine=engine or self.engine, options=options
+        ) as coordinator:
+            coordinator.recover(sweep=True)
+            yield Stepper(coordinator, messages)
+
+    def close(self) -> None:
+        """Stop Spark, if it was started."""
+        if "session" in self.__dict__:
+            self.session.stop()
+
+
+class Stepper:
+    """Takes a topology on by one batch and says how long that took; a batch that is not whole is no measurement."""
+
+    def __init__(self, coordinator: Coordinator, messages: int) -> None:
+        self._coordinator = coordinator
+        self._messages = messages
+        self.batches = 0
+
+    def step(self) -> BatchResult:
+        """One batch."""
+        result = self._coordinator.step()
+        if result is None or result.state != "committed" or result.messages != self._messages or result.attempts != 1:
+            raise RuntimeError(f"not a whole batch of {self._messages} messages at the first attempt: {result}")
+        self.batches += 1
+        return result
+
+    def seconds(self) -> float:
+        """One batch's time, from before it is opened to after it is committed."""
+        started_s = time.perf_counter()
+        self.step()
+        return time.perf_counter() - started_s
+
+
+def timed(action: Callable[[], object]) -> float:
+    """How long a call took."""
+    started_s = time.perf_counter()
+    action()
+    return time.perf_counter() - started_s
+
+
+def require_total(found: int, wanted: int, what: str) -> None:
+    """A fast wrong answer is no measurement."""
+    if found != wanted:
+        raise RuntimeError(f"{what} has {found} instead of {wanted}")
+
+
+def delta_total(path: Path, column: str = "n") -> int:
+    """The sum of a Delta table's column."""
+    from stormproof.core.compute import pc
+
+    total = sum(
+        pc.sum(table).as_py() or 0
+        for table in DeltaTable(str(path)).to_pyarrow_dataset().to_table(columns=[column]).itercolumns()
+    )
+    return int(total)
