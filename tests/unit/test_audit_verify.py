@@ -306,7 +306,7 @@ def test_a_range_is_verified_alone(case: Case) -> None:
     case.sql("update txn_sink set rows = rows + 1 where txid = 1")
     assert case.verify(first=2).clean
     assert not case.verify(last=1).clean
-    with pytest.raises(UsageError, match="begin at 1"):
+    with pytest.raises(UsageError, match="a range begins at 1"):
         case.verify(first=3, last=2)
 
 
