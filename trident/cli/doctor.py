@@ -98,13 +98,17 @@ def _postgres(settings: Settings) -> str:
 
 def _schema(settings: Settings) -> str:
     from stormproof.migrations import state
-    from stormproof.trident.run import ledger_engine, require_schema
+    from stormproof.trident.run import ledger_engine
 
     database = settings.resolve_database()
     engine = ledger_engine(database)
     try:
-        require_schema(engine, database, own=settings.uses_embedded)
-        return f"revision {state(engine).current}"
+        found = state(engine)
+        if found.current is None:
+            return "none yet; it is made at the first use"
+        if not found.up_to_date:
+            raise SettingsError(f"revision {found.current}, this version needs {found.head}; run: stormproof ledger migrate")
+        return f"revision {found.current}"
     finally:
         engine.dispose()
 
