@@ -114,13 +114,25 @@ class Records:
     waiting: Mapping[str, WaitingMessage] | None
     dead: Mapping[str, DeadMessage]
     """The newest dead letter of each message."""
+    source: SourceEvidence | None = None
 
     @staticmethod
     def of(txns: Iterable[Txn], source: SourceEvidence | None) -> Records:
         """Read what the source says."""
         waiting = None if source is None else source.waiting()
         dead = () if source is None else source.dead()
-        return Records({txn.txid: txn for txn in txns}, waiting, {letter.message: letter for letter in dead})
+        return Records({txn.txid: txn for txn in txns}, waiting, {letter.message: letter for letter in dead}, source)
+
+    def opened_after(self, txn: Txn, message: str) -> Txn | None:
+        """The last batch that opened a message of a first slice which was given back whole.
+
+        No row names a message whose slice comes again, so the slices are searched; messages that failed in a batch that
+        was then given back are few.
+        """
+        if self.source is None or txn.retry:
+            return None
+        later = (self.txns[txid] for txid in sorted(self.txns, reverse=True) if txid > txn.txid)
+        return next((t for t in later if not t.retry and self.source.contains(t.position, message)), None)
 
 
 def traces(events: Sequence[Event]) -> dict[str, Trace]:
@@ -151,15 +163,15 @@ def end_of(trace: Trace, records: Records) -> EndState:
     txn = records.txns.get(txids[-1]) if txids else None
     if txn is None:
         return EndState(EndKind.UNKNOWN)
+    if txn.state is TxnState.ABORTED and txn.reason != EVERY_MESSAGE_FAILED:
+        later = records.opened_after(txn, trace.message)
+        return end_in(txn if later is None else later)
     if not trace.failed_in(txn):
         return end_in(txn)
     if not txn.state.ended:
         return EndState(EndKind.PENDING, txn.txid, txn.opened_at)
     if txn.guarantee is Guarantee.AT_MOST_ONCE:
         return EndState(EndKind.LOST, txn.txid, txn.ended_at)
-    if txn.state is TxnState.ABORTED and txn.reason != EVERY_MESSAGE_FAILED:
-        # Its failure was written down and then the batch was given back whole: it comes again.
-        return EndState(EndKind.WAITING, txn.txid, txn.ended_at)
     return _after_failure(trace, txn, records)
 
 

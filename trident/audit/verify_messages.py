@@ -77,7 +77,7 @@ def _message(trace: Trace, records: Records, findings: Findings) -> None:
             message=name,
         )
     end = end_of(trace, records)
-    owed = end.kind is EndKind.WAITING and records.waiting is not None and name not in records.waiting
+    owed = end.kind is EndKind.WAITING and not _waits(name, records)
     if end.kind is EndKind.UNKNOWN or owed:
         where = f"txid {end.txid}" if end.txid is not None else "a txid that is not there"
         findings.violation(
@@ -86,6 +86,13 @@ def _message(trace: Trace, records: Records, findings: Findings) -> None:
             txid=end.txid,
             message=name,
         )
+
+
+def _waits(name: str, records: Records) -> bool:
+    """Whether the source has it for another time: on its own as a retry, or in a slice that was given back."""
+    if records.waiting is None or records.source is None:
+        return True  # only the number can be compared
+    return name in records.waiting or records.source.is_waiting_to_be_opened(name)
 
 
 def _strangers(failed: Mapping[str, Trace], records: Records, findings: Findings) -> None:
