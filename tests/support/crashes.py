@@ -142,7 +142,7 @@ def arming(point: failpoint.Failpoint) -> list[str]:
     kill = f"{point.name}=kill"
     match point.scope:
         case "recovery" | "abort":
-            return ["run.after=kill", kill, kill]
+            return ["task.after_file=kill", kill, kill]  # a batch in hand, with files
         case "retry":
             return [f"task.after_file=error;{kill}", kill]
         case _:
