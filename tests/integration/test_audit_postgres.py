@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from deltalake import DeltaTable
 
@@ -97,13 +98,18 @@ def done(shell: Shell) -> Shell:
     return shell
 
 
-def test_a_user_s_database_without_the_schema_is_refused_by_name(shell: Shell) -> None:
+def test_an_empty_database_gets_its_schema_at_the_first_use(shell: Shell) -> None:
+    assert shell("ledger", "check", status=1)["up_to_date"] is False
+    assert shell("status") == {"topologies": []}
+    assert shell("ledger", "check")["up_to_date"] is True
+
+
+def test_a_schema_of_another_revision_is_refused_by_name(shell: Shell) -> None:
+    shell("ledger", "migrate")
+    with psycopg.connect(shell.database.conninfo) as connection:
+        connection.execute("update stormproof.alembic_version set version_num = '0000'")
     error = shell("status", status=2)["error"]
     assert "stormproof ledger migrate" in error["message"]
-    assert shell("ledger", "check", status=1)["up_to_date"] is False
-    shell("ledger", "migrate")
-    assert shell("ledger", "check")["up_to_date"] is True
-    assert shell("status") == {"topologies": []}
 
 
 def test_an_untouched_run_verifies_clean_and_every_question_is_answered(done: Shell) -> None:
@@ -208,10 +214,8 @@ def test_a_blocked_txid_can_be_retried_and_nothing_else(done: Shell) -> None:
 def test_the_second_signal_ends_at_once_with_130() -> None:
     code = (
         "import os, signal\n"
-        "from stormproof.trident.cli.run import stopping_on_signals\n"
-        "class Asked:\n"
-        "    def request_stop(self): pass\n"
-        "with stopping_on_signals(Asked()):\n"
+        "from stormproof.trident.cli.run import Stopping\n"
+        "with Stopping():\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    print('still here')\n"
