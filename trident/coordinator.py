@@ -173,22 +173,16 @@ class Coordinator:
 
     def _outlasting_outages(self, step: Callable[[], R]) -> R:
         """Call `step`; after a transient error recover first, then call it again."""
-        began_s = self._clock.monotonic_s()
-        options = self._options
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(TransientError),
-            wait=tenacity.wait_exponential(multiplier=options.backoff_base_s, max=options.backoff_max_s),
-            stop=lambda _: self._clock.monotonic_s() - began_s >= options.outage_s or self._stop.is_set(),
-            sleep=self._clock.sleep,
-            before_sleep=_log_outage,
-            reraise=True,
-        )
-        for attempt in retrying:
-            with attempt:
-                if attempt.retry_state.attempt_number > 1:
-                    self.recover()
-                return step()
-        raise AssertionError("tenacity ends by a result or an error")
+        tries = 0
+
+        def recover_and_step() -> R:
+            nonlocal tries
+            tries += 1
+            if tries > 1:
+                self.recover()
+            return step()
+
+        return outlasting_outages(recover_and_step, self._options, self._clock, self._stop.is_set)
 
     def _wait(self) -> bool:
         """Wait for messages; False where the run is to end because there is nothing left."""
@@ -395,6 +389,32 @@ class Coordinator:
             self._on_batch(result)
 
 
+def outlasting_outages(
+    step: Callable[[], R], options: RunOptions, clock: Clock, stopping: Callable[[], bool] = lambda: False
+) -> R:
+    """Call `step` until it raises no transient error, with exponential backoff.
+
+    It gives up `outage_s` after the first error, which may come long after the step's begin: a job may take long.
+    """
+    failed_s: float | None = None
+
+    def given_up(_: tenacity.RetryCallState) -> bool:
+        nonlocal failed_s
+        now_s = clock.monotonic_s()
+        failed_s = now_s if failed_s is None else failed_s
+        return now_s - failed_s >= options.outage_s or stopping()
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(TransientError),
+        wait=tenacity.wait_exponential(multiplier=options.backoff_base_s, max=options.backoff_max_s),
+        stop=given_up,
+        sleep=clock.sleep,
+        before_sleep=_log_outage,
+        reraise=True,
+    )
+    return retrying(step)
+
+
 def _summary(report: RecoveryReport) -> dict[str, object]:
     return {
         "epoch": report.epoch,
@@ -413,4 +433,4 @@ def _log_outage(state: tenacity.RetryCallState) -> None:
     log.warning("try %d failed, recovering: %s", state.attempt_number, error)
 
 
-__all__ = ["Coordinator", "Fenced", "RunOptions"]
+__all__ = ["Coordinator", "Fenced", "RunOptions", "outlasting_outages"]

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final, Literal, TypeAlias, cast
 
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.errors import SettingsError
+from stormproof.core.errors import SettingsError, TransientError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import Plan, compile_topology
@@ -25,7 +26,7 @@ from stormproof.core.topology import TopologyGraph, as_guarantee
 from stormproof.migrations import migrate, state
 from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
 from stormproof.trident.audit.inspect import describe_sink
-from stormproof.trident.coordinator import Coordinator, RunOptions
+from stormproof.trident.coordinator import Coordinator, RunOptions, outlasting_outages
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.statistics import BatchResult, RunStatistics
@@ -47,21 +48,21 @@ def ledger_engine(database: Database) -> sa.Engine:
 def require_schema(engine: sa.Engine, database: Database, *, own: bool) -> None:
     """Make sure that the ledger's schema is the one that this version needs.
 
-    `own` says that the database is the embedded one, which is migrated without a word.
+    Where there is none, it is made: nothing is there that could be lost. `own` says that the database is the embedded one,
+    which is also migrated without a word.
 
     Raises:
-        SettingsError: the schema of a user's own database is missing or old.
+        SettingsError: the schema of a user's own database is of another revision.
     """
     found = state(engine)
     if found.up_to_date:
         return
-    if own:
+    if own or found.current is None:
         migrate(engine)
         return
-    problem = "has no Stormproof schema" if found.current is None else f"has schema revision {found.current}"
     raise SettingsError(
-        f"the database {database.redacted} {problem}, this version needs {found.head}; run: stormproof ledger migrate "
-        f"(stormproof ledger sql prints what it would do)",
+        f"the database {database.redacted} has schema revision {found.current}, this version needs {found.head}; run: "
+        f"stormproof ledger migrate (stormproof ledger sql prints what it would do)",
         current=found.current,
         head=found.head,
     )
@@ -122,48 +123,66 @@ def driver(
         placed = [cast("Sink", spec).placed(database, settings.staging_path) for spec in plan.sink_specs]
         plan = replace(plan, sink_specs=tuple(placed))
         ledger = Ledger(sql_engine, clock, new_incarnation)
-        with attached(plan, topology.source, ledger) as (run, sessions):
-            chosen_options = options or options_of(settings, chosen)
-            coordinator = Coordinator(
-                plan,
-                topology.source,
-                sessions,
-                ledger,
-                run,
-                running,
-                options=replace(chosen_options, until_idle=until_idle, max_batches=max_batches),
-                clock=clock,
-                rng=rng,
-                on_batch=on_batch,
-            )
-            if on_ready is not None:
-                on_ready(coordinator)
-            yield coordinator
-            ledger.stop(run)
+        chosen_options = options or options_of(settings, chosen)
+        # Postgres was reached just now: where it goes away again this early, it is waited for as in any later step.
+        attach = partial(attached, plan, topology.source, ledger)
+        run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), chosen_options, clock)
+        coordinator = Coordinator(
+            plan,
+            topology.source,
+            sessions,
+            ledger,
+            run,
+            running,
+            options=replace(chosen_options, until_idle=until_idle, max_batches=max_batches),
+            clock=clock,
+            rng=rng,
+            on_batch=on_batch,
+        )
+        if on_ready is not None:
+            on_ready(coordinator)
+        yield coordinator
+        ledger.stop(run)
 
 
 @contextmanager
 def attached(plan: Plan, source: Source, ledger: Ledger) -> Generator[tuple[Run, dict[str, SinkSession]]]:
-    """Raise the topology's epoch, subscribe to its source and open its sinks under it."""
+    """Raise the topology's epoch, subscribe to its source and open its sinks under it.
+
+    Raises:
+        Fenced: another driver raised the epoch meanwhile.
+        StoreUnavailable: a store did not answer; may be tried again, under a new epoch.
+    """
     with ExitStack() as stack:
         failpoint("start.before_epoch")
         run = ledger.start(plan.topology, fingerprint=plan.fingerprint, guarantee=plan.guarantee, source=source.name)
         failpoint("start.after_epoch")
-        source.subscribe(run.incarnation, run.epoch)
         stack.callback(source.close)
-        sessions: dict[str, SinkSession] = {}
-        for spec in plan.sink_specs:
-            sink = cast("Sink", spec)
-            identity = SinkIdentity(run.topology, run.incarnation, sink.name)
-            sessions[sink.name] = session = stack.enter_context(
-                closing(sink.open(identity, plan.sinks[sink.name], run.epoch))
-            )
-            with ledger.transaction(run) as tx:
-                if not ledger.knows_sink(tx, sink.name):
-                    ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
-                description = describe_sink(sink, plan.sinks[sink.name])
-                ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
+        try:
+            sessions = _open_stores(plan, source, ledger, run, stack)
+        except TransientError:
+            # A driver that took over has ended our connections: that is Fenced, and not to be tried again.
+            with ledger.transaction(run):
+                pass
+            raise
         yield run, sessions
+
+
+def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: ExitStack) -> dict[str, SinkSession]:
+    source.subscribe(run.incarnation, run.epoch)
+    sessions: dict[str, SinkSession] = {}
+    for spec in plan.sink_specs:
+        sink = cast("Sink", spec)
+        identity = SinkIdentity(run.topology, run.incarnation, sink.name)
+        sessions[sink.name] = session = stack.enter_context(
+            closing(sink.open(identity, plan.sinks[sink.name], run.epoch))
+        )
+        with ledger.transaction(run) as tx:
+            if not ledger.knows_sink(tx, sink.name):
+                ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
+            description = describe_sink(sink, plan.sinks[sink.name])
+            ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
+    return sessions
 
 
 def options_of(settings: Settings, guarantee: Guarantee) -> RunOptions:

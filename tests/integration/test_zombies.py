@@ -6,15 +6,13 @@ Real Postgres, real Delta tables, the inline engine, one topology with all four 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.contents import content
 from support.crashes import FENCED, Cell, ended, paused_driver, resume, run_driver
 from support.queues import prepared_database, put
-from support.topologies import SinkMode, expected, messages
-from support.verdicts import require_verified
+from support.topologies import expected, messages
+from support.verdicts import require_exact
 
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.guarantee import Guarantee
@@ -39,12 +37,6 @@ def cell(tmp_path: Path, database: Database) -> Cell:
     prepared_database(database)
     put(database, "q", messages(MESSAGES))
     return Cell("zombies", None, Guarantee.EXACTLY_ONCE, tmp_path, database, "q")
-
-
-def require_exact(cell: Cell, should: Counter[str]) -> None:
-    for mode in SinkMode:
-        assert content(mode, cell.name, cell.folder, cell.database) == should, mode
-    require_verified(cell)
 
 
 @pytest.mark.parametrize("point", POINTS)
