@@ -215,11 +215,15 @@ def test_the_second_signal_ends_at_once_with_130() -> None:
     code = (
         "import os, signal\n"
         "from stormproof.trident.cli.run import Stopping\n"
-        "with Stopping():\n"
+        "with Stopping(iter([0.0, 0.1, 9.0]).__next__):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('one wish', flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    print('still here')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 130
     assert "still here" not in done.stdout
+    assert "one wish" in done.stdout
+    assert done.stderr.count("stopped at once") == 1

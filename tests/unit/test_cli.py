@@ -9,7 +9,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -21,8 +20,7 @@ from stormproof.trident.cli.app import app
 from stormproof.trident.cli.loading import bind_parameters, load_topology, parse_parameters
 from stormproof.trident.cli.logs import JsonLines
 from stormproof.trident.cli.output import exit_status, guarded, to_json
-from stormproof.trident.cli.run import stopping_on_signals
-from stormproof.trident.coordinator import Coordinator
+from stormproof.trident.cli.run import Stopping
 
 FILE = """
 from stormproof import MemorySink, MemorySource, Topology
@@ -174,7 +172,17 @@ class _Asked:
 def test_the_first_signal_asks_and_the_handlers_are_given_back() -> None:
     asked = _Asked()
     before = signal.getsignal(signal.SIGTERM)
-    with stopping_on_signals(cast("Coordinator", cast("Any", asked))):
+    with Stopping() as stopping:
+        stopping.attach(asked)
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked.stops == 1
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_before_everything_stands_is_kept_until_then() -> None:
+    asked = _Asked()
+    with Stopping() as stopping:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked.stops == 0
+        stopping.attach(asked)
+    assert asked.stops == 1

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from stormproof.core.errors import UsageError
 from stormproof.core.settings import Settings
@@ -17,7 +16,6 @@ from stormproof.core.topology import as_guarantee
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import logging_to_stderr
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
-from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.run import EngineChoice, driver, options_of
 from stormproof.trident.statistics import BatchResult, RunStatistics
 
@@ -26,6 +24,9 @@ if TYPE_CHECKING:
 
 ENGINES: Final = ("spark", "inline")
 STOPPED_BY_SIGNAL: Final = "signal"
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+ONE_SIGNAL_S: Final = 0.3
+"""Who ends a process group often signals process and group: that is one wish, not two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +51,21 @@ def run_topology(request: RunRequest) -> None:
     settings = _settings(request)
     topology, module = load_topology(request.target, request.parameters)
     guarantee = as_guarantee(request.guarantee or topology.guarantee or "exactly-once")
-    with logging_to_stderr(settings.log_level, settings.log_format) as progress:
+    with logging_to_stderr(settings.log_level, settings.log_format) as progress, Stopping() as stopping:
         if engine == "spark":
             _ship_by_value(module)
             note(f"starting Spark ({settings.master}) and reaching Postgres for topology {topology.name!r} ...")
-        with (
-            driver(
-                topology,
-                guarantee,
-                settings=settings,
-                engine=engine,
-                options=options_of(settings, guarantee),
-                until_idle=request.until_idle,
-                max_batches=request.max_batches,
-                on_batch=_progress_of(topology.name, progress),
-            ) as coordinator,
-            stopping_on_signals(coordinator),
-        ):
+        with driver(
+            topology,
+            guarantee,
+            settings=settings,
+            engine=engine,
+            options=options_of(settings, guarantee),
+            until_idle=request.until_idle,
+            max_batches=request.max_batches,
+            on_batch=_progress_of(topology.name, progress),
+            on_ready=stopping.attach,
+        ) as coordinator:
             note(f"running {topology.name!r} {guarantee} on {request.engine}; Ctrl-C stops after the batch in hand")
             statistics = coordinator.run()
     emit(statistics, as_json=request.as_json, text=lambda: _text(statistics))
@@ -117,29 +116,69 @@ def _text(s: RunStatistics) -> None:
     )
 
 
-@contextmanager
-def stopping_on_signals(coordinator: Coordinator) -> Generator[None]:
+class Stoppable(Protocol):
+    """What can be asked to stop."""
+
+    def request_stop(self) -> None:
+        """End after the batch in hand."""
+        ...
+
+
+class Stopping:
     """SIGINT and SIGTERM stop after the batch in hand, a second one at once: a crash, which the next start recovers.
 
-    To be entered once Spark's session stands, since PySpark installs a handler of its own, which cancels all jobs.
+    One that comes while everything starts is kept until then: a JVM whose Python dies before it has said where it
+    listens stays for ever.
     """
-    asked = False
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        del frame
-        nonlocal asked
-        if asked:
-            os.write(sys.stderr.fileno(), b"stormproof: stopped at once; the next start recovers\n")
-            os._exit(Exit.INTERRUPTED)
-        asked = True
-        logging.getLogger("stormproof.run").warning(
-            "%s: stopping after the batch in hand; once more stops at once", signal.Signals(number).name
-        )
-        coordinator.request_stop()
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._running: Stoppable | None = None
+        self._asked_at_s: float | None = None
+        self._before: dict[signal.Signals, Any] = {}
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> Stopping:
+        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def attach(self, running: Stoppable) -> None:
+        """Everything stands: from here on a signal reaches the run. PySpark put a handler of its own there meanwhile."""
+        self._running = running
+        for number in SIGNALS:
+            signal.signal(number, self._handle)
+        if self._asked_at_s is not None:
+            running.request_stop()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        now_s = self._now_s()
+        if self._asked_at_s is not None:
+            if now_s - self._asked_at_s < ONE_SIGNAL_S:
+                return
+            os.write(sys.stderr.fileno(), b"stormproof: stopped at once; the next start recovers\n")
+            _end_jvm()
+            os._exit(Exit.INTERRUPTED)
+        self._asked_at_s = now_s
+        when = "as soon as everything has started" if self._running is None else "after the batch in hand"
+        os.write(
+            sys.stderr.fileno(),
+            f"stormproof: {signal.Signals(number).name}: stopping {when}; once more stops at once\n".encode(),
+        )
+        if self._running is not None:
+            self._running.request_stop()
+
+
+def _end_jvm() -> None:
+    """End Spark's JVM, which may not have begun to watch for our end. An embedded Postgres stays for its other users."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if child.name() == "java":
+                child.kill()
+        except psutil.Error:
+            continue
