@@ -4,9 +4,11 @@
 PYTHON ?= python3
 BENCH ?=
 JSON ?=
+PAIRS ?=
 ROUNDS ?= 1
 SEED ?= 1
 ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -20,9 +22,9 @@ EXISTING = $(wildcard $(SOURCES))
 
 help:
 	@echo "make demo      the word count through kill -9, with its proof (a few minutes)"
-	@echo "make test      every test                    (ARGS='-k name' for pytest)"
+	@echo "make test      every test                    (ARGS='-k name' for pytest, WORKERS=0 for one process)"
 	@echo "make check     formatter, linter, type checkers"
-	@echo "make bench     measurements                  (BENCH='P1a P2' JSON=file)"
+	@echo "make bench     measurements                  (BENCH='P1a P2' JSON=file PAIRS=n)"
 	@echo "make torture   crash after crash on Spark    (ROUNDS=n SEED=s)"
 	@echo "make setup     what the others do first      (PYTHON=python3.12 for another interpreter)"
 	@echo "make clean     remove all that these made"
@@ -37,7 +39,7 @@ demo: $(STAMP)
 	@$(PY) examples/demo.py $(ARGS)
 
 test: $(STAMP)
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 check: $(STAMP)
 	$(VENV)/bin/ruff format --check $(EXISTING)
@@ -51,7 +53,7 @@ format: $(STAMP)
 	$(VENV)/bin/ruff check --fix $(EXISTING)
 
 bench: $(STAMP)
-	@$(PY) -m benchmarks $(BENCH) $(if $(JSON),--json $(JSON)) $(ARGS)
+	@$(PY) -m benchmarks $(BENCH) $(if $(JSON),--json $(JSON)) $(if $(PAIRS),--pairs $(PAIRS)) $(ARGS)
 
 torture: $(STAMP)
 	@$(PY) tests/torture.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)

@@ -9,7 +9,7 @@ import itertools
 import os
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,9 +34,22 @@ def pytest_configure(config: pytest.Config) -> None:
         if name.startswith(("STORMPROOF_", "PG")):
             del os.environ[name]
     given: int | None = config.getoption("--seed")
-    config.stash[_SEED] = random.SystemRandom().randrange(2**32) if given is None else given
+    shared: dict[str, int] = getattr(config, "workerinput", {})  # a worker of pytest-xdist takes the run's seed
+    config.stash[_SEED] = shared.get("seed", random.SystemRandom().randrange(2**32)) if given is None else given
     if given is not None and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(given)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["seed"] = node.config.stash[_SEED]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # One Spark session serves all tests on it: they stay in one worker.
+    for item in items:
+        if item.get_closest_marker("spark") is not None:
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
