@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -13,35 +12,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.batches import P1A, P1B, P2, P6
 from benchmarks.figures import Result, Unit, quartiles
-from benchmarks.harness import Figure, measure
-from benchmarks.latency import P5
-from benchmarks.main_job import P3, P4
-from benchmarks.queue_reads import P7
-from benchmarks.workbench import Workbench
-
-FIGURES: dict[str, Figure] = {figure.name: figure for figure in (P1A, P1B, P2, P3, P4, P5, P6, P7)}
-PAIRS = 15
+from benchmarks.harness import measure
+from benchmarks.options import parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is asked for; 0 whether or not the goals are met, which the JSON says, 130 when interrupted."""
-    options = _parser().parse_args(arguments)
-    wanted = list(dict.fromkeys(options.figures)) or list(FIGURES)
-    unknown = sorted(set(wanted) - set(FIGURES))
-    if unknown:
-        print(f"no figure {', '.join(unknown)}; known: {', '.join(FIGURES)}", file=sys.stderr)
-        return 2
-    if options.pairs < 1:
-        print(f"--pairs is {options.pairs}; it must be at least 1", file=sys.stderr)
-        return 2
+    options = parse(arguments)
+    # Only now: they import Spark, which a wrong argument should not wait for.
+    from benchmarks.registry import FIGURES
+    from benchmarks.workbench import Workbench
+
     console = Console(stderr=True)
     bench = Workbench()
     results: list[Result] = []
     try:
-        for name in wanted:
-            for opening in FIGURES[name].cases(bench):
+        for name in options.figures:
+            for opening in FIGURES[name](bench):
                 with _shown(console, name) as show, opening as case:
                     result = measure(case, options.pairs, show(case.key))
                 results.append(result)
@@ -55,20 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if results:
             Console().print(_table(results))
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    known = "\n".join(f"  {figure.name:5}{figure.title}" for figure in FIGURES.values())
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description="Measures each figure beside its rival, in pairs.",
-        epilog=f"figures:\n{known}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="which ones; all by default")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the results go, for machines")
-    parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help=f"pairs of runs a figure ({PAIRS})")
-    return parser
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from benchmarks.corpus import WORDS_IN_SENTENCE, Corpus
 from benchmarks.figures import Goal, Unit
-from benchmarks.harness import Case, Figure
+from benchmarks.harness import Case
 from benchmarks.parquet_source import RepeatedParquet
 from benchmarks.word_count import row_wise, split, vectorised, word_count
 from benchmarks.workbench import Stepper, Workbench, delta_total, require_total, timed
@@ -178,27 +178,25 @@ def against_row_loop(bench: Workbench, sentences: int, goal: Goal, *, counts_in_
         )
 
 
-def _p1a(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+def p1a(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    """The cases of P1a."""
     yield against_parquet(bench, SMALL, Goal(ratio=1.15))
     yield against_parquet(bench, LARGE, Goal(ratio=1.05))
 
 
-def _p1b(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+def p1b(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    """The cases of P1b."""
     yield against_merge(bench, SMALL, Goal(ratio=0.5))
     yield against_append(bench, SMALL, Goal(ratio=0.5))
 
 
-def _p2(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+def p2(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    """The cases of P2."""
     yield against_untracked(bench, SMALL, Goal(ratio=1.15))
     yield against_untracked(bench, LARGE, Goal(ratio=1.10))
 
 
-def _p6(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+def p6(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    """The cases of P6."""
     yield against_row_loop(bench, LARGE, Goal(ratio=0.8, own=2_000_000), counts_in_python=False)
     yield against_row_loop(bench, LARGE, Goal(), counts_in_python=True)
-
-
-P1A = Figure("P1a", "exactly-once word count, beside plain Spark writing untracked Parquet", _p1a)
-P1B = Figure("P1b", "exactly-once word count, beside plain Spark's MERGE and append to Delta", _p1b)
-P2 = Figure("P2", "tracked beside untracked, same engine", _p2)
-P6 = Figure("P6", "row-wise Python, beside a plain mapInArrow row loop", _p6)

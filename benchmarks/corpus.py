@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stormproof.core.compute import pc
-import itertools
 
 WORDS_IN_SENTENCE = 10
 VOCABULARY = 5_000

@@ -38,13 +38,8 @@ class Case:
     shows_p99: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """Some cases with what they need, made when they are due and taken down after them."""
-
-    name: str
-    title: str
-    cases: Callable[[Workbench], Iterator[AbstractContextManager[Case]]]
+Figure = Callable[["Workbench"], Iterator[AbstractContextManager[Case]]]
+"""Gives a figure's cases one by one; each is set up when it is entered and taken down after it."""
 
 
 def measure(case: Case, pairs: int, progress: Progress = lambda done, total: None) -> Result:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from benchmarks.corpus import WORDS_IN_SENTENCE, sentences
 from benchmarks.figures import Goal, Unit
-from benchmarks.harness import Case, Figure
+from benchmarks.harness import Case
 from benchmarks.word_count import row_wise, word_count
 from benchmarks.workbench import Workbench, delta_total, require_total
 from stormproof.core.guarantee import Guarantee
@@ -115,8 +115,6 @@ def against_micro_batch(bench: Workbench) -> Generator[Case]:
     require_total(delta_total(table), stepper.batches * MESSAGES * WORDS_IN_SENTENCE, "the Delta table")
 
 
-def _p5(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+def p5(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    """The cases of P5."""
     yield against_micro_batch(bench)
-
-
-P5 = Figure("P5", "1,000 messages from open to committed, beside foreachBatch", _p5)

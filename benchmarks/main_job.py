@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from benchmarks.corpus import WORDS_IN_SENTENCE, sentences
 from benchmarks.figures import Goal, Unit
-from benchmarks.harness import Case, Figure
+from benchmarks.harness import Case
 from benchmarks.word_count import row_wise, vectorised, word_count, words_as_rows
 from benchmarks.workbench import Workbench, delta_total, require_total
 from stormproof.core.guarantee import Guarantee
@@ -104,15 +104,13 @@ def rows_beside_trident(bench: Workbench, goal: Goal) -> Generator[Case]:
         )
 
 
-def _p3(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+def p3(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    """The cases of P3."""
     yield beside_storm(bench, "P3", "vectorised", Goal(ratio=5), vectorised)
     yield beside_storm(bench, "P3-function", "plain Python function", Goal(ratio=3), row_wise)
 
 
-def _p4(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+def p4(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    """The cases of P4."""
     yield counts_beside_trident(bench, Goal(ratio=10))
     yield rows_beside_trident(bench, Goal(ratio=1.3))
-
-
-P3 = Figure("P3", "words/s of the main job, beside Storm (quoted)", _p3)
-P4 = Figure("P4", "words/s and rows/s into Postgres, beside Trident (quoted)", _p4)

@@ -1,0 +1,52 @@
+"""What the command takes: which figures, how many pairs, where the JSON goes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PAIRS = 15
+
+TITLES = {
+    "P1a": "exactly-once word count, beside plain Spark writing untracked Parquet",
+    "P1b": "exactly-once word count, beside plain Spark's MERGE and append to Delta",
+    "P2": "tracked beside untracked, same engine",
+    "P3": "words/s of the main job, beside Storm (quoted)",
+    "P4": "words/s and rows/s into Postgres, beside Trident (quoted)",
+    "P5": "1,000 messages from open to committed, beside foreachBatch",
+    "P6": "row-wise Python, beside a plain mapInArrow row loop",
+    "P7": "Postgres queue, beside leases by UPDATE and DELETE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command's arguments."""
+
+    figures: tuple[str, ...]
+    json: Path | None
+    pairs: int
+
+
+def parse(arguments: Sequence[str] | None) -> Options:
+    """The arguments, checked before anything is started; the process ends with 2 where they are wrong."""
+    known = "\n".join(f"  {name:5}{title}" for name, title in TITLES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measures each figure beside its rival, in pairs.",
+        epilog=f"figures:\n{known}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="which ones; all by default")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the results go, for machines")
+    parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help=f"pairs of runs a figure ({PAIRS})")
+    found = parser.parse_args(arguments)
+    figures = tuple(dict.fromkeys(found.figures)) or tuple(TITLES)
+    unknown = sorted(set(figures) - set(TITLES))
+    if unknown:
+        parser.error(f"no figure {', '.join(unknown)}; known: {', '.join(TITLES)}")
+    if found.pairs < 1:
+        parser.error(f"--pairs is {found.pairs}; it must be at least 1")
+    return Options(figures, found.json, found.pairs)
