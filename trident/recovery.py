@@ -105,6 +105,14 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
     with steps.ledger.transaction(steps.run) as tx:
         work = steps.ledger.work(tx, txn.txid)
         failures = [event.to_failure() for event in steps.ledger.failures(tx, txn.txid, txn.attempt)]
+    if not work:
+        # Committed like this, the batch would end as one that wrote nothing, and its messages would be lost.
+        raise PositionMismatch(
+            f"txid {txn.txid} of topology {steps.run.topology!r} is prepared, and the ledger has no row of what it writes: "
+            f"rows of txn_sink were deleted or lost. Restore them; inspect with: stormproof audit verify "
+            f"{steps.run.topology}",
+            txid=txn.txid,
+        )
     outcomes = steps.commit(txn.txid, txn.guarantee, work)
     steps.finish(txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, outcomes, txn.steps_ms)
     done.rolled_forward.append(txn.txid)
