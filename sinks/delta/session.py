@@ -70,6 +70,7 @@ class DeltaSession:
         self._input = input_
         self._epoch = epoch
         self._application = identity.application_id
+        self._opened_ns = time.time_ns()
         self._log = DeltaLog(path)
         self._where = f"sink {identity.sink!r} ({path})"
         self._table: DeltaTable | None = None
@@ -246,8 +247,10 @@ class DeltaSession:
 
     def _require_prepared(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
         require_table(table, self._input, where)
-        # Adopted files are not read here; those of a fold are, so their bytes are compared, too.
-        require_files(self._directory, transaction.files, where=where, digests=self._input.is_fold)
+        # Files to be adopted are not read again by the driver under which they were written. Those of a fold are read
+        # anyway, and those that outlived their driver may be anything by now: their bytes are compared.
+        digests = self._input.is_fold or self._outlived_its_driver(transaction)
+        require_files(self._directory, transaction.files, where=where, digests=digests)
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
@@ -257,6 +260,17 @@ class DeltaSession:
             if read != transaction.rows:
                 raise SinkRefused(f"{where}: {read} rows read from the prepared files instead of {transaction.rows}")
             require_unique_keys(keys, self._input.keys, where)
+
+    def _outlived_its_driver(self, transaction: PreparedTransaction) -> bool:
+        """Whether this session was opened after one of the files was written last."""
+        for file in transaction.files:
+            try:
+                written_ns = os.stat(os.path.join(self._directory, file.path)).st_mtime_ns
+            except FileNotFoundError:
+                return True
+            if written_ns < self._opened_ns:
+                return True
+        return False
 
     def _properties(
         self, transaction: PreparedTransaction, position: _Position | None, *, checked: bool

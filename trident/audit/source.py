@@ -269,7 +269,25 @@ class QueueEvidence:
             pieces[(str(span.start), str(span.end))].append(
                 _Piece(span, f"the queue's {row.state} slice{f' of {row.owner}' if row.owner else ''}", None)
             )
-        return self._tiled(pieces, order)
+        return self._tiled(pieces, order) + self._retry_findings()
+
+    def _retry_findings(self) -> list[Finding]:
+        """A retry that belongs to a slice which is not there would never be opened again."""
+        rows = self._rows(
+            "select coalesce(s.id, r.slice) as id, s.messages as expected, count(r.id) as found"
+            " from (select * from stormproof.queue_slice"
+            " where queue = :queue and subscription = :subscription and kind = 'retry') s"
+            " full join (select * from stormproof.queue_retry"
+            " where queue = :queue and subscription = :subscription and slice is not null) r on r.slice = s.id"
+            " group by s.id, r.slice, s.messages having s.messages is distinct from count(r.id) order by 1"
+        )
+        return [
+            Finding(
+                f"{row.found} retries of queue {self._queue} belong to slice {row.id}, which "
+                + ("is not there" if row.expected is None else f"was made of {row.expected}")
+            )
+            for row in rows
+        ]
 
     def _tiled(
         self, pieces: Mapping[tuple[str, str], list[_Piece]], order: Mapping[tuple[str, str], int]
@@ -281,6 +299,15 @@ class QueueEvidence:
             start, end = Snapshot.parse(key[0]), Snapshot.parse(key[1])
             if previous is not None and previous != start:
                 findings.extend(self._missed(Span(previous, start), "between two spans", order[key]))
+                again = self._count(Span(start, previous))
+                if again:
+                    findings.append(
+                        Finding(
+                            f"txid {order[key]} begins before the span that was handed out last: {again} messages of "
+                            f"queue {self._queue} were handed out again",
+                            order[key],
+                        )
+                    )
             covered: Place | None = _NOWHERE
             for piece in sorted(pieces.get(key, []), key=lambda piece: piece.low):
                 if piece.begins_before(covered):

@@ -36,6 +36,7 @@ def verify_messages(
                 findings.violation(ViolationKind.SLICES, finding.text, txid=finding.txid)
         if first == 1 and last is None:
             _strangers(failed, records, findings)
+            _unrecorded(failed, records, findings)
             _totals(failed, records, source, findings)
     for txn in txns.values():
         if txn.state is TxnState.ABANDONED and within(txn.txid):
@@ -105,6 +106,19 @@ def _strangers(failed: Mapping[str, Trace], records: Records, findings: Findings
                     f"message {name} {kind} in the source, and the ledger names no failure of it",
                     message=name,
                 )
+
+
+def _unrecorded(failed: Mapping[str, Trace], records: Records, findings: Findings) -> None:
+    """A dead letter in the ledger's own database was written in one transaction with the ledger's record of it."""
+    if records.waiting is None:
+        return
+    for name in records.dead:
+        if name in failed and failed[name].failures and not failed[name].died_in:
+            findings.violation(
+                ViolationKind.MESSAGE_UNKNOWN,
+                f"message {name} is a dead letter in the source, and the ledger does not say in which txid it died",
+                message=name,
+            )
 
 
 def _totals(failed: Mapping[str, Trace], records: Records, source: SourceEvidence, findings: Findings) -> None:
