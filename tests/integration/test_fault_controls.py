@@ -5,7 +5,7 @@ Real Postgres, real Delta tables, the inline engine, all four sinks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -100,8 +100,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgre
     server.release()
 
 
-@contextmanager
-def crashed_while_prepared(server: EmbeddedPostgres, folder: Path, name: str, *, unlogged: bool) -> Iterator[Cell]:
+def crashed_while_prepared(server: EmbeddedPostgres, folder: Path, name: str, *, unlogged: bool) -> Cell:
+    """A topology whose driver died together with Postgres, with one batch prepared."""
     with connect(server.database, application_name="tests", autocommit=True) as connection:
         connection.execute(f"create database {name} template template0".encode())
     cell = make_cell(server.database.with_name(name), folder)
@@ -110,27 +110,27 @@ def crashed_while_prepared(server: EmbeddedPostgres, folder: Path, name: str, *,
             connection.execute("alter table stormproof.txn_sink set unlogged")
     with paused_driver(cell, "prepare.after"):
         server.restart(immediate=True)
-    yield cell
+    return cell
 
 
 def test_prepared_content_survives_a_crash_of_postgres(server: EmbeddedPostgres, tmp_path: Path) -> None:
-    with crashed_while_prepared(server, tmp_path, "logged", unlogged=False) as cell:
-        assert run_driver(cell) == 0
-        require_exact(cell, expected(messages(MESSAGES)))
+    cell = crashed_while_prepared(server, tmp_path, "logged", unlogged=False)
+    assert run_driver(cell) == 0
+    require_exact(cell, expected(messages(MESSAGES)))
 
 
 def test_control_unlogged_content_is_lost_and_the_topology_stops(server: EmbeddedPostgres, tmp_path: Path) -> None:
-    with crashed_while_prepared(server, tmp_path, "unlogged", unlogged=True) as cell:
-        assert run_driver(cell) == FAILED
-        with pytest.raises(AssertionError):
-            require_exact(cell, expected(messages(MESSAGES)))
+    cell = crashed_while_prepared(server, tmp_path, "unlogged", unlogged=True)
+    assert run_driver(cell) == FAILED
+    with pytest.raises(AssertionError):
+        require_exact(cell, expected(messages(MESSAGES)))
 
 
 def test_control_unlogged_content_rolled_forward_as_nothing_is_seen(server: EmbeddedPostgres, tmp_path: Path) -> None:
-    with crashed_while_prepared(server, tmp_path, "unseen", unlogged=True) as cell:
-        assert run_driver(replace(cell, sabotage=sabotage.take_nothing_for_everything)) == 0
-        with pytest.raises(AssertionError):
-            require_exact(cell, expected(messages(MESSAGES)))
+    cell = crashed_while_prepared(server, tmp_path, "unseen", unlogged=True)
+    assert run_driver(replace(cell, sabotage=sabotage.take_nothing_for_everything)) == 0
+    with pytest.raises(AssertionError):
+        require_exact(cell, expected(messages(MESSAGES)))
 
 
 # The ledger's epoch is checked under a lock
@@ -188,7 +188,7 @@ def test_control_an_epoch_checked_without_the_lock_lets_a_row_land_after_the_sca
     ledgers: tuple[Ledger, Ledger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def without_lock(ledger: Ledger, run: Run) -> Iterator[Tx]:
+    def without_lock(ledger: Ledger, run: Run) -> Generator[Tx]:
         with ledger._begin() as connection:  # pyright: ignore[reportPrivateUsage]
             row = connection.execute(sa.text("select epoch from stormproof.topology")).scalar_one()
             assert row == run.epoch

@@ -6,13 +6,15 @@ Real Postgres, real Delta tables, the inline engine, one topology with all four 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.contents import content
 from support.crashes import FENCED, Cell, ended, paused_driver, resume, run_driver
 from support.queues import prepared_database, put
-from support.topologies import expected, messages
-from support.verdicts import require_exact
+from support.topologies import SinkMode, expected, messages
+from support.verdicts import require_exact, require_verified
 
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.guarantee import Guarantee
@@ -67,3 +69,18 @@ def test_of_two_drivers_at_one_instant_one_wins_and_the_other_is_fenced(cell: Ce
         require_exact(cell, expected(payloads))
         payloads.append(f"round {number}".encode())
         put(cell.database, cell.queue, payloads[-1:])
+
+
+@pytest.mark.parametrize("point", ["run.after", "delta.after_check", "postgres.after_rows"])
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
+def test_the_weaker_guarantees_keep_what_they_promise(cell: Cell, guarantee: Guarantee, point: str) -> None:
+    cell = replace(cell, guarantee=guarantee)
+    should = expected(messages(MESSAGES))
+    with paused_driver(cell, point) as zombie:
+        assert run_driver(cell) == 0
+        resume(zombie)
+        assert ended(zombie, point) == FENCED
+    for mode in SinkMode:
+        found = content(mode, cell.name, cell.folder, cell.database)
+        assert not (should - found if guarantee is Guarantee.AT_LEAST_ONCE else found - should), mode
+    require_verified(cell)

@@ -15,7 +15,7 @@ from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.protocol import CommitOutcome
 from stormproof.trident import recovery
 from stormproof.trident.ledger.ledger import Ledger, Tx
-from stormproof.trident.ledger.rows import Run, SinkWork
+from stormproof.trident.ledger.rows import Run, SinkWork, Txn
 from stormproof.trident.steps import Steps
 from stormproof.trident.transaction import TxnState
 
@@ -52,7 +52,7 @@ def take_nothing_for_everything() -> None:
     """Recovery commits whatever the ledger's rows say, be it nothing."""
     commit, finish = Steps.commit, Steps.finish
 
-    def roll_forward(steps: Steps, txn: recovery.Txn, _done: object) -> None:
+    def roll_forward(steps: Steps, txn: Txn, _done: object) -> None:
         with steps.ledger.transaction(steps.run) as tx:
             work = steps.ledger.work(tx, txn.txid)
         outcomes = commit(steps, txn.txid, txn.guarantee, work)
