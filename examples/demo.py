@@ -23,9 +23,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,12 +43,14 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 CLONE: Final = Path(__file__).resolve().parents[1]
+JARS: Final = CLONE / ".jars"
 TOPOLOGY: Final = "word-count"
 QUEUE: Final = "lines"
 TABLE: Final = "word_counts"
 MASTER: Final = "local[2]"
 TOP_WORDS: Final = 10
 SHOWN: Final = 6
+READING_TIMEOUT_S: Final = 120.0
 KILLS: Final = (
     Kill("open.after", at=2),
     Kill("task.after_file"),
@@ -136,10 +139,18 @@ def show(options: Options, console: Console, stack: ExitStack) -> list[str]:
     if options.tamper:
         tamper(database)
 
-    problems += show_replays(console, folder)
-    problems += show_dead_letters(console, folder)
-    problems += show_verdict(console, folder)
-    return problems + show_comparison(console, options, text, database)
+    with ExitStack() as reading:
+        if options.engine == "spark":
+            read_delta = reading.enter_context(reading_by_spark(options))
+        else:
+            read_delta = partial(read_by_delta_rs, options.folder / "lake" / TABLE)
+        problems += show_replays(console, folder)
+        problems += show_dead_letters(console, folder)
+        problems += show_verdict(console, folder)
+        reader = "Spark" if options.engine == "spark" else "delta-rs"
+        step(console, "\nreading", f"the Delta table through {reader}, the Postgres table by SQL")
+        tables = {"Delta": read_delta(), "Postgres": read_postgres(database)}
+    return problems + show_comparison(console, text, tables)
 
 
 def step(console: Console, what: str, text: str) -> None:
@@ -189,13 +200,14 @@ def start_afresh(folder: Path, postgres: EmbeddedPostgres) -> None:
 
 def environment_of(folder: Path) -> dict[str, str]:
     """What the children see: they run in the demo's folder, where no settings file is."""
-    jars = CLONE / ".jars"
     return {
         **os.environ,
+        # Each driver lives for seconds only: compiling all its code thoroughly would take half of them.
+        "JAVA_TOOL_OPTIONS": f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC".strip(),
         "STORMPROOF_HOME": str(folder / "home"),
         "STORMPROOF_MASTER": MASTER,
         "STORMPROOF_LOG_FORMAT": "json",
-        **({"STORMPROOF_DELTA_JARS_DIR": str(jars)} if jars.is_dir() else {}),
+        "STORMPROOF_DELTA_JARS_DIR": str(JARS),
     }
 
 
@@ -366,25 +378,19 @@ def show_verdict(console: Console, folder: Path) -> list[str]:
     return found or ([] if status == 0 else [f"audit verify ended with {status}"])
 
 
-def show_comparison(console: Console, options: Options, text: Sequence[str], database: Database) -> list[str]:
+def show_comparison(console: Console, text: Sequence[str], tables: Mapping[str, list[tuple[str, int]]]) -> list[str]:
     """Both tables against a count that knows nothing of Stormproof."""
     should = Counter(word for line in text for word in line.split())
-    lake = options.folder / "lake" / TABLE
-    reader = "Spark" if options.engine == "spark" else "delta-rs"
-    step(console, "\nreading", f"the Delta table through {reader}, the Postgres table by SQL")
-    delta = read_by_spark(lake, options.folder) if options.engine == "spark" else read_by_delta_rs(lake)
-    postgres = read_postgres(database)
-    table = Table(title=f"The {TOP_WORDS} most frequent words", title_justify="left")
-    table.add_column("word")
-    for name in ("the text alone", "Delta", "Postgres"):
-        table.add_column(name, justify="right")
+    shown = Table(title=f"The {TOP_WORDS} most frequent words", title_justify="left")
+    shown.add_column("word")
+    for name in ("the text alone", *tables):
+        shown.add_column(name, justify="right")
+    held = [dict(rows) for rows in tables.values()]
     for word, n in should.most_common(TOP_WORDS):
-        table.add_row(
-            Text(word), *(f"{value:,}" for value in (n, dict(delta).get(word, 0), dict(postgres).get(word, 0)))
-        )
-    console.print(table)
+        shown.add_row(Text(word), f"{n:,}", *(f"{counts.get(word, 0):,}" for counts in held))
+    console.print(shown)
     problems: list[str] = []
-    for name, rows in (("Delta", delta), ("Postgres", postgres)):
+    for name, rows in tables.items():
         wrong = differences(rows, should)
         verdict = "DIFFERS" if wrong else "equal to the text's own count"
         step(console, name, f"{len(rows):,} words, {sum(n for _, n in rows):,} in all: {verdict}")
@@ -402,23 +408,33 @@ def differences(rows: Sequence[tuple[str, int]], should: Counter[str]) -> list[s
     return found
 
 
-def read_by_spark(table: Path, folder: Path) -> list[tuple[str, int]]:
-    """The Delta table as any user of Spark reads it."""
-    from stormproof.core.engine.spark import spark_session
+@contextmanager
+def reading_by_spark(options: Options) -> Generator[Callable[[], list[tuple[str, int]]]]:
+    """Start to read the Delta table as any user of Spark reads it; what is yielded waits for its rows."""
+    table, home = options.folder / "lake" / TABLE, options.folder / "home"
+    command = [sys.executable, str(Path(__file__).with_name("demo_read_delta.py")), str(table), str(home), str(JARS)]
+    log_path = options.folder / "driver-reading.log"
+    with log_path.open("wb") as log:
+        child = subprocess.Popen(
+            command,
+            env=environment_of(options.folder),
+            cwd=options.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
 
-    @dataclass(frozen=True, slots=True)
-    class ForReading:
-        master: str
-        home: Path
-        delta_jars_dir: Path | None
+    def rows() -> list[tuple[str, int]]:
+        printed, _ = child.communicate(timeout=READING_TIMEOUT_S)
+        if child.returncode != 0:
+            raise Problem(f"Spark could not read the Delta table; see {log_path}")
+        return [(word, n) for word, n in json.loads(printed)]
 
-    jars = CLONE / ".jars"
-    session = spark_session(ForReading(MASTER, folder / "home", jars if jars.is_dir() else None))
-    try:
-        rows = session.read.format("delta").load(str(table)).select("word", "n").collect()
-    finally:
-        session.stop()
-    return [(row["word"], row["n"]) for row in rows]
+    with child:
+        try:
+            yield rows
+        finally:
+            child.kill()
 
 
 def read_by_delta_rs(table: Path) -> list[tuple[str, int]]:

@@ -1,0 +1,34 @@
+"""Reads the demo's Delta table as any user of Spark reads it, in a process of its own: `demo_read_delta.py TABLE HOME JARS`.
+
+Prints the rows as JSON, `[[word, n], ...]`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from stormproof.core.engine.spark import spark_session
+
+
+@dataclass(frozen=True, slots=True)
+class ForReading:
+    """What a session needs to be told."""
+
+    master: str
+    home: Path
+    delta_jars_dir: Path | None
+
+
+def main(table: str, home: str, jars: str) -> None:
+    """Read all rows."""
+    session = spark_session(ForReading("local[2]", Path(home), Path(jars)))
+    rows = session.read.format("delta").load(table).select("word", "n").collect()
+    sys.stdout.write(json.dumps([(row["word"], row["n"]) for row in rows]))
+    session.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
