@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.clock import ManualClock
 from stormproof.core.engine.inline import InlineEngine
@@ -16,6 +18,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import compile_topology
 from stormproof.core.source.protocol import Limit
 from stormproof.trident.coordinator import Coordinator, RunOptions
+from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.ledger import Ledger, memory_ledger_engine
 from stormproof.trident.run import attached
 from stormproof.trident.statistics import RunStatistics
@@ -84,6 +87,11 @@ class World:
             statistics = coordinator.run()
             self.ledger.stop(run)
         return statistics
+
+    def epoch(self) -> int:
+        """The epoch of the newest driver."""
+        with self.ledger_engine.execution_options(schema_translate_map={t.SCHEMA: None}).connect() as connection:
+            return int(connection.execute(sa.select(t.topology.c.epoch)).scalar_one())
 
     def counts(self, sink: int = 0) -> Counter[str]:
         """What a sink holds."""
