@@ -88,7 +88,7 @@ def _row_by_row(
 def _problem(value: object, field: pa.Field, strict: frozenset[type] | None) -> str | None:
     if value is None:
         return None if field.nullable else f"field {field.name!r} is NOT NULL and got None"
-    wanted = f"field {field.name!r} is {field.type}, got {_shown(value)} ({type(value).__name__})"
+    wanted = f"field {field.name!r} is {field.type}, got {shown(value)} ({type(value).__name__})"
     if strict is not None and not isinstance(value, tuple(strict)):
         return wanted
     if isinstance(value, bool) and not pa.types.is_boolean(field.type):
@@ -100,9 +100,12 @@ def _problem(value: object, field: pa.Field, strict: frozenset[type] | None) -> 
     return None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A user's value, for an error's text; its own `repr` may raise."""
     try:
         text = repr(value)
-    except Exception as error:  # noqa: BLE001 - a user's __repr__ may raise anything, and the failure must still be recorded
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a user's __repr__ may raise anything, and the failure must still be recorded
         text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
     return storable_text(text, CULPRIT_MAX_CHARACTERS)

@@ -60,8 +60,11 @@ def storable_text(value: object, limit: int = ERROR_TEXT_MAX) -> str:
     user's exception may itself raise.
     """
     try:
-        text = value if isinstance(value, str) else str(value)
-    except Exception as error:  # noqa: BLE001 - a user's __str__ may raise anything, and the failure must still be recorded
+        # A subclass of str may lie about itself: only the plain text counts.
+        text = str.__str__(value if isinstance(value, str) else str(value))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a user's __str__ may raise anything (sys.exit, too), and the failure must still be recorded
         text = f"<{type(value).__name__} whose text cannot be made: {type(error).__name__}>"
     if len(text) > limit:
         text = f"{text[:limit]}... ({len(text)} characters)"

@@ -1,7 +1,7 @@
 """Running users' functions over record batches: tight loops on the way that goes well, names and places on the other.
 
-A function that raises (sys.exit included), or gives what its schema cannot hold, fails the row that it was called with;
-the other rows go on. Values are checked before anything is combined or written.
+A function that raises (sys.exit included; only Ctrl-C goes through), or gives what its schema cannot hold, fails the
+row that it was called with; the other rows go on. Values are checked before anything is combined or written.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.compute import pc
-from stormproof.core.convert import column_of, nulls_refused
+from stormproof.core.convert import column_of, nulls_refused, shown
 from stormproof.core.message import INPUT_TEXT_MAX, storable_text
 from stormproof.core.plan import OperationNode
 from stormproof.core.share import Rows
 from stormproof.core.topology import OperationKind
 
-# What a user's function may throw and a message has to answer for. KeyboardInterrupt and GeneratorExit are not its own.
-_CAUGHT: Final = (Exception, SystemExit)
+_CAUGHT: Final = BaseException
+"""A message answers for whatever its function throws, asyncio's CancelledError and GeneratorExit among it."""
+
+
+def _answered(error: BaseException) -> str:
+    """The text of what a message has to answer for; Ctrl-C is not its own."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    return error_text(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,7 @@ def _map(node: OperationNode, rows: pa.RecordBatch) -> Outcome:
                 append(call(argument))
             break
         except _CAUGHT as error:
-            failed[len(made)] = error_text(error)
+            failed[len(made)] = _answered(error)
             append(None)
     batch, errors = _batch_of(made, node.schema, failed.keys())
     for row, text in errors:
@@ -114,7 +121,7 @@ def _flat_map(node: OperationNode, rows: pa.RecordBatch) -> Outcome:
                 mark(len(made))
             break
         except _CAUGHT as error:
-            failed[len(ends)] = error_text(error)
+            failed[len(ends)] = _answered(error)
             del made[ends[-1] if ends else 0 :]  # what an iterable gave before it raised
             mark(len(made))
     marks = np.array([0, *ends], np.int64)
@@ -137,7 +144,7 @@ def _filter(node: OperationNode, rows: pa.RecordBatch) -> Outcome:
                 append(bool(call(argument)))
             break
         except _CAUGHT as error:
-            failed[len(kept)] = error_text(error)
+            failed[len(kept)] = _answered(error)
             append(False)
     mask = np.array(kept, np.bool_)
     return Outcome(rows if mask.all() else rows.filter(pa.array(mask)), mask.astype(np.int64), failed)
@@ -175,7 +182,10 @@ def _columns(
     errors: dict[int, str] = {}
     kept: list[Sequence[object]] = []
     for number, row in enumerate(made):
-        values, problem = _row(row, schema)
+        try:
+            values, problem = _row(row, schema)
+        except _CAUGHT as error:  # a mapping or a sequence of the user's own
+            values, problem = (None,) * width, _answered(error)
         if problem is not None and number not in skip:
             errors[number] = problem
         kept.append(values)
@@ -189,7 +199,7 @@ def _row(row: object, schema: pa.Schema) -> tuple[Sequence[object], str | None]:
         parts = cast("Mapping[object, object]", row)
         if set(parts) == set(names):
             return tuple(parts[name] for name in names), None
-        return nothing, f"the function gave the keys {', '.join(map(repr, parts))}; the schema has {', '.join(names)}"
+        return nothing, f"the function gave the keys {', '.join(map(shown, parts))}; the schema has {', '.join(names)}"
     if isinstance(row, (tuple, list)):
         values = cast("Sequence[object]", row)
         if len(values) == len(names):
@@ -211,7 +221,7 @@ def _arrow(node: OperationNode, rows: pa.RecordBatch) -> Outcome:
             parts.append((batch, parent + start))
         except _CAUGHT as error:
             if stop - start == 1:
-                failed[start] = error_text(error)
+                failed[start] = _answered(error)
                 continue
             middle = (start + stop) // 2
             todo += [(middle, stop), (start, middle)]  # the first half comes off first: rows stay in order

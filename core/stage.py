@@ -363,7 +363,7 @@ class _Task:
         return _Checked(tuples, partial, failed)
 
     def _fail_at_sink(self, batch: _Batch, tuples: _Tuples, row: int, component: str, error: str) -> None:
-        shown = storable_text(repr(tuples.rows.slice(row, 1).to_pylist()[0]), INPUT_TEXT_MAX)
+        shown = storable_text(_shown_row(tuples.rows.slice(row, 1)), INPUT_TEXT_MAX)
         self._fail_row(batch, tuples, row, _Failed(FailureReason.SINK_ERROR, component, storable_text(error), shown))
 
     def _fail_row(self, batch: _Batch, tuples: _Tuples, row: int, failed: _Failed) -> None:
@@ -385,6 +385,13 @@ class _Task:
             context = replace(self._part.context, task=self._task)
             writer = self._open[sink] = self._part.writers[sink].open_task(context, schema)
         return writer
+
+
+def _shown_row(row: pa.RecordBatch) -> str:
+    try:
+        return repr(row.to_pylist()[0])
+    except UnicodeDecodeError:  # an Arrow-wise function can make text that is none
+        return f"a row of {', '.join(row.schema.names)} whose text is not UTF-8"
 
 
 def _combines(plan: StagePlan) -> Iterator[CombineNode]:

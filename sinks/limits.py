@@ -22,6 +22,7 @@ class ColumnLimit:
     not_null: bool = False
     no_nul: bool = False
     chars_max: int | None = None
+    bytes_max: int | None = None
     low: int | None = None
     high: int | None = None
 
@@ -49,6 +50,8 @@ def _violations(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, str]]:
         found += [(row, f"column {limit.name!r}: NULL, and the column takes none") for row in _true(pc.is_null(column))]
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         found += _text_violations(limit, column)
+    if limit.bytes_max is not None and _sized(column.type):
+        found += _size_violations(limit, column, limit.bytes_max)
     if (limit.low is not None or limit.high is not None) and pa.types.is_integer(column.type):
         found += _range_violations(limit, column)
     return found
@@ -84,6 +87,27 @@ def _text_violations(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, st
                 )
             )
     return found
+
+
+def _sized(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+def _size_violations(limit: ColumnLimit, column: pa.Array, bytes_max: int) -> list[tuple[int, str]]:
+    lengths = pc.binary_length(column)
+    return [
+        (
+            row,
+            f"column {limit.name!r}: a value of {lengths[row].as_py()} bytes, and as a key {limit.type_name} takes at most "
+            f"{bytes_max}",
+        )
+        for row in _true(pc.greater(lengths, bytes_max))
+    ]
 
 
 def _range_violations(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, str]]:

@@ -15,6 +15,8 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.limits import ColumnLimit, Limits
 
 _INTEGERS: Final[Mapping[str, pa.DataType]] = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
+_KEY_BYTES_MAX: Final = 2_600
+"""An entry of a B-tree holds at most 2,704 bytes, its header and fixed-size columns among them; longer keys are refused."""
 _WRITTEN_BY: Final = {"r": "table", "p": "partitioned table"}
 
 
@@ -219,6 +221,8 @@ def wire_schema(table: Table, input_: SinkInput) -> pa.Schema:
 def column_limits(table: Table, input_: SinkInput) -> Limits:
     """What the writer stage checks before anything is written."""
     there = {column.name: column for column in table.columns}
+    # A key of any length would be refused by its index in the middle of the commit, and block the whole batch.
+    texts = sum(not pa.types.is_primitive(input_.schema.field(key).type) for key in input_.keys)
     limits: list[ColumnLimit] = []
     for field in input_.schema:
         column = there[field.name]
@@ -230,6 +234,7 @@ def column_limits(table: Table, input_: SinkInput) -> Limits:
                 not_null=column.not_null or field.name in input_.keys,
                 no_nul=True,
                 chars_max=column.modifier - 4 if column.base == "character varying" and column.modifier > 4 else None,
+                bytes_max=_KEY_BYTES_MAX // max(texts, 1) if field.name in input_.keys else None,
                 low=None if bits is None else -(2 ** (bits - 1)),
                 high=None if bits is None else 2 ** (bits - 1) - 1,
             )

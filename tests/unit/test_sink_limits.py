@@ -32,6 +32,15 @@ def test_integers_out_of_range() -> None:
     assert check(limit, pa.array([127], pa.int8())) == []
 
 
+def test_a_key_that_no_index_takes_is_named_by_its_size() -> None:
+    limit = ColumnLimit("x", "text", bytes_max=4)
+    assert check(limit, pa.array(["abcd", None])) == []
+    ((row, error),) = check(limit, pa.array(["a", "aää"]))
+    assert row == 1
+    assert "5 bytes" in error
+    assert [row for row, _ in check(limit, pa.array([b"abcd", b"abcde"]))] == [1]
+
+
 def test_bytes_that_are_not_utf8() -> None:
     offsets = pa.py_buffer(b"".join(i.to_bytes(4, "little") for i in (0, 1, 2, 5)))
     broken = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"a\xffok\0")])
