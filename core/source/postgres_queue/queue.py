@@ -132,11 +132,15 @@ class PostgresQueue:
 
     @property
     def database(self) -> Database:
-        """The database: the one named, else the settings' one."""
+        """The database: the one named, else the settings' one. An embedded one gets its schema here, without a word."""
         if self._database is None:
             from stormproof.core.settings import Settings
 
-            self._database = Settings().resolve_database()
+            settings = Settings()
+            database = settings.resolve_database()
+            if settings.uses_embedded:
+                _bring_up_to_date(database)
+            self._database = database
         return self._database
 
     def bind(self, database: Database) -> None:
@@ -638,6 +642,17 @@ class PostgresQueue:
             connection.execute(f"set lock_timeout = '{LOCK_WAIT_S}s'".encode())
             self._connection = connection
         return self._connection
+
+
+def _bring_up_to_date(database: Database) -> None:
+    """Give our own Postgres the schema that this version needs; nobody else could have done it before the first put."""
+    import sqlalchemy as sa
+
+    from stormproof.migrations import migrate, state
+
+    engine = sa.create_engine(database.sqlalchemy_url, poolclass=sa.NullPool)
+    if not state(engine).up_to_date:
+        migrate(engine)
 
 
 def _store_of(cursor: psycopg.Cursor[Any]) -> tuple[str, str]:
