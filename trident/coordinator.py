@@ -41,6 +41,9 @@ SEED_BITS: Final = 62
 UNVERIFIED_MAX: Final = 3
 """A verdict that does not add up is met by the next attempt, a second one by halving the batch, a third stops."""
 
+DEATHS_ALONE_MAX: Final = 5
+"""So many drivers may end with one message in hand before it counts as failed: most deaths are nobody's fault."""
+
 R = TypeVar("R")
 
 
@@ -215,7 +218,7 @@ class Coordinator:
             return None
         batch = _Attempts(opened, opened.slice.expected, seed)
         batch.steps_ms["open"] = (self._clock.monotonic_s() - started_s) * 1000
-        report = self._run_attempts(batch)
+        report = self._deadly(batch) or self._run_attempts(batch)
         result = self._result(batch, TxnState.ABORTED, 0) if report is None else self._conclude(batch, report)
         result.steps_ms["total"] = (self._clock.monotonic_s() - started_s) * 1000
         self._account(result)
@@ -278,6 +281,12 @@ class Coordinator:
                 with keeper:
                     report = self._engine.run(job)
             except JobFailed as error:
+                if keeper.lapsed:
+                    raise TransientError(
+                        f"txid {opened.txid} of topology {self._run.topology!r}: its lease ran out while its job ran; its "
+                        f"messages are opened again",
+                        txid=opened.txid,
+                    ) from error
                 text = f"cancelled after {self._options.batch_timeout_s} s" if keeper.timed_out else str(error)
                 return None, AttemptOutcome.JOB_FAILED, storable_text(text)
         failpoint("run.after")
@@ -288,8 +297,18 @@ class Coordinator:
             return None, AttemptOutcome.UNVERIFIED, "; ".join(wrong)
         return report, AttemptOutcome.COMPLETE, ""
 
+    def _deadly(self, batch: _Attempts) -> JobReport | None:
+        """The failure of a message on which drivers died while it stood alone, without running it once more.
+
+        Slices on which drivers die are opened in halves, so a message that takes its driver down comes to stand alone.
+        """
+        deaths = batch.opened.slice.deaths
+        if batch.expected.messages > 1 or deaths < DEATHS_ALONE_MAX:
+            return None
+        return JobReport(0, 0, 0, failures=(self._alone(batch, f"{deaths} drivers ended while they had it in hand"),))
+
     def _alone(self, batch: _Attempts, error: str) -> MessageFailure:
-        """The failure of the message that stood alone in a job that failed twice."""
+        """The failure of a message that stands alone in its batch, whatever it was that failed."""
         for reader in self._source.readers(batch.opened.slice, 1):
             for rows in reader.read(batch.seed, batch.excluded, 1):
                 row = rows.slice(0, 1).to_pylist()[0]

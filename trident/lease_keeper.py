@@ -16,9 +16,9 @@ log = logging.getLogger("stormproof.lease")
 class LeaseKeeper:
     """A context in which a lease is extended every third of its length.
 
-    After `timeout_s` it stops extending and cancels the engine's job, which then fails as a whole; the same when the
-    lease turns out to be another's. A store that does not answer is tried again at the next turn, until the lease lapses:
-    the prepare step will then say so.
+    After `timeout_s` it stops extending and cancels the engine's job, which then fails as a whole (`timed_out`); the same
+    when the lease turns out not to be ours any more (`lapsed`), for which no message is to blame. A store that does not
+    answer is tried again at the next turn, until the lease lapses: the prepare step will then say so.
     """
 
     def __init__(self, source: Source, lease: Lease, engine: Engine, timeout_s: float) -> None:
@@ -29,6 +29,7 @@ class LeaseKeeper:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="stormproof-lease", daemon=True)
         self.timed_out = False
+        self.lapsed = False
 
     def __enter__(self) -> LeaseKeeper:
         self._thread.start()
@@ -52,6 +53,7 @@ class LeaseKeeper:
             try:
                 self._source.extend(self._lease)
             except Fenced:
+                self.lapsed = True
                 self._engine.cancel()
                 return
             except TransientError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stormproof.core.errors import FatalError, Json, PositionMismatch, SinkRefused
+from stormproof.core.errors import FatalError, Fenced, Json, PositionMismatch, SinkRefused, TransientError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
@@ -123,13 +123,14 @@ class Steps:
         Under exactly-once this is prepare: from here on the batch is only rolled forward.
 
         Raises:
-            Fenced: the lease is not ours any more.
+            Fenced: another driver took over.
+            TransientError: the lease ran out meanwhile; nothing was fixed, and recovery gives the messages back.
         """
         failpoint("prepare.before")
         work = {name: self._work(name, files) for name in self.sessions}
         with self.ledger.transaction(self.run) as tx:
             if guarantee is not Guarantee.AT_MOST_ONCE:
-                self.source.hold(opened.lease, self.joined(tx))
+                self._hold(opened, tx)
             self.ledger.fix_content(
                 tx,
                 opened.txid,
@@ -143,6 +144,17 @@ class Steps:
             failpoint("prepare.in_transaction")
         failpoint("prepare.after")
         return work
+
+    def _hold(self, opened: Opened, tx: Tx) -> None:
+        try:
+            self.source.hold(opened.lease, self.joined(tx))
+        except Fenced as error:
+            # This transaction holds the ledger's fence: nobody took over. A machine was suspended, a clock jumped, or the
+            # store was away for longer than the lease.
+            raise TransientError(
+                f"txid {opened.txid} of topology {self.run.topology!r}: {error}; its messages are opened again",
+                txid=opened.txid,
+            ) from error
 
     def _work(self, sink: str, files: Sequence[PreparedFile]) -> SinkWork:
         mine = files_of(files, sink)
