@@ -71,6 +71,7 @@ class Options:
     engine: str
     lines: int | None
     batch_messages: int
+    kills: tuple[Kill, ...]
     tamper: bool
 
 
@@ -109,9 +110,10 @@ def parse_arguments(arguments: Sequence[str]) -> Options:
     parser.add_argument("--engine", choices=("spark", "inline"), default="spark", help="inline needs no Java")
     parser.add_argument("--lines", type=int, help="only so many lines of the text")
     parser.add_argument("--batch", type=int, default=1000, help="most messages in a batch")
+    parser.add_argument("--kills", type=int, default=len(KILLS), help="only so many of the kills")
     parser.add_argument("--tamper", action="store_true", help="change a row at the end: the demo must notice")
     given = parser.parse_args(arguments)
-    return Options(given.folder.absolute(), given.engine, given.lines, given.batch, given.tamper)
+    return Options(given.folder.absolute(), given.engine, given.lines, given.batch, KILLS[: given.kills], given.tamper)
 
 
 def show(options: Options, console: Console, stack: ExitStack) -> list[str]:
@@ -132,8 +134,8 @@ def show(options: Options, console: Console, stack: ExitStack) -> list[str]:
     drivers = make_drivers(options)
     stack.callback(drivers.close)
     starting = "; Spark takes some seconds for each start" if options.engine == "spark" else ""
-    step(console, "the drivers", f"{len(KILLS)} are killed with SIGKILL, each at another failpoint{starting}")
-    problems = run_through_kills(drivers, console, put, database)
+    step(console, "the drivers", f"{len(options.kills)} are killed with SIGKILL, each at another failpoint{starting}")
+    problems = run_through_kills(drivers, options.kills, console, put, database)
     if problems:
         return problems
     if options.tamper:
@@ -261,7 +263,9 @@ def make_drivers(options: Options) -> Drivers:
     return Drivers(command, environment_of(folder), folder)
 
 
-def run_through_kills(drivers: Drivers, console: Console, messages: int, database: Database) -> list[str]:
+def run_through_kills(
+    drivers: Drivers, kills: Sequence[Kill], console: Console, messages: int, database: Database
+) -> list[str]:
     """Start drivers until the queue is empty, the first ones with a failpoint to die at."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -272,7 +276,7 @@ def run_through_kills(drivers: Drivers, console: Console, messages: int, databas
                 progress.console.print(f"   recovered: {recovery_text(facts)}", soft_wrap=True)
             progress.update(bar, completed=done_messages(database))
 
-        for kill in KILLS:
+        for kill in kills:
             progress.update(bar, description=f"start {drivers.starts + 1}: to die at {kill.failpoint}")
             status = drivers.run(kill, on_fact)
             if status != KILLED:

@@ -1,0 +1,74 @@
+"""The documents name what exists: failpoints, tests, files, commands."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import typer
+
+from stormproof.trident.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def test_the_list_of_failpoints_is_current() -> None:
+    made = runpy.run_path(str(ROOT / "tools" / "failpoints_doc.py"))["text"]()
+    assert (ROOT / "docs" / "failpoints.md").read_text() == made, "run: .venv/bin/python tools/failpoints_doc.py"
+
+
+def test_every_failure_in_the_guarantees_has_a_test_that_exists() -> None:
+    rows = [
+        line
+        for line in (ROOT / "docs" / "guarantees.md").read_text().splitlines()
+        if line.startswith("|") and not line.startswith(("| ---", "| failure |"))
+    ]
+    assert len(rows) > 30
+    for row in rows:
+        cell = row.rstrip("| ").rpartition("|")[2]
+        named = re.fullmatch(r" `(?P<file>[\w/]+\.py)(::(?P<test>test_\w+))?`", cell)
+        assert named, f"no test in: {row}"
+        assert_test(named["file"], named["test"])
+
+
+def assert_test(file: str, test: str | None) -> None:
+    path = ROOT / "tests" / file
+    assert path.is_file(), f"there is no tests/{file}"
+    if test is not None:
+        assert re.search(rf"^def {test}\(", path.read_text(), re.MULTILINE), f"tests/{file} has no {test}"
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@each_page
+def test_files_that_are_named_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:tests|tools|core|trident|sinks|docs|examples)/[\w/.]+\.\w+)`", page.read_text()):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+@each_page
+def test_commands_that_are_named_exist(page: Path) -> None:
+    known = commands()
+    for line in re.findall(r"(?<!from )stormproof (?:[a-z][a-z-]+)(?: [a-z][a-z-]*)?", page.read_text()):
+        _, first, *rest = line.split()
+        assert first in known, f"{page.name}: {line}"
+        if (group := known[first]) is not None and rest:
+            assert rest[0] in group, f"{page.name}: {line}"
+
+
+def commands() -> dict[str, set[str] | None]:
+    """Every command; of a group its commands."""
+    groups = {str(info.name): names_in(info.typer_instance) for info in app.registered_groups if info.typer_instance}
+    return {**dict.fromkeys(names_in(app)), **groups}
+
+
+def names_in(of: typer.Typer) -> set[str]:
+    return {info.name or info.callback.__name__ for info in of.registered_commands if info.callback is not None}
