@@ -24,7 +24,9 @@ def test_what_the_matrix_leaves_out_is_reached_elsewhere() -> None:
 
 
 def test_every_failpoint_stands_in_the_code_once_declared() -> None:
-    code = [p for folder in ("core", "sinks", "trident") for p in (ROOT / folder).rglob("*.py") if p.name != "failpoint.py"]
+    code = [
+        p for folder in ("core", "sinks", "trident") for p in (ROOT / folder).rglob("*.py") if p.name != "failpoint.py"
+    ]
     texts = [p.read_text(encoding="utf-8") for p in code]
     for name in FAILPOINTS:
         assert any(f'failpoint("{name}")' in text for text in texts), f"{name} is declared and stands nowhere"

@@ -107,7 +107,9 @@ def _schema(settings: Settings) -> str:
         if found.current is None:
             return "none yet; it is made at the first use"
         if not found.up_to_date:
-            raise SettingsError(f"revision {found.current}, this version needs {found.head}; run: stormproof ledger migrate")
+            raise SettingsError(
+                f"revision {found.current}, this version needs {found.head}; run: stormproof ledger migrate"
+            )
         return f"revision {found.current}"
     finally:
         engine.dispose()
