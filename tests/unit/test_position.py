@@ -37,11 +37,13 @@ def later(draw: st.DrawFn, start: Snapshot) -> Snapshot:
 def spans(draw: st.DrawFn) -> Span:
     start = draw(snapshots())
     span = Span(start, draw(later(start)))
+    cut_before: bool = draw(st.booleans())
+    cut_after: bool = draw(st.booleans())
     inside = [place for place in EVERY if span.holds(*place)]
-    if inside and draw(st.booleans()):
+    if inside and cut_before:
         span = span.beyond(draw(st.sampled_from(inside)))
     inside = [place for place in inside if span.holds(*place)]
-    if inside and draw(st.booleans()):
+    if inside and cut_after:
         span = span.upto(draw(st.sampled_from(inside)))
     return span
 
