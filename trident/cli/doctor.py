@@ -34,7 +34,13 @@ def examine(*, spark: bool, as_json: bool) -> None:
     settings = _looked("settings", Settings, _settings_text, "repair what it names", checks)
     if settings is not None:
         _looked("java", _java, str, "install Java 17 or 21, or the extra: pip install stormproof[java]", checks)
-        _looked("delta jars", lambda: _jars(settings), str, "fetch them: make setup, or python -m stormproof.core.engine.fetch_jars .jars", checks)
+        _looked(
+            "delta jars",
+            lambda: _jars(settings),
+            str,
+            "fetch them: make setup, or python -m stormproof.core.engine.fetch_jars .jars",
+            checks,
+        )
         database = _looked(
             "postgres", lambda: _postgres(settings), lambda found: found, "start it, or name another", checks
         )
