@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import sqlalchemy as sa
 
@@ -33,6 +33,8 @@ from stormproof.trident.statistics import BatchResult, RunStatistics
 
 EngineChoice: TypeAlias = Literal["spark", "inline"] | Engine
 INCARNATION_LENGTH: Final = 12
+LOCK_TIMEOUT_S: Final = 15.0
+IDLE_IN_TRANSACTION_S: Final = 60
 
 
 def new_incarnation() -> str:
@@ -40,9 +42,22 @@ def new_incarnation() -> str:
     return uuid.uuid4().hex[:INCARNATION_LENGTH]
 
 
-def ledger_engine(database: Database) -> sa.Engine:
-    """SQLAlchemy's engine for the ledger: one connection, no check before use (a lost one is met by recovery)."""
-    return sa.create_engine(database.sqlalchemy_url, pool_size=1, max_overflow=1)
+def ledger_engine(database: Database, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> sa.Engine:
+    """SQLAlchemy's engine for the ledger: one connection, no check before use (a lost one is met by recovery).
+
+    No statement waits for a lock for longer than `lock_timeout_s`, and a session that sits idle in a transaction is ended
+    by the server: a paused process must not hold up a take-over for ever.
+    """
+    engine = sa.create_engine(database.sqlalchemy_url, pool_size=1, max_overflow=1)
+
+    def limit_waits(connection: Any, _: object) -> None:
+        connection.autocommit = True
+        connection.execute(f"set lock_timeout = {int(lock_timeout_s * 1000)}")
+        connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
+        connection.autocommit = False
+
+    sa.event.listen(engine, "connect", limit_waits)
+    return engine
 
 
 def require_schema(engine: sa.Engine, database: Database, *, own: bool) -> None:

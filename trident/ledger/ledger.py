@@ -258,7 +258,10 @@ class Ledger:
         except DBAPIError as error:
             sqlstate = getattr(error.orig, "sqlstate", None)
             if sqlstate == "55P03":
-                raise _LockTimeout from error
+                raise _LockTimeout(
+                    "another session of the ledger's database holds a lock for too long; see pg_locks",
+                    sqlstate=sqlstate,
+                ) from error
             if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError):
                 self._recorded_backends.clear()
                 raise StoreUnavailable(
@@ -587,7 +590,7 @@ class Ledger:
         self._engine.dispose()
 
 
-class _LockTimeout(Exception):
+class _LockTimeout(StoreUnavailable):
     """A lock was not to be had in time."""
 
 

@@ -37,6 +37,7 @@ from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease
 PARTITION_MESSAGES = 2_000_000
 MAINTAIN_INTERVAL_S = 10.0
 LOCK_WAIT_S = 10
+IDLE_IN_TRANSACTION_S = 30
 LAPSE_KEPT_DAYS = 7
 _DENSE = 1.25
 """Up to so many ids for each message, equal ranges of ids are parts of about equal length."""
@@ -640,6 +641,8 @@ class PostgresQueue:
         if self._connection is None or self._connection.closed:
             connection = connect(self.database, application_name=f"stormproof queue {self.queue}", autocommit=True)
             connection.execute(f"set lock_timeout = '{LOCK_WAIT_S}s'".encode())
+            # A process that is paused inside a transaction must not hold up the others for ever.
+            connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'".encode())
             self._connection = connection
         return self._connection
 
