@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.inline import InlineEngine
@@ -56,7 +57,7 @@ def ledger_engine(database: Database, *, lock_timeout_s: float = LOCK_TIMEOUT_S)
         connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
         connection.autocommit = False
 
-    sa.event.listen(engine, "connect", limit_waits)
+    event.listen(engine, "connect", limit_waits)
     return engine
 
 

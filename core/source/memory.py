@@ -81,6 +81,7 @@ class _Leased:
     expires_s: float = 0.0
     opened: int = 0
     deaths: int = 0
+    death_counted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -188,6 +189,7 @@ class MemorySource:
         if leased is None:
             return None
         leased.owner, leased.epoch, leased.held = lease.owner, lease.epoch, False
+        leased.death_counted = False
         leased.expires_s = self._clock.monotonic_s() + lease.seconds
         leased.opened += 1
         return self._describe(leased, seed)
@@ -358,7 +360,10 @@ class MemorySource:
         owners = list[str]()
         for leased in sub.slices:
             if leased.owner is not None:
-                leased.deaths += leased.epoch < epoch and not leased.held
+                # Once an opening: a driver that dies in recovery has not died of these messages.
+                died = leased.epoch < epoch and not leased.held
+                leased.deaths += died and not leased.death_counted
+                leased.death_counted = leased.death_counted or died
                 leased.epoch = epoch
                 owners.append(leased.owner)
         return tuple(owners)

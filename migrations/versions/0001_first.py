@@ -335,6 +335,13 @@ def upgrade() -> None:
         sa.Column(
             "deaths", sa.Integer(), server_default=sa.text("0"), nullable=False, comment="how many drivers died on it"
         ),
+        sa.Column(
+            "death_counted",
+            sa.Boolean(),
+            server_default=sa.text("false"),
+            nullable=False,
+            comment="for the present opening",
+        ),
         sa.CheckConstraint("(state = 'returned') = (owner is null)", name="queue_slice_owner"),
         sa.CheckConstraint("kind in ('main', 'retry')", name="queue_slice_kind"),
         sa.CheckConstraint("state in ('open', 'held', 'returned')", name="queue_slice_state"),

@@ -276,6 +276,19 @@ def test_a_single_message_keeps_its_deaths(store: Harness) -> None:
         assert slice_.deaths == epoch - 1
 
 
+def test_a_driver_that_dies_in_recovery_has_not_died_of_the_messages(store: Harness) -> None:
+    store.put(numbered(1))
+    store.view(epoch=1).open(lease("a", 1), ANY, SEED)
+    for epoch in (2, 3, 4):
+        store.view(epoch=epoch).recover(epoch)  # and dies
+    last = store.view(epoch=5)
+    last.recover(5)
+    last.abort(Lease("a", 5))
+    slice_ = last.open(lease("b", 5), ANY, SEED)
+    assert slice_ is not None
+    assert slice_.deaths == 1
+
+
 def test_halves_on_request(store: Harness) -> None:
     store.put(numbered(5))
     source = store.view()

@@ -336,9 +336,11 @@ class PostgresQueue:
             rows = query(
                 cursor,
                 f"with taken as (update {SCHEMA}.queue_slice"
-                " set deaths = deaths + (state = 'open' and epoch < %s)::int, epoch = %s"
+                " set deaths = deaths + (state = 'open' and epoch < %s and not death_counted)::int,"
+                " death_counted = death_counted or (state = 'open' and epoch < %s), epoch = %s"
                 " where queue = %s and subscription = %s and owner is not null returning id, owner)"
                 " select owner from taken order by id",
+                epoch,
                 epoch,
                 epoch,
                 *who.key,

@@ -399,7 +399,7 @@ def reopen(cursor: Cursor[Any], who: Subscriber, lease: Lease, limit: Limit, see
     query(
         cursor,
         f"update {SCHEMA}.queue_slice set state = 'open', owner = %s, epoch = %s, opened = opened + 1, deaths = %s,"
-        " expires_at = clock_timestamp() + make_interval(secs => %s) where id = %s",
+        " death_counted = false, expires_at = clock_timestamp() + make_interval(secs => %s) where id = %s",
         lease.owner,
         lease.epoch,
         row.deaths,

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
@@ -115,6 +116,7 @@ queue_slice = Table(
     Column("expires_at", DateTime(timezone=True)),
     Column("opened", Integer, nullable=False, server_default=text("0"), comment="how often it was opened"),
     Column("deaths", Integer, nullable=False, server_default=text("0"), comment="how many drivers died on it"),
+    Column("death_counted", Boolean, nullable=False, server_default=text("false"), comment="for the present opening"),
     CheckConstraint("kind in ('main', 'retry')", name="queue_slice_kind"),
     CheckConstraint("state in ('open', 'held', 'returned')", name="queue_slice_state"),
     CheckConstraint("(state = 'returned') = (owner is null)", name="queue_slice_owner"),

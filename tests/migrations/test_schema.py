@@ -1,0 +1,60 @@
+"""The migrations as a product: they make what the code's tables say, from nothing, twice, and at the same time."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy.dialects.postgresql.base import PGDialect
+
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.postgres_queue.tables import PgSnapshot, Xid8
+from stormproof.core.source.postgres_queue.tables import metadata as queue_tables
+from stormproof.migrations import SCHEMA, migrate, sql, state
+from stormproof.trident.ledger.tables import metadata as ledger_tables
+
+pytestmark = pytest.mark.postgres
+
+
+def test_the_migrations_make_what_the_code_says(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, type_ in (("xid8", Xid8), ("pg_snapshot", PgSnapshot)):
+        monkeypatch.setitem(PGDialect.ischema_names, name, type_)
+    engine = sa.create_engine(database.sqlalchemy_url, poolclass=sa.NullPool)
+    assert state(engine).current is None
+    assert migrate(engine).up_to_date
+    with engine.connect() as connection:
+        options = {
+            "version_table_schema": SCHEMA,
+            "include_schemas": True,
+            "include_name": lambda name, kind, _: kind != "schema" or name == SCHEMA,
+            "compare_server_default": True,
+        }
+        context = MigrationContext.configure(connection, opts=options)
+        both = sa.MetaData(schema=SCHEMA)
+        for tables in (ledger_tables, queue_tables):
+            for table in tables.sorted_tables:
+                table.to_metadata(both)
+        assert compare_metadata(context, both) == []
+    engine.dispose()
+
+
+def test_two_migrations_at_once_and_a_repeat(database: Database) -> None:
+    engines = [sa.create_engine(database.sqlalchemy_url) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        assert all(found.up_to_date for found in pool.map(migrate, engines))
+    assert migrate(engines[0]).up_to_date
+    for engine in engines:
+        engine.dispose()
+
+
+def test_the_printed_sql_makes_the_same(database: Database) -> None:
+    printed: list[str] = []
+    sql(printed.append)
+    engine = sa.create_engine(database.sqlalchemy_url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("\n".join(printed))
+    assert state(engine).up_to_date
+    engine.dispose()
