@@ -12,6 +12,7 @@ PAIRS = 15
 TITLES = {
     "P1a": "exactly-once word count, beside plain Spark writing untracked Parquet",
     "P1b": "exactly-once word count, beside plain Spark's MERGE and append to Delta",
+    "P1q": "the same from a Postgres queue, beside plain Spark with a reader of its own",
     "P2": "tracked beside untracked, same engine",
     "P3": "words/s of the main job, beside Storm (quoted)",
     "P4": "words/s and rows/s into Postgres, beside Trident (quoted)",

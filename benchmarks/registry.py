@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from benchmarks.batches import p1a, p1b, p2, p6
+from benchmarks.from_queue import p1q
 from benchmarks.harness import Figure
 from benchmarks.latency import p5
 from benchmarks.main_job import p3, p4
 from benchmarks.queue_reads import p7
 
-FIGURES: dict[str, Figure] = {"P1a": p1a, "P1b": p1b, "P2": p2, "P3": p3, "P4": p4, "P5": p5, "P6": p6, "P7": p7}
+FIGURES: dict[str, Figure] = {
+    "P1a": p1a,
+    "P1b": p1b,
+    "P1q": p1q,
+    "P2": p2,
+    "P3": p3,
+    "P4": p4,
+    "P5": p5,
+    "P6": p6,
+    "P7": p7,
+}
