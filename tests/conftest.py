@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stormproof.core.failpoint import ENV_DRIVER_PID
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
@@ -91,5 +92,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from stormproof.core.settings import Settings
 
     session = spark_session(Settings(master="local[2,4]", home=tmp_path_factory.mktemp("spark")))
+    # Spark's workers have it from the JVM. Other children of this process must not take it for theirs: a failpoint that
+    # kills in one of them would kill the tests.
+    os.environ.pop(ENV_DRIVER_PID, None)
     yield session
     session.stop()

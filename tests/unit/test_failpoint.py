@@ -88,6 +88,7 @@ def test_kill_strikes_the_driver_and_worker_strikes_oneself(
     monkeypatch: pytest.MonkeyPatch, action: str, driver: bool, killed: bool
 ) -> None:
     """In a fork: `kill` goes to the driver where one is named (here a second fork), `worker` to the very process."""
+    monkeypatch.delenv(ENV_DRIVER_PID, raising=False)
     read, write = os.pipe()
     victim = os.fork()
     if victim == 0:
