@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
@@ -61,18 +61,17 @@ class Settings(BaseSettings):
     )
     batch_messages: int = Field(default=10_000, ge=1, description="most messages in one batch")
     batch_bytes: int = Field(default=64 * 2**20, ge=1, description="most bytes of payload in one batch")
-    message_timeout_s: float = Field(
-        default=30.0, gt=0, description="how long a message may take from open to verdict before it counts as failed"
+    batch_timeout_s: float = Field(
+        default=600.0, gt=0, description="how long one batch's job may run before it is cancelled and tried again"
     )
-    max_attempts: int = Field(default=5, ge=1, description="failures after which a message is a dead letter")
-    backoff_base_s: float = Field(default=1.0, gt=0, description="wait before a failed message's first retry; doubles")
-    backoff_max_s: float = Field(default=300.0, gt=0, description="longest wait before a retry")
+    outage_s: float = Field(
+        default=60.0, gt=0, description="how long a store may stay away before the run gives up with an error"
+    )
     poll_interval_s: float = Field(default=0.1, gt=0, description="wait before an empty source is asked again")
     lease_s: float = Field(
-        default=30.0, gt=0, description="how long opened messages stay this driver's without a sign of progress"
-    )
-    lease_extend_interval_s: float = Field(
-        default=5.0, gt=0, description="how often a lease is extended while its job makes progress"
+        default=30.0,
+        gt=0,
+        description="how long opened messages stay this driver's without a sign of life; extended every third of it",
     )
     log_format: Literal["text", "json"] = Field(default="text", description="form of the log's lines")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
@@ -100,17 +99,6 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments, then the file, then variables: the first that has a name wins."""
         return init_settings, TomlConfigSettingsSource(settings_cls), env_settings
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Settings:
-        if self.backoff_max_s < self.backoff_base_s:
-            raise ValueError(f"backoff_max_s ({self.backoff_max_s}) is below backoff_base_s ({self.backoff_base_s})")
-        if self.lease_extend_interval_s >= self.lease_s:
-            raise ValueError(
-                f"lease_extend_interval_s ({self.lease_extend_interval_s}) must be below lease_s ({self.lease_s}), "
-                "else a lease lapses before it is extended"
-            )
-        return self
 
     @property
     def staging_path(self) -> Path:
@@ -161,9 +149,7 @@ def _check_variables(environment: Mapping[str, str]) -> None:
 
 def _problem(error: ErrorDetails, arguments: Mapping[str, object]) -> str:
     """One of pydantic's findings in a line, with the place where the value was set; never the value."""
-    message = error["msg"].removeprefix("Value error, ")
-    if not error["loc"]:
-        return f"settings: {message}"
+    message = error["msg"]
     name = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
         place = "argument" if name in arguments else f"key in {Path(TOML_FILE).absolute()}:"

@@ -207,6 +207,8 @@ def options_of(settings: Settings, guarantee: Guarantee) -> RunOptions:
         guarantee=guarantee,
         limit=Limit(settings.batch_messages, settings.batch_bytes),
         lease_s=settings.lease_s,
+        batch_timeout_s=settings.batch_timeout_s,
+        outage_s=settings.outage_s,
         poll_interval_s=settings.poll_interval_s,
     )
 

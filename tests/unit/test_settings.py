@@ -59,21 +59,14 @@ def test_an_unknown_argument_is_named() -> None:
 def test_a_wrong_value_is_named_by_its_place_and_never_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError, match=r"argument batch_messages: .*greater than or equal to 1"):
         Settings(batch_messages=0)
-    monkeypatch.setenv("STORMPROOF_MAX_ATTEMPTS", "hunter2")
-    with pytest.raises(SettingsError, match="variable STORMPROOF_MAX_ATTEMPTS") as variable:
+    monkeypatch.setenv("STORMPROOF_BATCH_BYTES", "hunter2")
+    with pytest.raises(SettingsError, match="variable STORMPROOF_BATCH_BYTES") as variable:
         Settings()
     assert "hunter2" not in str(variable.value)
-    (folder / "stormproof.toml").write_text("max_attempts = 'hunter2'\n")
-    with pytest.raises(SettingsError, match=r"max_attempts in .*stormproof\.toml") as file:
+    (folder / "stormproof.toml").write_text("batch_bytes = 'hunter2'\n")
+    with pytest.raises(SettingsError, match=r"batch_bytes in .*stormproof\.toml") as file:
         Settings()
     assert "hunter2" not in str(file.value)
-
-
-def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(SettingsError, match="backoff_max_s"):
-        Settings(backoff_base_s=10, backoff_max_s=5)
-    with pytest.raises(SettingsError, match="lease_extend_interval_s"):
-        Settings(lease_s=5, lease_extend_interval_s=5)
 
 
 def test_the_url_comes_before_the_variables_and_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
