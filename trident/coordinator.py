@@ -19,7 +19,7 @@ import tenacity
 
 from stormproof.core.clock import Clock
 from stormproof.core.engine.protocol import Engine, Job, JobReport
-from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, TransientError
+from stormproof.core.errors import BatchUnverified, JobFailed, TransientError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token, storable_text
@@ -450,6 +450,3 @@ def _summary(report: RecoveryReport) -> dict[str, object]:
 def _log_outage(state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome is not None else None
     log.warning("try %d failed, recovering: %s", state.attempt_number, error)
-
-
-__all__ = ["Coordinator", "Fenced", "RunOptions", "outlasting_outages"]
