@@ -146,7 +146,7 @@ class RepeatedParquet:
         del epoch, tx
         return ()
 
-    def halve(self, slice_: Slice, lease: Lease, tx: object | None = None) -> None:
+    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
         """Not in a measurement."""
         raise UsageError("a measurement's batch failed twice")
 

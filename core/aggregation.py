@@ -65,7 +65,7 @@ class Aggregation:
 
 
 @dataclass(frozen=True, slots=True)
-class Grouping:
+class GroupBy:
     """What is grouped by which keys into what. `schema` is that of partial rows and of results alike."""
 
     component: str
@@ -164,7 +164,7 @@ def _may_overflow(column: pa.Array | pa.ChunkedArray, rows: int) -> bool:
 class Combiner:
     """Partial rows of one grouping in one task, in memory bounded by the number of its keys."""
 
-    grouping: Grouping
+    grouping: GroupBy
     share: int = 0
     """The XOR of the shares that were absorbed."""
     _parts: list[pa.Table] = field(default_factory=list[pa.Table])

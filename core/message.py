@@ -40,8 +40,10 @@ class FailureReason(StrEnum):
 class MessageFailure:
     """One message that failed in one attempt, and why.
 
-    `origin` is what the source shows before the number (`XID` of `XID-N` in a Postgres queue; 0 where there is none).
-    `error` and `input` are escaped and cut: see `storable_text`.
+    `counted` is off for a message that is merely returned: a tuple that it shares with a failed message (both anchor
+    it) goes with that one, so it is handed out again together with it, and no failure is counted. `origin` is what
+    the source shows before the number (`XID` of `XID-N` in a Postgres queue; 0 where there is none). `error` and
+    `input` are escaped and cut: see `storable_text`.
     """
 
     id: MessageId
@@ -51,6 +53,7 @@ class MessageFailure:
     component: str
     error: str
     input: str = ""
+    counted: bool = True
 
 
 def storable_text(value: object, limit: int = ERROR_TEXT_MAX) -> str:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.aggregation import Grouping
+from stormproof.core.aggregation import GroupBy
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import to_ddl
@@ -45,7 +45,7 @@ class CombineNode:
     """Rows leave the stage for the exchange, combined by key. `sinks` are those that the keys reach unchanged."""
 
     edge: int
-    grouping: Grouping
+    grouping: GroupBy
     sinks: tuple[str, ...]
 
 
@@ -65,7 +65,7 @@ class Entry:
 
     edge: int
     component: str
-    grouping: Grouping | None
+    grouping: GroupBy | None
     children: tuple[Node, ...]
 
 
@@ -121,7 +121,7 @@ class _Compiler:
     def __init__(self, topology: TopologyGraph) -> None:
         self._topology = topology
         self._edges = 0
-        self._next: list[tuple[int, Grouping, str]] = []
+        self._next: list[tuple[int, GroupBy, str]] = []
 
     def stages(self) -> tuple[StagePlan, ...]:
         spout = self._topology.spout.name
@@ -141,7 +141,7 @@ class _Compiler:
             case SinkComponent():
                 return WriteNode(component.name)
             case Aggregate():
-                grouping = Grouping(component.name, component.keys, component.aggregations, component.schema)
+                grouping = GroupBy(component.name, component.keys, component.aggregations, component.schema)
                 edge, self._edges = self._edges, self._edges + 1
                 self._next.append((edge, grouping, component.name))
                 reached = [c.name for c in self._topology.children(component.name) if isinstance(c, SinkComponent)]

@@ -225,7 +225,8 @@ class _Task:
         tokens = as_words(messages.column("token").to_numpy())
         report.read_messages += messages.num_rows
         report.read_xor = signed(report.read_xor ^ xor_reduce(tokens))
-        rows, errors = part.decoder.decode(messages.column("payload"))
+        decoded = part.decoder.decode(messages.column("payload"))
+        rows, errors = decoded.rows, decoded.failed
         batch = _Batch(messages)
         for row, error in errors:
             payload = messages.column("payload")[row].as_py()

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.aggregation import Grouping
+from stormproof.core.aggregation import GroupBy
 from stormproof.core.engine.protocol import JobReport
 from stormproof.core.errors import Json
 from stormproof.core.keyhash import task_numbers
@@ -115,7 +115,7 @@ class _Sent:
     xor: int = 0
 
 
-def edge_schema(grouping: Grouping, *, tracked: bool) -> pa.Schema:
+def edge_schema(grouping: GroupBy, *, tracked: bool) -> pa.Schema:
     """The columns of an edge's chunks."""
     if not tracked:
         return grouping.schema
@@ -134,7 +134,7 @@ class Sender:
         self._task, self._tasks, self._tracked = task, tasks, tracked
         self._sent: dict[tuple[int, int], _Sent] = {}
 
-    def send(self, edge: int, grouping: Grouping, rows: pa.RecordBatch, share: int) -> Iterator[pa.RecordBatch]:
+    def send(self, edge: int, grouping: GroupBy, rows: pa.RecordBatch, share: int) -> Iterator[pa.RecordBatch]:
         """Send one edge's rows, in key order, each to the task of its key; `share` is split among them.
 
         A task sends each edge once. The caller acks the share where there are no rows.
@@ -198,7 +198,7 @@ def receive(
     stage: int,
     task: int,
     sources: int,
-    groupings: dict[int, Grouping],
+    groupings: dict[int, GroupBy],
     *,
     tracked: bool,
 ) -> Received:

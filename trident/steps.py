@@ -291,7 +291,7 @@ class Steps:
         if halve is None:
             self.source.abort(lease, joined)
         else:
-            self.source.halve(halve, lease, joined)
+            self.source.split(halve, lease, (), joined)
 
     def _end(self, tx: Tx, txid: int, state: TxnState, reason: str) -> None:
         txn = self.ledger.txn(tx, txid)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from stormproof.core.message import MessageFailure
 from stormproof.core.plan import Plan
@@ -17,7 +21,11 @@ class Job:
     """One attempt at one batch; everything in it is picklable.
 
     `readers` has one entry a source task. `writers` has one entry a sink, by the sink's name. `tracked` is off under
-    at-most-once: no tokens, no shares; the counts of rows between stages are kept all the same.
+    at-most-once: no tokens, no shares; the counts of rows between stages are kept all the same. `excluded` are messages
+    that are left out: they failed in an earlier attempt. `per_message` has every message get a verdict of its own, from
+    ackers that their shares are routed to. `pulse` is the folder in which tasks say how far they are (see
+    `stormproof.core.pulse`); None: they do not. `careful` has row-wise functions also note the message in hand there, for
+    a batch whose job died before.
     """
 
     plan: Plan
@@ -29,6 +37,9 @@ class Job:
     seed: int
     tracked: bool
     excluded: frozenset[int] = frozenset()
+    per_message: bool = False
+    pulse: Path | None = None
+    careful: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,12 @@ class JobReport:
     `read_messages` and `read_xor` are what the readers returned (messages, XOR of their tokens); `ack_xor` is the XOR
     of every acked share; `failures` are the messages that failed early; their tuples and acks are in nothing else here.
     `violations` are rows lost, doubled or tripled between stages, one text each.
+
+    `late` are failures of messages whose tuples had gone on already (over an exchange, or into a bolt that may keep
+    them): one entry a message and task, so a message may stand there more than once; `late_xor` is the XOR of the shares
+    that ended in them, so that `ack_xor ^ late_xor` still accounts for every share. `together` has an (n, 2) array of the
+    ids of messages that anchor one tuple together. `lost` is for per-message mode: messages whose own verdict was not
+    "complete".
     """
 
     read_messages: int
@@ -48,6 +65,10 @@ class JobReport:
     violations: tuple[str, ...] = ()
     tuples: int = 0
     steps_ms: Mapping[str, float] = field(default_factory=dict[str, float])
+    late: tuple[MessageFailure, ...] = ()
+    late_xor: int = 0
+    together: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    lost: tuple[MessageFailure, ...] = ()
 
 
 class Engine(Protocol):

@@ -20,7 +20,7 @@ from stormproof.core.convert import column_of
 from stormproof.core.errors import TopologyError
 from stormproof.core.message import storable_text
 from stormproof.core.schema import SchemaLike, parse_schema
-from stormproof.core.source.protocol import Decoder
+from stormproof.core.source.protocol import Decoded, Decoder
 
 ERROR_MAX_CHARACTERS: Final = 500
 
@@ -47,7 +47,7 @@ class TextDecoder:
 
     schema: pa.Schema
 
-    def decode(self, payload: pa.Array) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
+    def decode(self, payload: pa.Array) -> Decoded:
         """Check and pass on; no copy where all of it is good."""
         errors: list[tuple[int, str]] = []
         try:
@@ -63,7 +63,7 @@ class TextDecoder:
                         (row, f"field {self.schema.names[0]!r} is text, and the payload is not UTF-8: {error}")
                     )
             text = pa.array(kept, pa.string())
-        return pa.RecordBatch.from_arrays([text], schema=self.schema), errors
+        return Decoded(pa.RecordBatch.from_arrays([text], schema=self.schema), None, errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class BytesDecoder:
 
     schema: pa.Schema
 
-    def decode(self, payload: pa.Array) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
+    def decode(self, payload: pa.Array) -> Decoded:
         """Pass on."""
-        return pa.RecordBatch.from_arrays([payload], schema=self.schema), []
+        return Decoded(pa.RecordBatch.from_arrays([payload], schema=self.schema), None, ())
 
 
 class _FieldError(ValueError):
@@ -91,7 +91,7 @@ class JsonDecoder:
 
     schema: pa.Schema
 
-    def decode(self, payload: pa.Array) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
+    def decode(self, payload: pa.Array) -> Decoded:
         """Read each payload, then make each column at once."""
         readers = [(field.name, _from_json(field)) for field in self.schema]
         columns: list[list[object]] = [[] for _ in readers]
@@ -116,7 +116,7 @@ class JsonDecoder:
             for row, text in failed:
                 errors.setdefault(row, text)
         # Failed rows may be NULL in a NOT NULL field: they are removed before anybody looks at them.
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema), sorted(errors.items())
+        return Decoded(pa.RecordBatch.from_arrays(arrays, schema=self.schema), None, sorted(errors.items()))
 
 
 def _told(error: Exception) -> str:

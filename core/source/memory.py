@@ -368,9 +368,9 @@ class MemorySource:
                 owners.append(leased.owner)
         return tuple(owners)
 
-    def halve(self, slice_: Slice, lease: Lease, tx: object | None = None) -> None:
+    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
         """Return the lease's messages in two halves; a single message is returned whole."""
-        del tx, slice_
+        del tx, slice_, alone
         sub = self._fence(lease.epoch)
         leased = self._mine(lease)
         if leased is None:

@@ -11,16 +11,17 @@ import pyarrow as pa
 from stormproof.core.errors import Json
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
+from stormproof.core.share import Rows
 
 READER_SCHEMA = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
         pa.field("origin", pa.int64(), nullable=False),
-        pa.field("token", pa.int64(), nullable=False),
+        pa.field("token", pa.int64()),
         pa.field("payload", pa.binary(), nullable=False),
     ]
 )
-"""What every `SliceReader` yields, in this order."""
+"""What every `SliceReader` yields, in this order. A NULL token: the message is not tracked, for its source gave it no id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,20 @@ class SliceReader(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a decoder made of payloads.
+
+    `counts[i]` is the number of tuples in payload i, which lie in `rows` payload by payload: a message unit, whose tuples
+    complete, fail and are replayed as one. None: one of each. `failed` has (payload, error) of those that do not decode;
+    rows of those hold nothing that may be used.
+    """
+
+    rows: pa.RecordBatch
+    counts: Rows | None
+    failed: Sequence[tuple[int, str]]
+
+
 class Decoder(Protocol):
     """Payloads to tuples. Picklable and pure."""
 
@@ -75,11 +90,8 @@ class Decoder(Protocol):
         """The fields that a message decodes to."""
         ...
 
-    def decode(self, payload: pa.Array) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
-        """Payloads (binary) to rows of `schema`, and (row, error) of those that do not decode.
-
-        Row i of the result is payload i, with any value where it failed.
-        """
+    def decode(self, payload: pa.Array) -> Decoded:
+        """Payloads (binary) to rows of `schema`."""
         ...
 
 
@@ -203,8 +215,12 @@ class Source(Protocol):
         """
         ...
 
-    def halve(self, slice_: Slice, lease: Lease, tx: object | None = None) -> None:
-        """Return the lease's messages in two halves, which will be opened one by one (bisection)."""
+    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+        """Return the lease's messages in parts, which will be opened one by one; no failure is counted.
+
+        `alone` names suspects: each becomes a part of its own, and what lies between them others. Where it is empty, or
+        splits nothing off, the parts are two halves (bisection).
+        """
         ...
 
     def backlog(self) -> Backlog:

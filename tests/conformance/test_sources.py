@@ -294,8 +294,8 @@ def test_halves_on_request(store: Harness) -> None:
     source = store.view()
     slice_ = source.open(lease("a"), ANY, SEED)
     assert slice_ is not None
-    source.halve(slice_, lease("a"))
-    source.halve(slice_, lease("a"))  # repeated: no effect
+    source.split(slice_, lease("a"))
+    source.split(slice_, lease("a"))  # repeated: no effect
     halves = [(owner, source.open(lease(owner), ANY, SEED)) for owner in ("b", "c")]
     found = list[bytes]()
     for owner, half in halves:
@@ -303,12 +303,12 @@ def test_halves_on_request(store: Harness) -> None:
         assert half.expected.messages in (2, 3)
         found += payloads(messages_of(source, half))
         if half.expected.messages == 2:
-            source.halve(half, lease(owner))
+            source.split(half, lease(owner))
     assert sorted(found) == numbered(5)
     single = source.open(lease("d"), ANY, SEED)
     assert single is not None
     assert single.expected.messages == 1
-    source.halve(single, lease("d"))
+    source.split(single, lease("d"))
     assert source.backlog().ready == 2
 
 
@@ -356,7 +356,7 @@ def test_a_retry_slice_is_cut_returned_and_halved_as_others(store: Harness) -> N
     first = source.open(lease("b"), Limit(4), SEED)
     assert first is not None
     assert first.expected.messages == 4
-    source.halve(first, lease("b"))
+    source.split(first, lease("b"))
     seen = list[bytes]()
     for owner in ("c", "d", "e"):
         part = source.open(lease(owner), Limit(4, bytes=4), SEED)

@@ -102,7 +102,7 @@ class World:
     def abort(self, *, halve: bool) -> None:
         owner, (slice_, _) = self.leases.popitem()
         if halve:
-            self.driver.halve(slice_, Lease(owner, self.epoch))
+            self.driver.split(slice_, Lease(owner, self.epoch))
         else:
             self.driver.abort(Lease(owner, self.epoch))
 

@@ -8,16 +8,16 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core import aggregation
-from stormproof.core.aggregation import Aggregation, AggregationKind, Combiner, Grouping
+from stormproof.core.aggregation import Aggregation, AggregationKind, Combiner, GroupBy
 from stormproof.core.errors import JobFailed
 
 COUNT = Aggregation("n", AggregationKind.COUNT)
 SUM = Aggregation("total", AggregationKind.SUM, "x")
 
 
-def grouping(rows: pa.RecordBatch) -> Grouping:
+def grouping(rows: pa.RecordBatch) -> GroupBy:
     results = [a.result(rows.schema, "g") for a in (COUNT, SUM)]
-    return Grouping("g", ("k",), (COUNT, SUM), pa.schema([rows.schema.field("k"), *results]))
+    return GroupBy("g", ("k",), (COUNT, SUM), pa.schema([rows.schema.field("k"), *results]))
 
 
 def summed(values: list[object], type_: pa.DataType) -> object:

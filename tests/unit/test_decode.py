@@ -9,20 +9,26 @@ import pytest
 
 from stormproof.core.errors import TopologyError
 from stormproof.core.source.decode import decoder_for
+from stormproof.core.source.protocol import Decoder
 
 
 def payloads(*values: bytes) -> pa.Array:
     return pa.array(list(values), pa.binary())
 
 
+def opened(decoder: Decoder, payload: pa.Array) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
+    made = decoder.decode(payload)
+    return made.rows, list(made.failed)
+
+
 def test_text() -> None:
-    rows, errors = decoder_for("line string").decode(payloads(b"a b", b"", "\u00e9\x00".encode()))
+    rows, errors = opened(decoder_for("line string"), payloads(b"a b", b"", "\u00e9\x00".encode()))
     assert rows.to_pydict() == {"line": ["a b", "", "\u00e9\x00"]}
     assert errors == []
 
 
 def test_bytes_that_are_no_text_fail_alone() -> None:
-    rows, errors = decoder_for("line string not null").decode(payloads(b"good", b"\xff", b"\xed\xa0\x80", b"fine"))
+    rows, errors = opened(decoder_for("line string not null"), payloads(b"good", b"\xff", b"\xed\xa0\x80", b"fine"))
     assert [row for row, _ in errors] == [1, 2]
     assert "line" in errors[0][1]
     assert "UTF-8" in errors[0][1]
@@ -30,12 +36,12 @@ def test_bytes_that_are_no_text_fail_alone() -> None:
 
 
 def test_text_of_a_slice_of_an_array() -> None:
-    rows, errors = decoder_for("line string").decode(payloads(b"x", b"\xff", b"y")[2:])
+    rows, errors = opened(decoder_for("line string"), payloads(b"x", b"\xff", b"y")[2:])
     assert (rows.to_pydict(), errors) == ({"line": ["y"]}, [])
 
 
 def test_bytes_pass_as_they_are() -> None:
-    rows, errors = decoder_for("body binary").decode(payloads(b"\xff", b""))
+    rows, errors = opened(decoder_for("body binary"), payloads(b"\xff", b""))
     assert (rows.to_pydict(), errors) == ({"body": [b"\xff", b""]}, [])
 
 
@@ -43,12 +49,13 @@ def test_json_objects() -> None:
     decoder = decoder_for(
         "id long not null, name string, at timestamp, tags array<string>, price decimal(9,2), x double"
     )
-    rows, errors = decoder.decode(
+    rows, errors = opened(
+        decoder,
         payloads(
             b'{"id": 1, "name": "a", "at": "2020-01-02T03:04:05+00:00", "tags": ["t", null], "price": 1.25,'
             b' "x": 0.5, "y": 0}',
             b'{"id": 2}',
-        )
+        ),
     )
     assert errors == []
     assert rows.column("price").to_pylist()[0] is not None
@@ -78,7 +85,7 @@ def test_json_objects() -> None:
     ],
 )
 def test_bad_json_fails_alone(payload: bytes, said: str) -> None:
-    rows, errors = decoder_for("id long not null, name string").decode(payloads(b'{"id": 1}', payload, b'{"id": 3}'))
+    rows, errors = opened(decoder_for("id long not null, name string"), payloads(b'{"id": 1}', payload, b'{"id": 3}'))
     assert [row for row, _ in errors] == [1]
     assert said in errors[0][1]
     assert len(errors[0][1]) < 1_000
@@ -92,7 +99,7 @@ def test_binary_beside_other_columns_is_refused() -> None:
 
 def test_no_payloads() -> None:
     for schema in ("line string", "body binary", "id long, name string"):
-        rows, errors = decoder_for(schema).decode(payloads())
+        rows, errors = opened(decoder_for(schema), payloads())
         assert (rows.num_rows, errors) == (0, [])
 
 

@@ -313,9 +313,9 @@ class PostgresQueue:
             if done.rowcount != 1:
                 self._explain(cursor, who, lease, lapsed=False)
 
-    def halve(self, slice_: Slice, lease: Lease, tx: object | None = None) -> None:
+    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
         """Return the lease's messages in two halves; a single message is returned whole."""
-        del slice_
+        del slice_, alone
         who = self._who()
         with self._transaction(tx) as cursor:
             row = slices.take(cursor, who, lease, delete=False)
