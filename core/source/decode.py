@@ -1,7 +1,7 @@
 """Decoders: a message's bytes to the tuple that its stream's schema names.
 
 One string column: the payload is UTF-8 text. One binary column: the payload itself. Anything else: a JSON object a
-message, with a key for each column.
+message, with a key for each column. A message may also be a unit of several tuples: lines of such, or a JSON array.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from stormproof.core.compute import pc
@@ -20,18 +21,34 @@ from stormproof.core.convert import column_of
 from stormproof.core.errors import TopologyError
 from stormproof.core.message import storable_text
 from stormproof.core.schema import SchemaLike, parse_schema
+from stormproof.core.share import Rows
 from stormproof.core.source.protocol import Decoded, Decoder
 
 ERROR_MAX_CHARACTERS: Final = 500
 
+Unit: TypeAlias = Literal["lines", "json"]
+"""How several tuples lie in one message: a line each, or as the rows of a JSON array."""
 
-def decoder_for(schema: SchemaLike) -> Decoder:
-    """The decoder of a stream with this schema.
+
+def decoder_for(schema: SchemaLike, unit: Unit | None = None) -> Decoder:
+    """The decoder of a stream with this schema; `unit` where a message holds several tuples.
 
     Raises:
-        TopologyError: JSON cannot hold one of its types (binary beside other columns).
+        TopologyError: there is no such unit, or JSON cannot hold one of the schema's types (binary beside other columns).
     """
     parsed = parse_schema(schema)
+    if unit is None:
+        return _of_single(parsed)
+    if unit == "lines":
+        return LinesDecoder(_of_single(parsed))
+    if unit == "json":
+        for field in parsed:
+            _from_json(field)
+        return JsonArrayDecoder(parsed)
+    raise TopologyError(f"no message unit {unit!r}; it is 'lines', 'json' or None (a message is one tuple)", unit=unit)
+
+
+def _of_single(parsed: pa.Schema) -> Decoder:
     if len(parsed) == 1 and pa.types.is_string(parsed.field(0).type):
         return TextDecoder(parsed)
     if len(parsed) == 1 and pa.types.is_binary(parsed.field(0).type):
@@ -93,30 +110,117 @@ class JsonDecoder:
 
     def decode(self, payload: pa.Array) -> Decoded:
         """Read each payload, then make each column at once."""
-        readers = [(field.name, _from_json(field)) for field in self.schema]
-        columns: list[list[object]] = [[] for _ in readers]
         errors: dict[int, str] = {}
-        for row, value in enumerate(payload.to_pylist()):
+        values = [_parsed_json(value, row, errors) for row, value in enumerate(payload.to_pylist())]
+        # Failed rows may be NULL in a NOT NULL field: they are removed before anybody looks at them.
+        return Decoded(_batch_of(values, self.schema, errors), None, sorted(errors.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class LinesDecoder:
+    r"""The payload is a message unit of lines, split at ``\n`` only; each is what `line` decodes.
+
+    A ``\n`` at the end ends the last line and begins no other; an empty payload has no line. Where one line does not
+    decode, its message fails.
+    """
+
+    line: Decoder
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The fields of a line."""
+        return self.line.schema
+
+    def decode(self, payload: pa.Array) -> Decoded:
+        """Split all payloads at once, then decode all lines at once."""
+        parts = pc.split_pattern(payload, "\n")
+        lines = parts.flatten()
+        counts = pc.list_value_length(parts).to_numpy(zero_copy_only=False).astype(np.int64)
+        last = np.cumsum(counts) - 1  # every payload has at least one part
+        ends = last[pc.binary_length(lines).to_numpy(zero_copy_only=False)[last] == 0] if len(last) else last
+        if len(ends):
+            kept = np.ones(len(lines), np.bool_)
+            kept[ends] = False
+            counts[np.searchsorted(last, ends)] -= 1
+            lines = lines.filter(pa.array(kept))
+        made = self.line.decode(lines)
+        return _unit(made.rows, counts, dict(made.failed), {})
+
+
+@dataclass(frozen=True, slots=True)
+class JsonArrayDecoder:
+    """The payload is a message unit: a JSON array in UTF-8, each row an object as `JsonDecoder` reads it.
+
+    Where the schema is one string column, a row may be the text itself. Where one row cannot be read, its message fails.
+    """
+
+    schema: pa.Schema
+
+    def decode(self, payload: pa.Array) -> Decoded:
+        """Read each payload, then make each column at once, of all rows."""
+        bare = self.schema.names[0] if len(self.schema) == 1 and pa.types.is_string(self.schema.field(0).type) else None
+        broken: dict[int, str] = {}
+        values: list[object] = []
+        counts = np.zeros(len(payload), np.int64)
+        for number, value in enumerate(payload.to_pylist()):
+            parts = _parsed_json(value, number, broken)
+            if isinstance(parts, list):
+                counts[number] = len(parts)
+                values.extend({bare: part} if bare is not None and isinstance(part, str) else part for part in parts)
+            else:
+                broken.setdefault(number, f"the payload is JSON, but no array: {type(parts).__name__}")
+        errors: dict[int, str] = {}
+        return _unit(_batch_of(values, self.schema, errors), counts, errors, broken)
+
+
+def _unit(rows: pa.RecordBatch, counts: Rows, errors: Mapping[int, str], broken: Mapping[int, str]) -> Decoded:
+    """Rows of units, with the failures of rows (`errors`) told of their messages; a failed message has no rows here."""
+    if not errors:
+        return Decoded(rows, counts, sorted(broken.items()))
+    ends = np.cumsum(counts)
+    failed = dict(broken)
+    for row in sorted(errors):
+        number = int(np.searchsorted(ends, row, side="right"))
+        place = row - int(ends[number] - counts[number]) + 1
+        text = f"row {place} of {counts[number]} in the message: {errors[row]}"
+        failed.setdefault(number, storable_text(text, ERROR_MAX_CHARACTERS))
+    good = np.ones(len(counts), np.bool_)
+    good[list(failed)] = False
+    kept = rows.filter(pa.array(np.repeat(good, counts)))
+    return Decoded(kept, np.where(good, counts, 0), sorted(failed.items()))
+
+
+def _parsed_json(value: bytes, row: int, errors: dict[int, str]) -> object:
+    """The payload's JSON; None where it is none, with the error."""
+    try:
+        return json.loads(value.decode("utf-8"), parse_float=decimal.Decimal, parse_constant=_no_constant)
+    except (ValueError, RecursionError, OverflowError, decimal.DecimalException) as error:
+        errors[row] = storable_text(_told(error), ERROR_MAX_CHARACTERS)
+        return None
+
+
+def _batch_of(values: Sequence[object], schema: pa.Schema, errors: dict[int, str]) -> pa.RecordBatch:
+    """JSON objects as rows; those that cannot be are added to `errors`, where some may stand already."""
+    readers = [(field.name, _from_json(field)) for field in schema]
+    columns: list[list[object]] = [[] for _ in readers]
+    for row, parts in enumerate(values):
+        cells: list[object] = [None] * len(readers)
+        if isinstance(parts, dict):
             try:
-                parts: object = json.loads(
-                    value.decode("utf-8"), parse_float=decimal.Decimal, parse_constant=_no_constant
-                )
-                if not isinstance(parts, dict):
-                    raise _FieldError(f"the payload is JSON, but no object: {type(parts).__name__}")
                 cells = [None if (cell := parts.get(name)) is None else read(cell) for name, read in readers]
             except (ValueError, RecursionError, OverflowError, decimal.DecimalException) as error:
                 errors[row] = storable_text(_told(error), ERROR_MAX_CHARACTERS)
-                cells = [None] * len(readers)
-            for column, cell in zip(columns, cells, strict=True):
-                column.append(cell)
-        arrays: list[pa.Array] = []
-        for column, field in zip(columns, self.schema, strict=True):
-            array, failed = column_of(column, field)
-            arrays.append(array)
-            for row, text in failed:
-                errors.setdefault(row, text)
-        # Failed rows may be NULL in a NOT NULL field: they are removed before anybody looks at them.
-        return Decoded(pa.RecordBatch.from_arrays(arrays, schema=self.schema), None, sorted(errors.items()))
+        elif row not in errors:
+            errors[row] = f"the payload is JSON, but no object: {type(parts).__name__}"
+        for column, cell in zip(columns, cells, strict=True):
+            column.append(cell)
+    arrays: list[pa.Array] = []
+    for column, field in zip(columns, schema, strict=True):
+        array, failed = column_of(column, field)
+        arrays.append(array)
+        for row, text in failed:
+            errors.setdefault(row, text)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _told(error: Exception) -> str:

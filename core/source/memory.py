@@ -17,13 +17,14 @@ import pyarrow as pa
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Fenced, Json, UsageError
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
 from stormproof.core.schema import parse_schema
 from stormproof.core.share import tokens
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
-from stormproof.core.source.decode import decoder_for
+from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.protocol import (
     READER_SCHEMA,
     Backlog,
@@ -127,6 +128,7 @@ class MemorySource:
         payloads: Sequence[bytes] = (),
         *,
         schema: str = "line string",
+        unit: Unit | None = None,
         max_attempts: int = 5,
         backoff: Backoff | None = None,
         clock: Clock | None = None,
@@ -135,7 +137,7 @@ class MemorySource:
         if max_attempts < 1:
             raise UsageError(f"source {name}: max_attempts is {max_attempts}; it must be at least 1")
         self.name = name
-        self._decoder: Decoder = decoder_for(parse_schema(schema))
+        self._decoder: Decoder = decoder_for(parse_schema(schema), unit)
         self._max_attempts = max_attempts
         self._backoff = backoff or Backoff()
         self._clock: Clock = clock or SystemClock()
@@ -161,6 +163,11 @@ class MemorySource:
         start = len(self._store.payloads)
         self._store.payloads.extend(payloads)
         return range(start, len(self._store.payloads))
+
+    def serves(self, guarantee: Guarantee) -> str | None:
+        """All of them, for as long as the process lives."""
+        del guarantee
+        return None
 
     def shown_id(self, message: int, origin: int) -> str:
         """A message's place in the list."""

@@ -17,13 +17,14 @@ from psycopg.rows import tuple_row
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Fenced, Json, StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.schema import parse_schema
 from stormproof.core.share import signed
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
-from stormproof.core.source.decode import decoder_for
+from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.postgres_queue import failures, slices
 from stormproof.core.source.postgres_queue.failures import RetryPolicy
 from stormproof.core.source.postgres_queue.messages import MessageTable, query
@@ -81,6 +82,7 @@ class PostgresQueue:
         queue: str,
         schema: str = "line string",
         *,
+        unit: Unit | None = None,
         name: str | None = None,
         database: Database | str | None = None,
         start: Literal["earliest", "latest"] = "earliest",
@@ -99,7 +101,7 @@ class PostgresQueue:
             raise UsageError(f"queue {queue}: start is {start!r}; it is 'earliest' or 'latest'")
         self.table = MessageTable(queue)
         self.name = name or queue
-        self._decoder: Decoder = decoder_for(parse_schema(schema))
+        self._decoder: Decoder = decoder_for(parse_schema(schema), unit)
         self._database = Database.from_url(database, setting="database") if isinstance(database, str) else database
         self._start = start
         self._policy = RetryPolicy(max_attempts, Backoff(backoff_base_s, backoff_max_s))
@@ -124,6 +126,11 @@ class PostgresQueue:
     def decoder(self) -> Decoder:
         """Turns payloads into tuples."""
         return self._decoder
+
+    def serves(self, guarantee: Guarantee) -> str | None:
+        """All of them."""
+        del guarantee
+        return None
 
     def shown_id(self, message: int, origin: int) -> str:
         """``XID-N``: the transaction that put the message, and its number."""
