@@ -13,7 +13,7 @@ WORKERS ?= 2
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stormproof-set-up
-SOURCES := core trident sinks migrations tests examples benchmarks src/stormproof/__init__.py
+SOURCES := core trident sinks migrations tests examples benchmarks src/stormproof/__init__.py src/stormproof/testing
 # ruff is told the real folders; src/stormproof holds links to them
 EXISTING = $(wildcard $(SOURCES))
 
@@ -60,4 +60,4 @@ torture: $(STAMP)
 
 clean:
 	rm -rf $(VENV) .jars .java .stormproof .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
-	find core trident sinks migrations tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find core trident sinks migrations src/stormproof/testing tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

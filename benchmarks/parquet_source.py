@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.corpus import Corpus
 from stormproof.core.errors import Fenced, Json, UsageError
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
 from stormproof.core.share import as_signed, tokens, xor_reduce
@@ -72,6 +73,11 @@ class RepeatedParquet:
     def decoder(self) -> Decoder:
         """Text."""
         return self._decoder
+
+    def serves(self, guarantee: Guarantee) -> str | None:
+        """All of them, in one process."""
+        del guarantee
+        return None
 
     def shown_id(self, message: int, origin: int) -> str:
         """The message's number."""

@@ -9,9 +9,11 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from stormproof.core.errors import Json
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
 from stormproof.core.share import Rows
+from stormproof.core.source.dead_letter import DeadLetter
 
 READER_SCHEMA = pa.schema(
     [
@@ -151,6 +153,10 @@ class Source(Protocol):
         """Turns payloads into tuples, inside executors."""
         ...
 
+    def serves(self, guarantee: Guarantee) -> str | None:
+        """None where this source can serve the guarantee; else the reason why not, for the one who builds a topology."""
+        ...
+
     def shown_id(self, message: int, origin: int) -> str:
         """A message's id as people see it."""
         ...
@@ -237,4 +243,20 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Let connections go."""
+        ...
+
+
+class DeadLetterSource(Source, Protocol):
+    """A source that keeps its own dead letters, and does with them what an operator decides."""
+
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """Every dead letter of this subscription, those that were disposed of included, oldest first."""
+        ...
+
+    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Hand these dead letters out again, with their failures counted from 0; returns those that were dead."""
+        ...
+
+    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Give these dead letters up for good; returns those that were dead."""
         ...

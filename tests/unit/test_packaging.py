@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FACE = {"src/stormproof/__init__.py", "src/stormproof/__main__.py", "src/stormproof/py.typed"}
+TESTING = "src/stormproof/testing/"
 FOLDERS = ("core/", "trident/", "sinks/", "migrations/")
 
 
@@ -34,6 +35,7 @@ def build(target: str, folder: Path) -> Path:
 @pytest.mark.timeout(60)
 def test_the_wheel_has_the_tracked_files_under_one_name(tmp_path: Path) -> None:
     expected = {name.removeprefix("src/") for name in tracked() & FACE}
+    expected |= {name.removeprefix("src/") for name in tracked() if name.startswith(TESTING)}
     expected |= {f"stormproof/{name}" for name in tracked() if name.startswith(FOLDERS)}
     with zipfile.ZipFile(build("wheel", tmp_path)) as wheel:
         files = {name for name in wheel.namelist() if ".dist-info/" not in name}
@@ -42,7 +44,7 @@ def test_the_wheel_has_the_tracked_files_under_one_name(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_the_sdist_has_the_tracked_files_where_they_lie(tmp_path: Path) -> None:
-    inside = (*FOLDERS, "tests/", "examples/")
+    inside = (*FOLDERS, TESTING, "tests/", "examples/")
     expected = {name for name in tracked() if name.startswith(inside)} | (tracked() & FACE)
     expected |= {"pyproject.toml", "README.md", ".gitignore"}
     with tarfile.open(build("sdist", tmp_path)) as sdist:
