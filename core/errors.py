@@ -12,7 +12,8 @@
     │   └── BatchUnverified     the acker's verdict stayed wrong after every attempt
     └── UsageError              fix the call (also a ValueError)
         ├── TopologyError       a topology that cannot be built
-        └── SettingsError       a setting that is missing or wrong
+        ├── SettingsError       a setting that is missing or wrong
+        └── RoutingError        a grouping has no task for a row
 
 Every error has a ``kind`` (append-only: kinds are never renamed or removed, since callers match on them), a ``details``
 mapping of JSON values, and survives pickling, since errors cross from Spark's workers to the driver.
@@ -43,6 +44,7 @@ class ErrorKind(StrEnum):
     USAGE = "usage"
     TOPOLOGY = "topology"
     SETTINGS = "settings"
+    ROUTING = "routing"
 
 
 class StormproofError(Exception):
@@ -136,3 +138,15 @@ class SettingsError(UsageError):
     """A setting that is missing or wrong; names where it can be set."""
 
     kind = ErrorKind.SETTINGS
+
+
+class RoutingError(UsageError):
+    """A grouping has no task for a row: its function raised, or it or the emitter named none that there is."""
+
+    kind = ErrorKind.ROUTING
+
+    @property
+    def rows(self) -> tuple[int, ...] | None:
+        """The rows of the record batch that have no task; None: none has, as the whole answer is of no use."""
+        rows = self.details.get("rows")
+        return tuple(row for row in rows if isinstance(row, int)) if isinstance(rows, list) else None

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from stormproof.core.compute import pc
-from stormproof.core.share import GAMMA, Words, mix64
+from stormproof.core.share import GAMMA, Rows, Words, mix64
 
 _BASE: Final = np.uint64(0x9E3779B97F4A7C55)
 """Odd, so that no power of it loses bits."""
+_NULL: Final = np.uint64(0xA3F5C1E29B7D6084)
 
 
 def can_be_key(type_: pa.DataType) -> bool:
@@ -30,7 +31,11 @@ def can_be_key(type_: pa.DataType) -> bool:
 
 
 def task_numbers(rows: pa.RecordBatch, keys: Sequence[str], tasks: int) -> npt.NDArray[np.int32]:
-    """The task, 0 to `tasks` - 1, of each row's key. Equal keys have equal tasks. NULLs must have been refused."""
+    """The task, 0 to `tasks` - 1, of each row's key.
+
+    Equal keys have equal tasks, whatever record batch they stand in and however Arrow holds them (a slice, a
+    dictionary, large strings). NULL is a value like any other, equal to itself.
+    """
     if tasks == 1:
         return np.zeros(rows.num_rows, np.int32)
     return (hash_keys(rows, keys) % np.uint64(tasks)).astype(np.int32)
@@ -45,27 +50,46 @@ def hash_keys(rows: pa.RecordBatch, keys: Sequence[str]) -> Words:
 
 
 def _hash_column(column: pa.Array) -> Words:
+    if len(column) == 0:
+        return np.empty(0, np.uint64)
+    hashes = _hash_dictionary(column) if pa.types.is_dictionary(column.type) else _hash_values(column)
+    if column.null_count:  # what lies below a NULL is not its own
+        hashes[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
+    return hashes
+
+
+def _hash_dictionary(column: pa.Array) -> Words:
+    """Each value is hashed once. A NULL may be an index or stand in the dictionary."""
+    if len(column.dictionary) == 0:  # then every index is NULL
+        return np.full(len(column), _NULL, np.uint64)
+    places: Rows = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    return _hash_column(column.dictionary)[places]
+
+
+def _hash_values(column: pa.Array) -> Words:
     type_ = column.type
     if pa.types.is_string(type_) or pa.types.is_binary(type_):
-        return _hash_bytes(column)
+        return _hash_bytes(column, np.dtype(np.int32))
+    if pa.types.is_large_string(type_) or pa.types.is_large_binary(type_):
+        return _hash_bytes(column, np.dtype(np.int64))
     if pa.types.is_decimal128(type_):
         halves = np.frombuffer(column.buffers()[1], np.uint64)
         pairs = halves[2 * column.offset : 2 * (column.offset + len(column))].reshape(-1, 2)
         return mix64(mix64(pairs[:, 0]) ^ pairs[:, 1])
     if pa.types.is_date32(type_):
         column = column.view(pa.int32())
-    elif pa.types.is_timestamp(type_):
+    elif pa.types.is_timestamp(type_) or pa.types.is_uint64(type_):
         column = column.view(pa.int64())
+    if column.null_count:
+        column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
     return mix64(np.ascontiguousarray(pc.cast(column, pa.int64()).to_numpy(zero_copy_only=False)).view(np.uint64))
 
 
-def _hash_bytes(column: pa.Array) -> Words:
+def _hash_bytes(column: pa.Array, offset: np.dtype[Any]) -> Words:
     """A polynomial over each value's bytes, by prefix: one pass over all bytes, whatever their lengths."""
     _, offsets_buffer, data_buffer = column.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    offsets = np.frombuffer(offsets_buffer, offset)[column.offset : column.offset + len(column) + 1].astype(np.int64)
     hashes = np.zeros(len(column), np.uint64)
-    if len(column) == 0:
-        return hashes
     lengths = np.diff(offsets)
     if data_buffer is not None and offsets[-1] > offsets[0]:
         data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]].astype(np.uint64) + np.uint64(1)

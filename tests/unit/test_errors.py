@@ -24,10 +24,11 @@ TREE = {
     "UsageError": "StormproofError",
     "TopologyError": "UsageError",
     "SettingsError": "UsageError",
+    "RoutingError": "UsageError",
 }
 KINDS = {
     "stormproof", "transient", "job_failed", "store_unavailable", "fenced", "fatal", "position_mismatch",
-    "sink_refused", "cannot_tell", "batch_unverified", "usage", "topology", "settings",
+    "sink_refused", "cannot_tell", "batch_unverified", "usage", "topology", "settings", "routing",
 }  # fmt: skip
 
 

@@ -38,6 +38,60 @@ def test_equal_keys_and_only_those_have_equal_hashes(column: pa.Array) -> None:
         assert hashes(column.slice(0, start)) == found[:start]
 
 
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda c: str(c.type))
+def test_null_is_a_value_like_any_other(column: pa.Array) -> None:
+    values = column.to_pylist()
+    with_nulls = pa.array([None, *values, None], column.type)
+    found = hashes(with_nulls)
+    assert found[1:-1] == hashes(column)
+    assert found[0] == found[-1]
+    assert found[0] not in found[1:-1]
+    assert hashes(pa.array([None, None], column.type).slice(1)) == found[:1]
+    assert hashes(pa.array([], column.type)) == []
+
+
+def test_what_lies_below_a_null_does_not_count() -> None:
+    mask = pa.array([False, True, True])
+    hidden = [
+        pa.array(["a", "b", "c"]),
+        pa.array([1, 2, 3]),
+        pa.array([decimal.Decimal(x) for x in (1, 2, 3)], pa.decimal128(9, 0)),
+    ]
+    for column in hidden:
+        masked = pa.Array.from_buffers(
+            column.type, 3, [pa.array([True, False, False]).buffers()[1], *column.buffers()[1:]]
+        )
+        assert masked.is_null().equals(mask)
+        found = hashes(masked)
+        assert found[1] == found[2] == hashes(pa.array([None], column.type))[0]
+        assert found[0] == hashes(column)[0]
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [pa.large_string(), pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.large_string())],
+    ids=str,
+)
+def test_the_hash_is_of_the_value_not_of_how_arrow_holds_it(type_: pa.DataType) -> None:
+    plain = pa.array(["a", None, "bc", "", "a", None])
+    other = plain.cast(type_)
+    assert hashes(other) == hashes(plain)
+    assert hashes(other.slice(2, 3)) == hashes(plain.slice(2, 3))
+
+
+def test_a_null_in_a_dictionary_is_null() -> None:
+    nulls = pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), pa.array(["a", None]))
+    assert hashes(nulls) == hashes(pa.array(["a", None, None]))
+    empty = pa.DictionaryArray.from_arrays(pa.array([None], pa.int8()), pa.array([], pa.string()))
+    assert hashes(empty) == hashes(pa.array([None], pa.string()))
+
+
+def test_integers_of_any_width_are_one_value() -> None:
+    for type_ in (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint64()):
+        assert hashes(pa.array([0, 7], type_)) == hashes(pa.array([0, 7], pa.int64()))
+    assert len(set(hashes(pa.array([2**64 - 1, 2**63, 1], pa.uint64())))) == 3
+
+
 def test_several_columns_are_one_key() -> None:
     rows = pa.record_batch({"a": ["x", "xy", "x"], "b": ["yz", "z", "yz"]})
     one, two, again = hash_keys(rows, ["a", "b"]).tolist()
