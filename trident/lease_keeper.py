@@ -1,34 +1,66 @@
-"""Keeps a slice's lease alive while its job runs, and cancels a job that runs for too long."""
+"""Keeps a slice's lease alive while its job moves on, and cancels a job that hangs."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 from types import TracebackType
 
+from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.errors import Fenced, TransientError
+from stormproof.core.pulse import Progress, progress
 from stormproof.core.source.protocol import Lease, Source
 
 log = logging.getLogger("stormproof.lease")
 
+LOOK_EVERY_S = 1.0
+PAUSED_S = 5.0
+"""The driver itself stood still for so long between two looks: what it did not see move may have moved."""
+
 
 class LeaseKeeper:
-    """A context in which a lease is extended every third of its length.
+    """A context in which a lease is extended every third of its length, for as long as the job moves on.
 
-    After `timeout_s` it stops extending and cancels the engine's job, which then fails as a whole (`timed_out`); the same
-    when the lease turns out not to be ours any more (`lapsed`), for which no message is to blame. A store that does not
-    answer is tried again at the next turn, until the lease lapses: the prepare step will then say so.
+    Where `pulse` names the job's folder, moving on is what its tasks write there. A job in which some task runs and none
+    has moved for `message_timeout_s` hangs: it is cancelled, and `timed_out` says so. A live job may take as long as it
+    needs. While no task runs (Spark is starting, a stage ends and the next has not begun), and while the source's store
+    does not answer, nobody hangs: then `start_timeout_s` is the bound, and `stalled` says that no message is to blame.
+
+    Without `pulse` nothing shows whether the job moves: it may take `message_timeout_s` in all.
+
+    When the lease turns out not to be ours any more, the job is cancelled, too (`lapsed`). A store that does not answer
+    is tried again at the next turn, until the lease lapses: the prepare step will then say so.
+
+    *Not guaranteed*: a task that hangs while others move is noticed only when those are done.
     """
 
-    def __init__(self, source: Source, lease: Lease, engine: Engine, timeout_s: float) -> None:
+    def __init__(
+        self,
+        source: Source,
+        lease: Lease,
+        engine: Engine,
+        message_timeout_s: float,
+        *,
+        start_timeout_s: float = 300.0,
+        pulse: Path | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._source = source
         self._lease = lease
         self._engine = engine
-        self._timeout_s = timeout_s
+        self._message_timeout_s = message_timeout_s
+        self._start_timeout_s = max(start_timeout_s, message_timeout_s)
+        self._pulse = pulse
+        self._clock: Clock = clock or SystemClock()
+        self._seen = Progress()
+        self._moved_at_s = self._looked_at_s = self._extended_at_s = self._clock.monotonic_s()
+        self._store_away = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="stormproof-lease", daemon=True)
         self.timed_out = False
+        self.stalled = False
         self.lapsed = False
 
     def __enter__(self) -> LeaseKeeper:
@@ -42,19 +74,49 @@ class LeaseKeeper:
         self._thread.join()
 
     def _keep(self) -> None:
-        every_s = self._lease.seconds / 3
-        waited_s = 0.0
-        while not self._done.wait(min(every_s, max(self._timeout_s - waited_s, 0.0))):
-            waited_s += every_s
-            if waited_s >= self._timeout_s:
-                self.timed_out = True
+        every_s = min(LOOK_EVERY_S, self._lease.seconds / 3, self._message_timeout_s / 4)
+        while not self._done.wait(every_s):
+            if not self.look():
                 self._engine.cancel()
                 return
-            try:
-                self._source.extend(self._lease)
-            except Fenced:
-                self.lapsed = True
-                self._engine.cancel()
-                return
-            except TransientError as error:
-                log.warning("lease of %s could not be extended: %s", self._lease.owner, error)
+
+    def look(self) -> bool:
+        """One look at the job and the lease, which the keeper's thread takes at least once a second.
+
+        False where the job is to be cancelled; then one of `timed_out`, `stalled` and `lapsed` says why.
+        """
+        now_s = self._clock.monotonic_s()
+        if self._pulse is not None and (self._has_moved() or now_s - self._looked_at_s >= PAUSED_S):
+            self._moved_at_s = now_s
+        self._looked_at_s = now_s
+        quiet_s = now_s - self._moved_at_s
+        nobodys_fault = self._store_away or (self._pulse is not None and self._seen.running == 0)
+        if quiet_s >= (self._start_timeout_s if nobodys_fault else self._message_timeout_s):
+            self.stalled, self.timed_out = nobodys_fault, not nobodys_fault
+            return False
+        return now_s - self._extended_at_s < self._lease.seconds / 3 or self._extend(now_s)
+
+    def _has_moved(self) -> bool:
+        if self._pulse is None:
+            return False
+        try:
+            before, self._seen = self._seen, progress(self._pulse)
+        except OSError as error:
+            log.warning("the progress of %s could not be read: %s", self._lease.owner, error)
+            before, self._seen = self._seen, Progress()  # as if no task ran: who cannot see blames nobody
+        return self._seen != before
+
+    def _extend(self, now_s: float) -> bool:
+        try:
+            self._source.extend(self._lease)
+        except Fenced:
+            self.lapsed = True
+            return False
+        except TransientError as error:
+            log.warning("lease of %s could not be extended: %s", self._lease.owner, error)
+            self._store_away = True
+            return True
+        if self._store_away:  # what waited for it goes on now
+            self._moved_at_s, self._store_away = now_s, False
+        self._extended_at_s = now_s
+        return True

@@ -105,7 +105,7 @@ def test_a_loop_that_went_on_after_an_exception_counts_each_row_once(tmp_path: P
         while True:
             try:
                 for number in rows:
-                    1 // number
+                    _ = 1 // number
                 break
             except ZeroDivisionError:
                 failed += 1

@@ -1,0 +1,192 @@
+"""The lease keeper: a live job keeps its lease for as long as it takes, a hanging one loses it and is cancelled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stormproof.core.clock import ManualClock
+from stormproof.core.engine.inline import InlineEngine
+from stormproof.core.errors import StoreUnavailable
+from stormproof.core.pulse import Pulse
+from stormproof.core.source.memory import MemorySource
+from stormproof.core.source.protocol import Lease, Limit
+from stormproof.trident.lease_keeper import PAUSED_S, LeaseKeeper
+
+LEASE = Lease("life/1", 1, 30.0)
+TIMEOUT_S = 30.0
+START_S = 300.0
+
+
+class Away(MemorySource):
+    """A source whose store may be away."""
+
+    away = False
+
+    def extend(self, lease: Lease) -> None:
+        if self.away:
+            raise StoreUnavailable("no answer")
+        super().extend(lease)
+
+
+class World:
+    """A leased slice, its job's folder, and time that passes when told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock()
+        self.source = Away("lines", [b"a"], clock=self.clock)
+        self.source.subscribe("life", 1)
+        assert self.source.open(LEASE, Limit(), 7) is not None
+        self.folder = folder
+        self.keeper = self.keeper_of(folder)
+
+    def keeper_of(self, pulse: Path | None) -> LeaseKeeper:
+        return LeaseKeeper(
+            self.source,
+            LEASE,
+            InlineEngine(),
+            TIMEOUT_S,
+            start_timeout_s=START_S,
+            pulse=pulse,
+            clock=self.clock,
+        )
+
+    def looks(self, seconds: int, pulse: Pulse | None = None) -> int:
+        """Look once a second; a pulse that is given beats each time. The seconds until the keeper gave the job up."""
+        for second in range(seconds):
+            self.clock.advance(1.0)
+            if pulse is not None:
+                pulse.beat()
+                pulse.publish()
+            if not self.keeper.look():
+                return second + 1
+        return seconds
+
+    def is_mine(self) -> bool:
+        """Whether the lease still holds."""
+        return self.source.backlog().pending == 1
+
+    def reasons(self) -> tuple[bool, bool, bool]:
+        return self.keeper.timed_out, self.keeper.stalled, self.keeper.lapsed
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+def pulse(tmp_path: Path) -> Iterator[Pulse]:
+    with Pulse(tmp_path, 0, 0, careful=False) as made:
+        yield made
+
+
+def test_a_live_job_keeps_its_lease_for_as_long_as_it_takes(world: World, pulse: Pulse) -> None:
+    assert world.looks(1_000, pulse) == 1_000
+    assert world.is_mine()
+    assert world.reasons() == (False, False, False)
+
+
+def test_a_job_that_stands_still_is_given_up_after_the_message_timeout(world: World, pulse: Pulse) -> None:
+    assert world.looks(100, pulse) == 100
+    assert world.looks(1_000) == TIMEOUT_S
+    assert world.reasons() == (True, False, False)
+
+
+def test_a_keeper_that_does_not_look_lets_a_hanging_job_go_on(world: World, pulse: Pulse) -> None:
+    """The negative control: with a pulse that always beats, as if nobody read it, a hang is never found."""
+    del pulse
+    with Pulse(world.folder, 0, 1, careful=False) as always:
+        assert world.looks(1_000, always) == 1_000
+
+
+def test_before_the_first_task_runs_only_the_larger_bound_counts(world: World) -> None:
+    assert world.looks(1_000) == START_S
+    assert world.reasons() == (False, True, False), "no message is to blame"
+
+
+def test_between_two_stages_nobody_hangs(world: World) -> None:
+    with Pulse(world.folder, 0, 0, careful=False) as first:
+        assert world.looks(5, first) == 5
+    assert world.looks(200) == 200
+    with Pulse(world.folder, 1, 0, careful=False) as second:
+        assert world.looks(5, second) == 5
+        assert world.looks(1_000) == TIMEOUT_S
+    assert world.keeper.timed_out
+
+
+def test_a_hang_beside_a_task_that_moves_is_found_once_that_is_done(world: World, pulse: Pulse) -> None:
+    with Pulse(world.folder, 0, 1, careful=False) as other:
+        assert world.looks(500, other) == 500
+    assert not pulse.careful
+    assert world.looks(1_000) <= TIMEOUT_S + 1
+    assert world.keeper.timed_out
+
+
+def test_without_a_pulse_the_whole_job_has_the_message_timeout(world: World, pulse: Pulse) -> None:
+    world.keeper = world.keeper_of(None)
+    assert world.looks(1_000, pulse) == TIMEOUT_S
+    assert world.keeper.timed_out
+
+
+def test_while_the_store_is_away_no_message_is_blamed(world: World, pulse: Pulse) -> None:
+    world.source.away = True
+    assert world.looks(100) == 100
+    world.source.away = False
+    world.source.abort(LEASE)
+    assert world.source.open(LEASE, Limit(), 7) is not None
+    assert world.looks(int(TIMEOUT_S)) == TIMEOUT_S, "from its return on, the timeout counts again"
+    assert world.looks(2) <= 2
+    assert world.reasons() == (True, False, False)
+    del pulse
+
+
+def test_a_lease_that_is_anothers_is_given_up_without_blame(world: World, pulse: Pulse) -> None:
+    world.source.subscribe("life", 2)
+    assert world.looks(1_000, pulse) == 10
+    assert world.reasons() == (False, False, True)
+
+
+def test_a_driver_that_stood_still_itself_blames_nobody(world: World, pulse: Pulse) -> None:
+    assert world.looks(3, pulse) == 3
+    world.clock.advance(max(PAUSED_S, TIMEOUT_S) + 1)
+    world.source.abort(LEASE)
+    assert world.source.open(LEASE, Limit(), 7) is not None
+    assert world.keeper.look()
+    assert world.looks(1_000) == TIMEOUT_S
+    assert world.keeper.timed_out
+
+
+def test_a_folder_that_cannot_be_read_blames_nobody(world: World, tmp_path: Path) -> None:
+    file = tmp_path / "no-folder"
+    file.touch()
+    world.keeper = world.keeper_of(file)
+    assert world.looks(1_000) == START_S
+    assert world.keeper.stalled
+
+
+class Cancelled(InlineEngine):
+    """Tells when it was cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self.was_cancelled.set()
+
+
+def test_the_thread_cancels_the_job_that_it_gives_up(tmp_path: Path) -> None:
+    source = MemorySource("lines", [b"a"])
+    source.subscribe("life", 1)
+    assert source.open(LEASE, Limit(), 7) is not None
+    engine = Cancelled()
+    with (
+        Pulse(tmp_path, 0, 0, careful=False),
+        LeaseKeeper(source, LEASE, engine, 0.02, start_timeout_s=0.02, pulse=tmp_path) as keeper,
+    ):
+        assert engine.was_cancelled.wait(5)
+    assert keeper.timed_out
