@@ -1,0 +1,567 @@
+"""Several sources as one: what coordinator and ledger know of a topology with several spouts.
+
+A message's key is its id * 64 + the place of its spout, so that everything that goes by a message's number (failures,
+exclusions, replays, the ledger) works unchanged. A batch holds messages of one spout or of several; each spout's part is
+an ordinary slice of its own source, under the same lease.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.errors import Fenced, Json, PositionMismatch, TopologyError, UsageError
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.message import MessageFailure, MessageId
+from stormproof.core.postgres.database import Database
+from stormproof.core.share import GAMMA, Rows, mix64, unsigned, xor_signed
+from stormproof.core.source.dead_letter import DeadLetter
+from stormproof.core.source.protocol import (
+    Backlog,
+    Decoder,
+    Expectation,
+    Lease,
+    Limit,
+    Resolution,
+    Slice,
+    SliceReader,
+    Source,
+)
+
+SPOUTS_MAX: Final = 64
+_SHIFT: Final = 6
+ID_LIMIT: Final = 1 << (63 - _SHIFT)
+"""A message's id is at least -ID_LIMIT and below ID_LIMIT, so that its key is a 64-bit number."""
+
+_MEMBER: Final = re.compile(r"([^+=]+)(?:=([^+=]*))?")
+
+
+def keys_of(ids: Rows, index: int, spout: str) -> Rows:
+    """The keys of the messages with these ids, of the spout at this place.
+
+    Raises:
+        UsageError: an id is too large.
+    """
+    if len(ids):
+        for id_ in (int(ids.min()), int(ids.max())):
+            _check(id_, spout)
+    return (ids << _SHIFT) | np.int64(index)
+
+
+def key_of(id_: int, index: int, spout: str) -> int:
+    """One message's key; see `keys_of`."""
+    _check(id_, spout)
+    return (id_ << _SHIFT) | index
+
+
+def id_of(key: int) -> tuple[int, int]:
+    """A key's spout (its place) and the message's id there."""
+    return key & (SPOUTS_MAX - 1), key >> _SHIFT
+
+
+def _check(id_: int, spout: str) -> None:
+    if not -ID_LIMIT <= id_ < ID_LIMIT:
+        raise UsageError(
+            f"spout {spout!r}: its source gave a message the id {id_}; in a topology with several spouts ids lie between "
+            f"-2^57 and 2^57. Run this spout in a topology of its own, or number its messages anew",
+            spout=spout,
+            id=id_,
+        )
+
+
+def seed_of(seed: int, index: int) -> int:
+    """A spout's own seed: under one seed, equal ids of two spouts would have equal tokens, which cancel in an XOR."""
+    word = np.array([unsigned(seed)], np.uint64) + GAMMA * np.array([index + 1], np.uint64)
+    return int(mix64(word).view(np.int64)[0])
+
+
+def shown(spout: str, inner: str) -> str:
+    """A message's id as people see it."""
+    return f"{spout}:{inner}"
+
+
+def unshown(message: str) -> tuple[str, str] | None:
+    """The spout in a shown id, and the id that its own source shows; None where it names no spout."""
+    spout, colon, inner = message.partition(":")
+    return (spout, inner) if colon else None
+
+
+def member_subscription(subscription: str, spout: str) -> str:
+    """The subscription by which a group reads a spout's source: two spouts may read one queue."""
+    return f"{subscription}:{spout}"
+
+
+def group_name(sources: Mapping[str, str]) -> str:
+    """A group's name from its spouts' and their sources' names, in order: ``lines+clicks``, or ``lines=queue+clicks``.
+
+    The order counts, since keys have it in them.
+    """
+    return "+".join(spout if spout == source else f"{spout}={_quoted(source)}" for spout, source in sources.items())
+
+
+def spouts_in(name: str) -> tuple[str, ...]:
+    """The spouts that a group's name names; none where it is not the name of a group."""
+    parts = [_MEMBER.fullmatch(part) for part in name.split("+")]
+    found = tuple(part[1] for part in parts if part is not None)
+    return found if len(found) == len(parts) > 1 else ()
+
+
+def _quoted(name: str) -> str:
+    return name.replace("%", "%25").replace("+", "%2B").replace("=", "%3D")
+
+
+@runtime_checkable
+class _KeepsDeadLetters(Protocol):
+    """What a source does that keeps its own dead letters."""
+
+    def dead_letters(self) -> tuple[DeadLetter, ...]: ...
+    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]: ...
+    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SpoutReader:
+    """One part of one spout's slice: the source's own reader, with keys for ids. Picklable where that is.
+
+    `spout` says whose decoder reads the payloads and where their tuples enter.
+    """
+
+    spout: str
+    index: int
+    reader: SliceReader
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """What the inner reader gives for the spout's own seed; `excluded` are keys.
+
+        Raises:
+            UsageError: an id is too large for a key.
+        """
+        mine = frozenset(id_ for index, id_ in map(id_of, excluded) if index == self.index)
+        for rows in self.reader.read(seed_of(seed, self.index), mine, batch_rows):
+            keys = keys_of(rows.column("id").to_numpy(), self.index, self.spout)
+            yield rows.set_column(0, rows.schema.field(0), pa.array(keys))
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """One spout's source.
+
+    `wanted` is how many messages the last opening showed it to want. `parts` is how many of its next slices are opened
+    without those of other spouts.
+    """
+
+    spout: str
+    index: int
+    source: Source
+    wanted: int = 0
+    parts: int = 0
+
+    def shown(self, inner: Iterable[str]) -> tuple[str, ...]:
+        return tuple(shown(self.spout, one) for one in inner)
+
+
+class SourceGroup:
+    """The sources of several spouts as one source.
+
+    Guarantee:
+        Each source keeps its own promises. A batch holds only retries or only others, whatever the spouts have. Two
+        sources' messages have different tokens, and the expectation covers both. A slice that fails is opened again
+        spout by spout, then in the parts that the source made of it; so is one on which a driver died.
+
+    Not guaranteed:
+        That a batch holds messages of every spout, or that one call has taken effect on all sources or on none, but for
+        calls inside a transaction that all of them join. A call that failed half-way is made again, and then completes:
+        each source's confirm and abort may be repeated. `times_opened` also counts slices that were given back because
+        they could not share a batch with those of another spout.
+
+    `hold` and `extend` are for the object that opened or recovered the lease; what else it knows may be lost.
+    """
+
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        if not 2 <= len(sources) <= SPOUTS_MAX:
+            raise TopologyError(
+                f"a group of sources has 2 to {SPOUTS_MAX} spouts, not {len(sources)}: split the topology, or give several "
+                "spouts one queue"
+            )
+        objects: dict[int, str] = {}
+        for spout, source in sources.items():
+            if ":" in spout or spouts_in(f"{spout}+{spout}") != (spout, spout):
+                raise TopologyError(f"spout name {spout!r}: use letters, digits, '_', '.' and '-'", component=spout)
+            if isinstance(source, SourceGroup):
+                raise TopologyError(
+                    f"spout {spout!r}: its source is a group itself; name all sources in one", component=spout
+                )
+            other = objects.setdefault(id(source), spout)
+            if other != spout:
+                raise TopologyError(
+                    f"spouts {other!r} and {spout!r} have the same source object; let several bolts subscribe to one "
+                    "spout, or make each spout a source of its own",
+                    component=spout,
+                )
+        self.name = group_name({spout: source.name for spout, source in sources.items()})
+        self._members = tuple(_Member(spout, i, source) for i, (spout, source) in enumerate(sources.items()))
+        self._by_spout = {member.spout: member for member in self._members}
+        self._holders: dict[str, tuple[_Member, ...]] = {}
+        self._turn = 0
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """Each spout's source, in the order of their keys."""
+        return {member.spout: member.source for member in self._members}
+
+    @property
+    def decoders(self) -> Mapping[str, Decoder]:
+        """Each spout's decoder: a `SpoutReader` says whose it needs."""
+        return {member.spout: member.source.decoder for member in self._members}
+
+    @property
+    def decoder(self) -> Decoder:
+        """There is no one decoder; raises UsageError."""
+        raise UsageError(f"sources {self.name}: each spout has a decoder of its own; see `decoders`")
+
+    def serves(self, guarantee: Guarantee) -> str | None:
+        """None where every source can serve the guarantee."""
+        reasons = ((member.spout, member.source.serves(guarantee)) for member in self._members)
+        return next((f"spout {spout!r}: {reason}" for spout, reason in reasons if reason is not None), None)
+
+    def shown_id(self, message: int, origin: int) -> str:
+        """``SPOUT:`` and the id as the spout's source shows it."""
+        member, id_ = self._of(message)
+        return shown(member.spout, member.source.shown_id(id_, origin))
+
+    def bind(self, database: Database) -> None:
+        """Bind every source."""
+        for member in self._members:
+            member.source.bind(database)
+
+    def subscribe(self, subscription: str, epoch: int) -> None:
+        """Subscribe to every source, to each under a name that has the spout in it."""
+        for member in self._members:
+            member.source.subscribe(member_subscription(subscription, member.spout), epoch)
+
+    # -- slices ------------------------------------------------------------------------------------------------------
+
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        """A slice of the spouts that have messages of one kind (retries or others), within the limit.
+
+        The spouts take turns in being first: the first says which kind it is, and has what the others do not seem to
+        want. A slice of the other kind is given back, and so is one on which a driver died: that stands alone.
+        """
+        order = (*self._members[self._turn :], *self._members[: self._turn])
+        opened = self._alone(order, lease, limit, seed, tx) or self._together(order, lease, limit, seed, tx)
+        if not opened:
+            return None
+        self._turn = (self._turn + 1) % len(self._members)
+        opened.sort(key=lambda pair: pair[0].index)
+        self._holders[lease.owner] = tuple(member for member, _ in opened)
+        return _joined(opened)
+
+    def _alone(
+        self, order: Sequence[_Member], lease: Lease, limit: Limit, seed: int, tx: object | None
+    ) -> list[tuple[_Member, Slice]]:
+        """The next part of a slice that was split, if there is one."""
+        for member in order:
+            if member.parts:
+                slice_ = member.source.open(lease, limit, seed_of(seed, member.index), tx)
+                if slice_ is not None:
+                    member.parts -= 1
+                    return [(member, slice_)]
+                member.parts = 0
+        return []
+
+    def _together(
+        self, order: Sequence[_Member], lease: Lease, limit: Limit, seed: int, tx: object | None
+    ) -> list[tuple[_Member, Slice]]:
+        opened: list[tuple[_Member, Slice]] = []
+        most = left = max(1, limit.messages)
+        left_bytes = limit.bytes
+        for place, member in enumerate(order):
+            if opened and (left < 1 or left_bytes < 1):
+                member.wanted = most  # not asked: it comes to be first
+                continue
+            reserved = sum(min(later.wanted, most // len(order)) for later in order[place + 1 :])
+            share = max(1, left - reserved)
+            share_bytes = max(1, left_bytes * share // left)
+            slice_ = member.source.open(lease, Limit(share, share_bytes), seed_of(seed, member.index), tx)
+            if slice_ is None:
+                member.wanted = 0
+                continue
+            full = slice_.expected.messages >= share or 2 * slice_.bytes >= share_bytes
+            member.wanted = most if full else slice_.expected.messages
+            if opened and (slice_.retry != opened[0][1].retry or slice_.deaths or slice_.bytes > left_bytes):
+                member.source.abort(lease, tx)
+                continue
+            opened.append((member, slice_))
+            if slice_.deaths:
+                break
+            left -= slice_.expected.messages
+            left_bytes -= slice_.bytes
+        return opened
+
+    def attach(self, position: dict[str, Json], expected: Expectation) -> Slice:
+        """The slice that was opened earlier, from its position.
+
+        Raises:
+            PositionMismatch: it has messages of a spout that is not here.
+        """
+        return replace(_joined(self._attached(position)), position=position, expected=expected)
+
+    def _attached(self, position: Mapping[str, Json]) -> list[tuple[_Member, Slice]]:
+        """Each spout's part of a slice, in the order of their keys."""
+        found: list[tuple[_Member, Slice]] = []
+        for spout, part in parts_of(position).items():
+            member = self._by_spout.get(spout)
+            if member is None:
+                raise PositionMismatch(
+                    f"a batch holds messages of spout {spout!r}, which the topology has no more (it has "
+                    f"{', '.join(self._by_spout)}): run it once with that spout",
+                    spout=spout,
+                )
+            slice_ = member.source.attach(part.position, part.expected)
+            found.append((member, replace(slice_, bytes=part.bytes)))
+        return sorted(found, key=lambda pair: pair[0].index)
+
+    def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
+        """The expectation for another seed or with messages (keys) left out."""
+        out = self._by_member(excluded)
+        return _total(
+            member.source.expect(part, seed_of(seed, member.index), frozenset(out.get(member.index, ())), tx)
+            for member, part in self._attached(slice_.position)
+        )
+
+    def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
+        """The slice as disjoint parts, each of one spout, in proportion to the spouts' messages.
+
+        They are `parallelism` parts, or as many as the slice has spouts where that is more.
+        """
+        parts = self._attached(slice_.position)
+        number = [1] * len(parts)
+        for _ in range(parallelism - len(parts)):
+            loads = [part.expected.messages / n for (_, part), n in zip(parts, number, strict=True)]
+            number[loads.index(max(loads))] += 1
+        return tuple(
+            SpoutReader(member.spout, member.index, reader)
+            for (member, part), n in zip(parts, number, strict=True)
+            for reader in member.source.readers(part, n)
+        )
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def hold(self, lease: Lease, tx: object | None = None) -> None:
+        """Open to held in every source of the slice; Fenced where one of them says so."""
+        for member in self._holding(lease):
+            member.source.hold(lease, tx)
+
+    def extend(self, lease: Lease) -> None:
+        """Move the lease's expiry in every source of the slice; Fenced where one of them says so."""
+        for member in self._holding(lease):
+            member.source.extend(lease)
+
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        """Confirm all of the lease's messages but those named, in every source."""
+        mine: dict[int, list[MessageFailure]] = {}
+        for failure in failed:
+            index, id_ = id_of(failure.id)
+            mine.setdefault(index, []).append(replace(failure, id=MessageId(id_)))
+        strangers = sorted(mine.keys() - {m.index for m in self._holders.get(lease.owner, self._members)})
+        if strangers:
+            raise UsageError(
+                f"sources {self.name}: {lease.owner} does not hold the failed message {mine[strangers[0]][0].id} of spout "
+                f"number {strangers[0]}"
+            )
+        retried: list[str] = []
+        dead: list[str] = []
+        for member in self._members:
+            found = member.source.confirm(lease, mine.get(member.index, ()), tx)
+            retried += member.shown(found.retried)
+            dead += member.shown(found.dead)
+        self._holders.pop(lease.owner, None)
+        return Resolution(tuple(retried), tuple(dead))
+
+    def abort(self, lease: Lease, tx: object | None = None) -> None:
+        """Return all of the lease's messages, to every source."""
+        for member in self._members:
+            member.source.abort(lease, tx)
+        self._holders.pop(lease.owner, None)
+
+    def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
+        """The leases of every source, mine from here on."""
+        holders: dict[str, tuple[_Member, ...]] = {}
+        for member in self._members:
+            for owner in member.source.recover(epoch, tx):
+                holders[owner] = (*holders.get(owner, ()), member)
+        self._holders = holders
+        return tuple(holders)
+
+    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+        """Return the lease's messages in parts: by spouts first, and only then within one.
+
+        Where `alone` names suspects, the parts of their spouts are split further at once.
+        """
+        parts = self._attached(slice_.position)
+        suspects = self._by_member(alone)
+        known = self._holders.get(lease.owner, ())
+        for member, part in parts:
+            mine = suspects.get(member.index, ())
+            if mine or len(parts) == 1:
+                member.source.split(part, lease, mine, tx)
+            else:
+                member.source.abort(lease, tx)
+            if member in known:  # else a repetition
+                member.parts += 2 * len(mine) + 1 if mine or len(parts) > 1 else 2
+        self._holders.pop(lease.owner, None)
+
+    def _holding(self, lease: Lease) -> tuple[_Member, ...]:
+        found = self._holders.get(lease.owner)
+        if found is None:
+            raise Fenced(
+                f"sources {self.name}: the lease of {lease.owner} was returned, or was not opened or recovered here",
+                source=self.name,
+                owner=lease.owner,
+            )
+        return found
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def backlog(self) -> Backlog:
+        """What is left, of all sources together."""
+        found = [member.source.backlog() for member in self._members]
+        return combined(found)
+
+    def joins(self, tx: object) -> bool:
+        """Whether `tx` is a transaction in the store of every source; in that of some is not enough."""
+        return all(member.source.joins(tx) for member in self._members)
+
+    def maintain(self) -> None:
+        """Each source's housekeeping."""
+        for member in self._members:
+            member.source.maintain()
+
+    def close(self) -> None:
+        """Let the connections of all sources go, also where one of them raises."""
+        with ExitStack() as stack:
+            for member in self._members:
+                stack.callback(member.source.close)
+
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """The dead letters of every source that keeps its own, spout by spout, with keys for ids."""
+        return tuple(
+            replace(
+                letter,
+                id=key_of(letter.id, member.index, member.spout),
+                shown_id=shown(member.spout, letter.shown_id),
+            )
+            for member in self._members
+            if isinstance(member.source, _KeepsDeadLetters)
+            for letter in member.source.dead_letters()
+        )
+
+    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Hand these dead letters out again; returns those that were dead."""
+        return self._dispose(ids, by, why, requeue=True)
+
+    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Give these dead letters up for good; returns those that were dead."""
+        return self._dispose(ids, by, why, requeue=False)
+
+    def _dispose(self, ids: Sequence[str], by: str, why: str, *, requeue: bool) -> tuple[str, ...]:
+        done: list[str] = []
+        named = [pair for pair in map(unshown, ids) if pair is not None]
+        for member in self._members:
+            mine = [inner for spout, inner in named if spout == member.spout]
+            if mine and isinstance(member.source, _KeepsDeadLetters):
+                act = member.source.requeue if requeue else member.source.drop
+                done += member.shown(act(mine, by=by, why=why))
+        return tuple(done)
+
+    def _of(self, key: int) -> tuple[_Member, int]:
+        index, id_ = id_of(key)
+        if index >= len(self._members):
+            raise UsageError(f"sources {self.name}: message {key} is of spout number {index}, which is not there")
+        return self._members[index], id_
+
+    def _by_member(self, keys: Iterable[int]) -> dict[int, list[int]]:
+        """Keys as ids, by the place of their spouts."""
+        found: dict[int, list[int]] = {}
+        for key in keys:
+            member, id_ = self._of(key)
+            found.setdefault(member.index, []).append(id_)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SpoutPart:
+    """One spout's part of a group's position."""
+
+    position: dict[str, Json]
+    expected: Expectation
+    bytes: int
+
+
+def parts_of(position: Mapping[str, Json]) -> dict[str, SpoutPart]:
+    """The parts of a group's position, by spout.
+
+    Raises:
+        UsageError: it is not the position of a group.
+    """
+    spouts = position.get("spouts")
+    if not isinstance(spouts, dict):
+        raise UsageError(f"not a position of several spouts: {sorted(position)}")
+    found: dict[str, SpoutPart] = {}
+    for spout, part in spouts.items():
+        match part:
+            case {"position": dict(inner), "messages": int(messages), "xor": int(xor), "bytes": int(size)}:
+                found[spout] = SpoutPart(inner, Expectation(messages, xor), size)
+            case _:
+                raise UsageError(f"not a position of several spouts: spout {spout!r} has {part!r:.200}")
+    return found
+
+
+def combined(backlogs: Sequence[Backlog]) -> Backlog:
+    """What several sources hold together."""
+    retries = [b.next_retry_in_s for b in backlogs if b.next_retry_in_s is not None]
+    ages = [b.oldest_ready_age_s for b in backlogs if b.oldest_ready_age_s is not None]
+    return Backlog(
+        ready=sum(b.ready for b in backlogs),
+        pending=sum(b.pending for b in backlogs),
+        waiting=sum(b.waiting for b in backlogs),
+        dead=sum(b.dead for b in backlogs),
+        next_retry_in_s=min(retries, default=None),
+        oldest_ready_age_s=max(ages, default=None),
+    )
+
+
+def _joined(opened: Sequence[tuple[_Member, Slice]]) -> Slice:
+    """The parts of several spouts as one slice."""
+    spouts: dict[str, Json] = {
+        member.spout: {
+            "position": part.position,
+            "messages": part.expected.messages,
+            "xor": part.expected.xor,
+            "bytes": part.bytes,
+        }
+        for member, part in opened
+    }
+    return Slice(
+        position={"spouts": spouts},
+        expected=_total(part.expected for _, part in opened),
+        bytes=sum(part.bytes for _, part in opened),
+        retry=any(part.retry for _, part in opened),
+        deaths=max(part.deaths for _, part in opened),
+        replayed=tuple(
+            (key_of(id_, member.index, member.spout), origin)
+            for member, part in opened
+            for id_, origin in part.replayed
+        ),
+    )
+
+
+def _total(expected: Iterable[Expectation]) -> Expectation:
+    parts = list(expected)
+    return Expectation(sum(e.messages for e in parts), xor_signed(e.xor for e in parts))
