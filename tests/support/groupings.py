@@ -103,7 +103,8 @@ class MixesPositionIn(Router):
 
     def route(self, rows: pa.RecordBatch, direct: Rows | None = None) -> Tasks:
         """Right for the even rows."""
-        return ((super().route(rows, direct) + np.arange(rows.num_rows) % 2) % self._tasks).astype(np.int32)
+        tasks: Tasks = ((super().route(rows, direct) + np.arange(rows.num_rows) % 2) % self._tasks).astype(np.int32)
+        return tasks
 
 
 class MixesEmitterIn(Router):
@@ -111,7 +112,8 @@ class MixesEmitterIn(Router):
 
     def route(self, rows: pa.RecordBatch, direct: Rows | None = None) -> Tasks:
         """Right for emitting task 0."""
-        return ((super().route(rows, direct) + self._task) % self._tasks).astype(np.int32)
+        tasks: Tasks = ((super().route(rows, direct) + self._task) % self._tasks).astype(np.int32)
+        return tasks
 
 
 class HasOneCandidate(Router):
