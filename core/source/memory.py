@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from stormproof.core.share import tokens
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.core.source.decode import Unit, decoder_for
+from stormproof.core.source.parts import inner_ends
 from stormproof.core.source.protocol import (
     READER_SCHEMA,
     Backlog,
@@ -108,11 +110,23 @@ class _Subscription:
     lapsed: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
 
+class Payloads(Protocol):
+    """Payloads by message number; the length is the next message's number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> bytes: ...
+
+    def extend(self, payloads: Iterable[bytes], /) -> None:
+        """Append."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class _Store:
     """The messages and every subscription's place; shared by all views."""
 
-    payloads: list[bytes]
+    payloads: Payloads
     subscriptions: dict[str, _Subscription] = field(default_factory=dict[str, _Subscription])
 
 
@@ -376,18 +390,21 @@ class MemorySource:
         return tuple(owners)
 
     def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
-        """Return the lease's messages in two halves; a single message is returned whole."""
-        del tx, slice_, alone
+        """Return the lease's messages in parts: suspects alone, else two halves; a single message is returned whole."""
+        del tx, slice_
         sub = self._fence(lease.epoch)
         leased = self._mine(lease)
         if leased is None:
             return
         leased.owner, leased.held = None, False
-        if len(leased.ids) > 1:
-            middle = math.ceil(len(leased.ids) / 2)
-            leased.deaths = min(leased.deaths, 1)
-            sub.slices.insert(sub.slices.index(leased) + 1, replace(leased, ids=leased.ids[middle:]))
-            leased.ids = leased.ids[:middle]
+        suspects = set(alone)
+        ends = inner_ends(len(leased.ids), (place for place, id_ in enumerate(leased.ids) if id_ in suspects))
+        if not ends:
+            return
+        leased.deaths = min(leased.deaths, 1)
+        place = sub.slices.index(leased)
+        bounds = itertools.pairwise((0, *ends, len(leased.ids)))
+        sub.slices[place : place + 1] = [replace(leased, ids=leased.ids[low:high]) for low, high in bounds]
 
     def backlog(self) -> Backlog:
         """What is left for this subscription."""

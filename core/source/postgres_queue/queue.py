@@ -321,8 +321,8 @@ class PostgresQueue:
                 self._explain(cursor, who, lease, lapsed=False)
 
     def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
-        """Return the lease's messages in two halves; a single message is returned whole."""
-        del slice_, alone
+        """Return the lease's messages in parts: suspects alone, else two halves; a single message is returned whole."""
+        del slice_
         who = self._who()
         with self._transaction(tx) as cursor:
             row = slices.take(cursor, who, lease, delete=False)
@@ -330,7 +330,7 @@ class PostgresQueue:
                 self._explain(cursor, who, lease, lapsed=False)
             elif row.messages > 1:
                 with slices.index_ranges_only(cursor):
-                    slices.halve(cursor, who, row)
+                    slices.part(cursor, who, row, alone)
             else:
                 self.abort(lease, cursor.connection)
 

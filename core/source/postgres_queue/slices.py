@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from psycopg import Cursor
 
 from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
+from stormproof.core.source.parts import inner_ends
 from stormproof.core.source.postgres_queue.messages import MessageTable, query
 from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span, place_of
 from stormproof.core.source.postgres_queue.tables import SCHEMA
@@ -558,9 +559,29 @@ def unresolved(cursor: Cursor[Any], who: Subscriber) -> list[SliceRow]:
     return [SliceRow.of(row) for row in rows]
 
 
-def halve(cursor: Cursor[Any], who: Subscriber, row: SliceRow) -> None:
-    """Return a slice of several messages in two halves."""
+def part(cursor: Cursor[Any], who: Subscriber, row: SliceRow, alone: Sequence[int]) -> None:
+    """Return a slice of several messages in parts: each of the messages in `alone` by itself, else two halves."""
     row = replace(row, deaths=min(row.deaths, 1))
-    last, have = cut(cursor, who, row, Limit(math.ceil(row.messages / 2), row.bytes), 0)
-    if last is not None:
+    suspects: list[int] = []
+    if alone:
+        found = query(
+            cursor,
+            "select n - 1 from (select m.id, row_number() over (order by m.xid, m.id) as n"
+            f" from ({row.rows_sql(who, 'xid, id')}) m) r where id = any(%s::bigint[])",
+            sorted(alone),
+        )
+        suspects = [place for (place,) in found]
+    cut_off = 0
+    for end in inner_ends(row.messages, suspects):
+        last, have = cut(cursor, who, row, Limit(end - cut_off, row.bytes), 0)
+        if last is None:
+            break  # fewer messages than when it was opened: the next opening says so
         split(cursor, who, row, last, have)
+        row, cut_off = replace(row_of(cursor, row.id), deaths=row.deaths), end
+
+
+def row_of(cursor: Cursor[Any], id_: int) -> SliceRow:
+    """The slice with this number, as it stands now."""
+    found = query(cursor, f"select {_ROW} from {SCHEMA}.queue_slice where id = %s", id_).fetchone()
+    assert found is not None
+    return SliceRow.of(found)

@@ -434,6 +434,56 @@ class SourceConformance:
         source.split(single, _lease("d"))
         assert source.backlog().ready == 2
 
+    @pytest.mark.parametrize(
+        ("suspects", "parts"),
+        [
+            ([2], [[0, 1], [2], [3, 4, 5]]),
+            ([0], [[0], [1, 2, 3, 4, 5]]),
+            ([5, 2, 3], [[0, 1], [2], [3], [4], [5]]),
+            ([], [[0, 1, 2], [3, 4, 5]]),
+            (None, [[0, 1, 2], [3, 4, 5]]),
+        ],
+    )
+    def test_suspects_are_set_apart(
+        self, harness: SourceHarness, suspects: list[int] | None, parts: list[list[int]]
+    ) -> None:
+        """`split` sets suspects apart, and what lies between them; where none is in the slice, it comes in halves."""
+        harness.put(_numbered(6))
+        source = harness.view()
+        slice_ = source.open(_lease("a"), ANY, SEED)
+        assert slice_ is not None
+        messages = messages_of(source, slice_)
+        stranger = max(m.id for m in messages) + 1
+        alone = [stranger] if suspects is None else [messages[place].id for place in suspects]
+        source.split(slice_, _lease("a"), alone)
+        source.split(slice_, _lease("a"), alone)  # repeated: no effect
+        found = list[list[bytes]]()
+        while (part := source.open(_lease(f"b{len(found)}"), ANY, SEED)) is not None:
+            read = messages_of(source, part)
+            assert part.expected.messages == len(read)
+            found.append(_payloads(read))
+        assert sorted(found) == [[_numbered(6)[place] for place in places] for places in parts]
+
+    def test_suspects_in_a_retry_slice_are_set_apart_and_keep_their_count(self, harness: SourceHarness) -> None:
+        """A retry slice is split as others; being split off counts no failure."""
+        harness.put(_numbered(3))
+        source = harness.view()
+        slice_ = source.open(_lease("a"), ANY, SEED)
+        assert slice_ is not None
+        source.confirm(_lease("a"), [m.failed() for m in messages_of(source, slice_)])
+        harness.wait_for_retries()
+        retry = source.open(_lease("b"), ANY, SEED)
+        assert retry is not None
+        suspect = messages_of(source, retry)[1]
+        source.split(retry, _lease("b"), [suspect.id])
+        sizes = list[int]()
+        while (part := source.open(_lease(f"c{len(sizes)}"), ANY, SEED)) is not None:
+            assert part.retry
+            sizes.append(part.expected.messages)
+            source.confirm(_lease(f"c{len(sizes) - 1}"), [m.failed() for m in messages_of(source, part)])
+        assert sizes == [1, 1, 1]
+        assert len(source.dead_letters()) == (3 if harness.max_attempts == 2 else 0), "each has failed twice by now"
+
     def test_failed_messages_wait_then_come_in_a_batch_of_their_own(self, harness: SourceHarness) -> None:
         """Failed messages wait out their backoff, then come as a retry slice; the others are confirmed."""
         harness.put(_numbered(4))
