@@ -13,22 +13,37 @@ from stormproof.core.engine.protocol import JobReport
 from stormproof.core.source.protocol import Expectation
 
 
-def mismatches(report: JobReport, expected: Expectation, *, tracked: bool) -> tuple[str, ...]:
-    """What does not add up in an attempt, one text each; empty is the verdict "complete".
+def misread(report: JobReport, expected: Expectation) -> tuple[str, ...]:
+    """How the messages that were read differ from those that were opened, one text each.
 
-    `expected` was computed apart from the read. Messages that failed early are named with their tokens, and only they
-    are taken off: a failed message never explains the loss of another.
+    No failure of a message ever explains such a difference.
     """
-    found = list(report.violations)
+    found: list[str] = []
     if report.read_messages != expected.messages:
         found.append(f"{expected.messages} messages were opened, {report.read_messages} were read")
     if report.read_xor != expected.xor:
         found.append("the messages that were read are not those that were opened (XOR of tokens differs)")
+    return tuple(found)
+
+
+def mismatches(
+    report: JobReport, expected: Expectation, *, tracked: bool, per_message: bool = False
+) -> tuple[str, ...]:
+    """What does not add up in an attempt, one text each; empty is the verdict "complete".
+
+    `expected` was computed apart from the read. Messages that failed early are named with their tokens, and only they
+    are taken off: a failed message never explains the loss of another. The shares that ended in late failures were
+    counted where they ended, so acks and late failures together account for every share.
+
+    Where ackers gave each message a verdict of its own (`per_message`) and named some as lost, the sum over all of them
+    says nothing more: the verdicts of the others were given one by one.
+    """
+    found = [*report.violations, *misread(report, expected)]
     failed_ids = {failure.id for failure in report.failures}
     if len(failed_ids) != len(report.failures):
         found.append(f"{len(report.failures)} failures name {len(failed_ids)} messages: a report was counted twice")
-    if tracked:
+    if tracked and not (per_message and report.lost):
         failed = reduce(xor, (failure.token for failure in report.failures), 0)
-        if report.ack_xor != expected.xor ^ failed:
+        if report.ack_xor ^ report.late_xor != expected.xor ^ failed:
             found.append("the ack val is not zero: tuples were lost or doubled on their way to the sinks")
     return tuple(found)

@@ -1,0 +1,462 @@
+"""The attempts at one batch: from its opened slice to its outcome, under each guarantee.
+
+It knows no ledger and no store of its own: a journal is told of each further attempt before its job runs, and whoever
+calls it acts on the outcome. Nothing in here goes on for ever: each way in which an attempt can end is followed by another
+one only so many times.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stormproof.core.engine.protocol import JobReport
+from stormproof.core.errors import BatchUnverified
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token, storable_text
+from stormproof.core.share import Rows
+from stormproof.core.source.protocol import Expectation, Slice, Source
+from stormproof.core.verdict import mismatches, misread
+
+log = logging.getLogger("stormproof.attempts")
+
+UNVERIFIED_MAX: Final = 3
+"""A verdict that does not add up is met by an attempt in per-message mode, a second one by halves, a third stops."""
+
+RERUNS_MAX: Final = 3
+"""So often a batch runs again without messages that failed late; then it is split."""
+
+_LOOK_UP_ROWS: Final = 10_000
+_SHOWN_BYTES: Final = 1_000
+
+
+class AttemptEnd(StrEnum):
+    """Why an attempt was followed by another."""
+
+    JOB_FAILED = "job_failed"
+    UNVERIFIED = "unverified"
+    MOOT = "moot"
+    """Messages failed after their tuples had gone on: the batch runs again without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a batch. `expected` holds for its seed, with the excluded messages left out."""
+
+    number: int
+    seed: int
+    expected: Expectation
+    excluded: frozenset[int] = frozenset()
+    per_message: bool = False
+    careful: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobDied:
+    """A job that ended without a report. `suspects` are ids of messages that were in hand when it died, if it is known.
+
+    `timed_out`: it was cancelled, for it made no progress.
+    """
+
+    error: str
+    timed_out: bool = False
+    suspects: tuple[int, ...] = ()
+
+
+RunJob: TypeAlias = Callable[[Attempt], "JobReport | JobDied"]
+"""Runs one attempt's job to its end."""
+
+
+class Journal(Protocol):
+    """Is told of each further attempt, before its job runs."""
+
+    def next_attempt(self, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]) -> Expectation:
+        """Record how attempt number `ended` ended, and the next one; gives what the next one must find.
+
+        What it must find is counted by the source, apart from any read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NullJournal:
+    """For a loop without a ledger: nothing is recorded."""
+
+    source: Source
+    slice: Slice
+
+    def next_attempt(self, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]) -> Expectation:
+        """What the next attempt must find."""
+        del ended, end, error
+        return self.source.expect(self.slice, seed, excluded)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedIn:
+    """A message that failed, or was returned with one that failed, and the attempt in which it did."""
+
+    failure: MessageFailure
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Everything adds up: what was written may be committed, and all messages but these be confirmed."""
+
+    report: JobReport
+    failed: tuple[FailedIn, ...]
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllFailed:
+    """No message is left: nothing may be written, and each is to be failed, or returned, as named."""
+
+    failed: tuple[FailedIn, ...]
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """The batch goes back in parts: the suspects alone, or two halves where there are none. No failure counts."""
+
+    reason: str
+    alone: tuple[int, ...]
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The verdict stayed wrong and names nobody: stop, and write nothing."""
+
+    error: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """Under at-most-once: the one attempt came to nothing, and nothing comes back."""
+
+    reason: str
+    attempts: int
+
+
+Outcome: TypeAlias = Complete | AllFailed | Divided | GivenUp | Abandoned
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The batch in hand."""
+
+    name: str
+    slice: Slice
+    journal: Journal
+    attempt: Attempt
+    failed: dict[int, FailedIn] = field(default_factory=dict[int, FailedIn])
+    died: int = 0
+    unverified: int = 0
+    reruns: int = 0
+
+    @property
+    def everything_failed(self) -> bool:
+        """Whether no message is left that did not fail."""
+        return len(self.failed) >= self.slice.expected.messages
+
+    def carry(self, failures: Iterable[MessageFailure]) -> None:
+        """Keep these until the batch's end; a message's first failure stands."""
+        for failure in failures:
+            self.failed.setdefault(failure.id, FailedIn(failure, self.attempt.number))
+
+
+class BatchRunner:
+    """Takes one batch after another from its opened slice to its outcome.
+
+    Guarantee:
+        Complete is said only of a batch that adds up: what was read is what was opened, and every share of it was acked
+        or ended in a failure that is named. A failed message never excuses a mismatch of others. Under exactly-once
+        nothing of a named message, or of one that shares a tuple with it, is in what was written.
+
+    Not guaranteed:
+        Under at-least-once a message that failed late may have left rows behind: they come again when it is replayed.
+
+    A job that fails is bisected, down to the message that stands alone, which then has failed by name; messages that
+    were in hand when it died are set apart first. Only a message that is named, or that stood alone, counts a failure.
+    """
+
+    def __init__(self, source: Source, guarantee: Guarantee, *, component: str, new_seed: Callable[[], int]) -> None:
+        self._source = source
+        self._guarantee = guarantee
+        self._component = component
+        self._new_seed = new_seed
+        self._unverified = 0
+
+    def run(self, name: str, slice_: Slice, seed: int, journal: Journal, run_job: RunJob) -> Outcome:
+        """Run jobs until there is an outcome. `name` is what the batch is called in logs and errors.
+
+        Raises:
+            BatchUnverified: a message that stands alone cannot be read again.
+            TransientError: the journal or the source does not answer; nothing was decided.
+        """
+        batch = _Batch(name, slice_, journal, Attempt(1, seed, slice_.expected))
+        while True:
+            result = run_job(batch.attempt)
+            outcome = self._died(batch, result) if isinstance(result, JobDied) else self._judge(batch, result)
+            if outcome is not None:
+                return outcome
+
+    def failed_alone(self, name: str, slice_: Slice, seed: int, reason: FailureReason, error: str) -> AllFailed:
+        """The outcome of a batch of one message that is not to be run any more."""
+        batch = _Batch(name, slice_, NullJournal(self._source, slice_), Attempt(1, seed, slice_.expected))
+        return self._fail_alone(batch, reason, error)
+
+    # -- a job that died ---------------------------------------------------------------------------------------------
+
+    def _died(self, batch: _Batch, died: JobDied) -> Outcome | None:
+        log.warning("%s attempt %d: %s: %s", batch.name, batch.attempt.number, AttemptEnd.JOB_FAILED, died.error)
+        if self._guarantee is Guarantee.AT_MOST_ONCE:
+            return Abandoned(f"{AttemptEnd.JOB_FAILED}: {died.error}", batch.attempt.number)
+        batch.died += 1
+        if batch.died < 2:
+            per_message = batch.attempt.per_message
+            self._again(batch, AttemptEnd.JOB_FAILED, died.error, per_message=per_message, careful=True)
+            return None
+        if batch.attempt.expected.messages > 1:
+            alone = tuple(sorted(set(died.suspects) - batch.attempt.excluded))
+            return _divided(batch, AttemptEnd.JOB_FAILED, died.error, alone)
+        reason = FailureReason.TIMEOUT if died.timed_out else FailureReason.WORKER_LOST
+        return self._fail_alone(batch, reason, died.error)
+
+    def _fail_alone(self, batch: _Batch, reason: FailureReason, error: str) -> AllFailed:
+        """Fail the one message that is left, whatever it was that failed."""
+        attempt = batch.attempt
+        for id_, origin, token, payload in self._read(batch.slice, attempt.seed, attempt.excluded, 1):
+            failure = MessageFailure(
+                id=MessageId(id_),
+                origin=origin,
+                token=token,
+                reason=reason,
+                component=self._component,
+                error=storable_text(error),
+                input=storable_text(repr(payload[:_SHOWN_BYTES])),
+            )
+            batch.carry([failure])
+            return self._all_failed(batch)
+        raise BatchUnverified(f"{batch.name}: its one message cannot be read again")
+
+    # -- a job that reported -----------------------------------------------------------------------------------------
+
+    def _judge(self, batch: _Batch, report: JobReport) -> Outcome | None:
+        attempt, tracked = batch.attempt, self._guarantee.tracked
+        wrong = mismatches(report, attempt.expected, tracked=tracked, per_message=attempt.per_message)
+        match self._guarantee:
+            case Guarantee.AT_MOST_ONCE:
+                return self._judge_untracked(batch, report, wrong)
+            case Guarantee.AT_LEAST_ONCE:
+                return self._judge_at_least_once(batch, report, wrong)
+            case Guarantee.EXACTLY_ONCE:
+                return self._judge_exactly_once(batch, report, wrong)
+
+    def _judge_untracked(self, batch: _Batch, report: JobReport, wrong: tuple[str, ...]) -> Outcome:
+        if wrong:
+            return Abandoned(f"{AttemptEnd.UNVERIFIED}: {'; '.join(wrong)}", batch.attempt.number)
+        batch.carry([*report.failures, *report.late])
+        return _complete(batch, report)
+
+    def _judge_at_least_once(self, batch: _Batch, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
+        """What was written stays, and messages that failed late come again."""
+        named = [*report.failures, *report.late, *report.lost]
+        if not wrong:
+            if self._all_lost(batch, report):
+                return self._does_not_add_up(batch, (_NOBODY_COMPLETE,))
+            batch.carry(named)
+            self._unverified = 0
+            return self._all_failed(batch) if batch.everything_failed else _complete(batch, report)
+        if report.lost and not misread(report, batch.attempt.expected) and not self._all_lost(batch, report):
+            # Rows between the stages do not add up, either: whether the lost messages explain that, only a run tells.
+            return self._without(batch, named, wrong)
+        return self._does_not_add_up(batch, wrong)
+
+    def _judge_exactly_once(self, batch: _Batch, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
+        """Nothing of a failed message may be in what is written, or of those that share a tuple with it."""
+        named = _once([*report.failures, *report.late, *report.lost])
+        touched = touched_by({failure.id for failure in named}, report.together)
+        if not (report.late or report.lost or touched):
+            if wrong:
+                return self._does_not_add_up(batch, wrong)
+            batch.carry(named)
+            self._unverified = 0
+            return self._all_failed(batch) if batch.everything_failed else _complete(batch, report)
+        if report.lost and (misread(report, batch.attempt.expected) or self._all_lost(batch, report)):
+            return self._does_not_add_up(batch, wrong or (_NOBODY_COMPLETE,))
+        returned = self._returned(batch, named, touched)
+        if len(returned) != len(touched):
+            missing = sorted(touched.keys() - {failure.id for failure in returned})
+            text = f"tuples are anchored to messages that the batch did not open: {missing[:5]}"
+            return self._does_not_add_up(batch, (*wrong, text))
+        return self._without(batch, [*named, *returned], wrong)
+
+    def _all_lost(self, batch: _Batch, report: JobReport) -> bool:
+        """Whether no message of several is there that was complete.
+
+        Then something between the stages loses whatever comes: it must stop the run, not turn all messages into dead
+        letters. Messages that were lost once before, beside others that were not, are believed.
+        """
+        messages = batch.attempt.expected.messages
+        return messages > 1 and not batch.slice.retry and len({failure.id for failure in report.lost}) >= messages
+
+    def _does_not_add_up(self, batch: _Batch, wrong: Sequence[str]) -> Outcome | None:
+        error = "; ".join(wrong)
+        log.warning("%s attempt %d: %s: %s", batch.name, batch.attempt.number, AttemptEnd.UNVERIFIED, error)
+        self._unverified += 1
+        batch.unverified += 1
+        if self._unverified >= UNVERIFIED_MAX:
+            return GivenUp(error, batch.attempt.number)
+        if batch.unverified >= 2 and batch.slice.expected.messages > 1:
+            return _divided(batch, AttemptEnd.UNVERIFIED, error)
+        self._again(batch, AttemptEnd.UNVERIFIED, error, per_message=True)
+        return None
+
+    def _without(self, batch: _Batch, failures: Sequence[MessageFailure], wrong: Sequence[str]) -> Outcome | None:
+        """Run again without these messages, which are carried to the end."""
+        batch.carry(failures)
+        error = _summary(failures, wrong)
+        log.info("%s attempt %d: %s: %s", batch.name, batch.attempt.number, AttemptEnd.MOOT, error)
+        if batch.everything_failed:
+            return self._all_failed(batch)
+        if batch.reruns >= RERUNS_MAX:
+            return _divided(batch, AttemptEnd.MOOT, error)
+        batch.reruns += 1
+        self._again(batch, AttemptEnd.MOOT, error)
+        return None
+
+    def _all_failed(self, batch: _Batch) -> AllFailed:
+        self._unverified = 0
+        return AllFailed(tuple(batch.failed.values()), batch.attempt.number)
+
+    # -- both --------------------------------------------------------------------------------------------------------
+
+    def _again(
+        self, batch: _Batch, end: AttemptEnd, error: str, *, per_message: bool = False, careful: bool = False
+    ) -> None:
+        before = batch.attempt
+        seed, excluded = self._new_seed(), frozenset(batch.failed)
+        expected = batch.journal.next_attempt(before.number, end, storable_text(error), seed, excluded)
+        batch.attempt = Attempt(
+            before.number + 1, seed, expected, excluded, per_message=per_message, careful=careful or before.careful
+        )
+
+    def _returned(
+        self, batch: _Batch, named: Sequence[MessageFailure], touched: dict[int, int]
+    ) -> list[MessageFailure]:
+        """The messages that go back uncounted with those that failed. Their origins are read: a job names ids alone."""
+        if not touched:
+            return []
+        culprits = {failure.id: failure for failure in named}
+        found: list[MessageFailure] = []
+        attempt = batch.attempt
+        for id_, origin, token, _ in self._read(
+            batch.slice, attempt.seed, attempt.excluded, _LOOK_UP_ROWS, np.array(sorted(touched), np.int64)
+        ):
+            culprit = culprits[MessageId(touched[id_])]
+            shown = self._source.shown_id(culprit.id, culprit.origin)
+            found.append(
+                MessageFailure(
+                    id=MessageId(id_),
+                    origin=origin,
+                    token=token,
+                    reason=culprit.reason,
+                    component=culprit.component,
+                    error=storable_text(
+                        f"returned with message {shown}, with which it shares a tuple: {culprit.error}"
+                    ),
+                    counted=False,
+                )
+            )
+        return found
+
+    def _read(
+        self, slice_: Slice, seed: int, excluded: frozenset[int], batch_rows: int, wanted: Rows | None = None
+    ) -> Iterator[tuple[int, int, Token, bytes]]:
+        """(id, origin, token, payload) of the wanted messages, or of all."""
+        left = -1 if wanted is None else len(wanted)
+        for reader in self._source.readers(slice_, 1):
+            for rows in reader.read(seed, excluded, batch_rows):
+                ids = rows.column("id").to_numpy()
+                for row in np.flatnonzero(np.isin(ids, wanted)) if wanted is not None else range(len(ids)):
+                    id_, origin, token, payload = (rows.column(number)[int(row)].as_py() for number in range(4))
+                    yield id_, origin, Token(token or 0), payload
+                    left -= 1
+                    if not left:
+                        return
+
+
+_NOBODY_COMPLETE: Final = "not one message of the batch was complete"
+
+
+def _once(failures: Iterable[MessageFailure]) -> list[MessageFailure]:
+    """One failure a message: several tasks may have named it; the first stands."""
+    found: dict[int, MessageFailure] = {}
+    for failure in failures:
+        found.setdefault(failure.id, failure)
+    return list(found.values())
+
+
+def _complete(batch: _Batch, report: JobReport) -> Complete:
+    return Complete(report, tuple(batch.failed.values()), batch.attempt.number)
+
+
+def _divided(batch: _Batch, end: AttemptEnd, error: str, alone: tuple[int, ...] = ()) -> Divided:
+    how = f"{len(alone)} suspects set apart" if alone else "halved"
+    return Divided(f"{how} after {end}: {error}", alone, batch.attempt.number)
+
+
+def _summary(failures: Sequence[MessageFailure], wrong: Sequence[str]) -> str:
+    counted = _once(failure for failure in failures if failure.counted)
+    returned = len(_once(failures)) - len(counted)
+    first = counted[0]
+    text = f"{len(counted)} messages failed, {returned} are returned with them; the first: {first.component}: {first.error}"
+    return "; ".join([text, *wrong])
+
+
+def touched_by(failed: set[MessageId], together: npt.NDArray[np.int64]) -> dict[int, int]:
+    """The messages that share a tuple with a failed one, directly or through others, less the failed ones themselves.
+
+    Each with the lowest failed message of its component. `together` has the pairs of messages that anchor one tuple. The
+    components are found as in Shiloach and Vishkin (1982): roots hook onto lower roots, then all paths are halved to the
+    root, until every pair has one root; a handful of rounds over whole arrays, however long a chain is.
+    """
+    if not failed or not len(together):
+        return {}
+    ids, places = np.unique(together, return_inverse=True)
+    root = _roots(places.reshape(together.shape), len(ids))
+    is_failed = np.isin(ids, np.fromiter(failed, np.int64, len(failed)))
+    culprit = np.full(len(ids), -1, np.int64)
+    place = np.flatnonzero(is_failed)[::-1]
+    culprit[root[place]] = place  # the lowest is written last
+    by = culprit[root]
+    hit = np.flatnonzero((by >= 0) & ~is_failed)
+    return dict(zip(ids[hit].tolist(), ids[by[hit]].tolist(), strict=True))
+
+
+def _roots(pairs: npt.NDArray[np.int64], size: int) -> Rows:
+    """The lowest member of each one's component."""
+    root = np.arange(size, dtype=np.int64)
+    while True:
+        ends = root[pairs]
+        low, high = ends.min(axis=1), ends.max(axis=1)
+        open_ = low != high
+        if not open_.any():
+            return root
+        pairs = pairs[open_]
+        np.minimum.at(root, high[open_], low[open_])
+        while True:
+            up = root[root]
+            if np.array_equal(up, root):
+                break
+            root = up
