@@ -14,6 +14,7 @@ from stormproof.core.share import GAMMA, Rows, Words, mix64
 
 _BASE: Final = np.uint64(0x9E3779B97F4A7C55)
 """Odd, so that no power of it loses bits."""
+_SAMPLE: Final = 2_048
 _NULL: Final = np.uint64(0xA3F5C1E29B7D6084)
 
 
@@ -52,10 +53,25 @@ def hash_keys(rows: pa.RecordBatch, keys: Sequence[str]) -> Words:
 def _hash_column(column: pa.Array) -> Words:
     if len(column) == 0:
         return np.empty(0, np.uint64)
+    if _repeats(column):
+        column = column.dictionary_encode()
     hashes = _hash_dictionary(column) if pa.types.is_dictionary(column.type) else _hash_values(column)
     if column.null_count:  # what lies below a NULL is not its own
         hashes[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
     return hashes
+
+
+def _repeats(column: pa.Array) -> bool:
+    """Whether it pays to hash each distinct text but once: guessed from the first rows; either way gives the same.
+
+    Of `_SAMPLE` rows drawn from D equally frequent values, about sample^2 / 2D repeat an earlier one. It pays below
+    some half as many values as rows.
+    """
+    type_ = column.type
+    if len(column) <= 2 * _SAMPLE or not (pa.types.is_string(type_) or pa.types.is_binary(type_)):
+        return False
+    distinct = int(pc.count_distinct(column.slice(0, _SAMPLE), mode="all").as_py())
+    return (_SAMPLE - distinct) * len(column) >= _SAMPLE * _SAMPLE
 
 
 def _hash_dictionary(column: pa.Array) -> Words:

@@ -79,6 +79,18 @@ def test_the_hash_is_of_the_value_not_of_how_arrow_holds_it(type_: pa.DataType) 
     assert hashes(other.slice(2, 3)) == hashes(plain.slice(2, 3))
 
 
+@pytest.mark.parametrize("type_", [pa.string(), pa.binary()], ids=str)
+@pytest.mark.parametrize("values", [1, 50, 3_000, 20_000])
+def test_a_long_column_has_the_hashes_of_its_rows(type_: pa.DataType, values: int) -> None:
+    """Where texts repeat, each is hashed once."""
+    column = pa.array([None if i % 97 == 0 else f"w{i * 7919 % values}" for i in range(10_000)], pa.string()).cast(
+        type_
+    )
+    whole = hashes(column)
+    assert [x for start in range(0, 10_000, 1_000) for x in hashes(column.slice(start, 1_000))] == whole
+    assert hashes(column.slice(3)) == whole[3:]
+
+
 def test_a_null_in_a_dictionary_is_null() -> None:
     nulls = pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), pa.array(["a", None]))
     assert hashes(nulls) == hashes(pa.array(["a", None, None]))
