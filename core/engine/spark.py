@@ -29,6 +29,7 @@ from pyspark.taskcontext import TaskContext
 from stormproof.core import failpoint
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.java import delta_jars, find_java
+from stormproof.core.engine.memory_limit import limit_memory
 from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.errors import JobFailed, Json, SettingsError, StormproofError, TopologyError, UsageError
 from stormproof.core.message import storable_text
@@ -136,6 +137,7 @@ def spark_session(settings: SparkSettings, **more: str) -> SparkSession:
 class SparkEngine:
     """Runs a job's tasks on Spark. Closing it leaves the session to whoever made it.
 
+    `worker_memory_mb` bounds what a worker may allocate on top of its start: see `stormproof.core.engine.memory_limit`.
     `between` is for tests.
     """
 
@@ -146,6 +148,7 @@ class SparkEngine:
         session: SparkSession,
         parallelism: int | None = None,
         *,
+        worker_memory_mb: int | None = None,
         clock: Clock | None = None,
         between: Between | None = None,
     ) -> None:
@@ -159,6 +162,7 @@ class SparkEngine:
                 )
         self._session = session
         self._parallelism = parallelism or session.sparkContext.defaultParallelism
+        self._worker_memory_mb = worker_memory_mb
         self._clock = clock or SystemClock()
         self._between = between
         self._lock = threading.Lock()
@@ -211,7 +215,7 @@ class SparkEngine:
             if part.stage:
                 frame = self._between(part.stage, frame) if self._between else frame
                 frame = frame.repartitionById(part.tasks[part.stage], frame["dest"])
-            frame = frame.mapInArrow(_task_of(part), WIRE_DDL)
+            frame = frame.mapInArrow(_task_of(part, self._worker_memory_mb), WIRE_DDL)
         return frame
 
     def _collect(self, frame: DataFrame, tag: str) -> list[pa.RecordBatch]:
@@ -234,7 +238,7 @@ class SparkEngine:
             raise JobFailed(f"the Spark job failed: {_short(text)}", error=type(error).__name__) from error
 
 
-def _task_of(part: StageJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task_of(part: StageJob, memory_mb: int | None) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The function that Spark runs; the user's own modules travel with it, since workers need not have them."""
     _by_value.register()
     try:
@@ -244,11 +248,12 @@ def _task_of(part: StageJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa
             f"stage {part.stage} can't be sent to Spark's workers: {storable_text(error)}; functions must not hold "
             "connections, locks, open files or sessions: open them inside"
         ) from error
-    return functools.partial(_run, packed)
+    return functools.partial(_run, packed, memory_mb)
 
 
-def _run(packed: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _run(packed: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """One task, inside a worker."""
+    limit_memory(memory_mb)
     part = cast("StageJob", pickle.loads(packed))  # noqa: S301 - what this driver packed
     incoming: Iterator[pa.RecordBatch] = batches
     if part.stage == 0:

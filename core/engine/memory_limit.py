@@ -1,0 +1,70 @@
+"""A bound on a worker's memory: a function that allocates without end gets a MemoryError, and the machine lives on.
+
+The limit is the kernel's RLIMIT_DATA (private writable memory). Not RLIMIT_AS, which
+`spark.executor.pyspark.memory` would set: address space that is only reserved, a gigabyte by Arrow's allocator alone,
+counts there, and PySpark prints a line for each task.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Final
+
+LEAST_MB: Final = 1024
+SHARE: Final = 0.5
+"""How much of a machine's memory all its workers together may take by default; the rest is the JVM's and the stores'."""
+
+_MB: Final = 1 << 20
+_STATUS: Final = Path("/proc/self/status")
+_CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def default_worker_mb() -> int:
+    """Half of this machine's memory (or of this container's), over its cores; at least `LEAST_MB`."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUP_LIMITS:
+        text = path.read_text().strip() if path.is_file() else ""
+        if text.isdecimal():
+            total = min(total, int(text))
+    return max(LEAST_MB, int(total * SHARE / _MB / len(os.sched_getaffinity(0))))
+
+
+class _Limit:
+    """What this process had when it was limited first, and what it was limited to."""
+
+    def __init__(self) -> None:
+        self.base: int | None = None
+        self.megabytes: int | None = None
+
+    def apply(self, megabytes: int) -> None:
+        if megabytes == self.megabytes:
+            return
+        if self.base is None:
+            self.base = _data_bytes()
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = self.base + megabytes * _MB
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        self.megabytes = megabytes
+
+
+_limit: Final = _Limit()
+
+
+def limit_memory(megabytes: int | None = None) -> None:
+    """Let this process allocate so much on top of what it has at the first call; None: `default_worker_mb`.
+
+    *Not guaranteed*: only Linux enforces it. A library that does not check what it is given may end the process instead
+    of raising MemoryError; then the worker is lost, and its batch is bisected.
+    """
+    _limit.apply(default_worker_mb() if megabytes is None else megabytes)
+
+
+def _data_bytes() -> int:
+    """Private writable memory of this process, as the kernel counts it for RLIMIT_DATA; 0 where it does not say."""
+    if not _STATUS.is_file():
+        return 0
+    sizes = [line.split() for line in _STATUS.read_text().splitlines() if line.startswith("VmData:")]
+    return int(sizes[0][1]) * 1024 if sizes else 0
