@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from support.source_harness import MemoryHarness, PostgresHarness
-
 from stormproof.core.source.group import SourceGroup
 from stormproof.testing import SourceHarness
+from support.source_harness import MemoryHarness, PostgresHarness
 
 SPOUTS = ("lines", "clicks")
 
