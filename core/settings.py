@@ -64,6 +64,23 @@ class Settings(BaseSettings):
     batch_timeout_s: float = Field(
         default=600.0, gt=0, description="how long one batch's job may run before it is cancelled and tried again"
     )
+    message_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="how long a batch's job may show no progress before it is cancelled and the message in hand looked "
+        "for: one call of a function must end within it, or reset it; a job that moves on may take as long as it needs",
+    )
+    start_timeout_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="how long a batch's job may wait for its first task, or between two stages, before the run gives up",
+    )
+    worker_memory_mb: int | None = Field(
+        default=None,
+        ge=64,
+        description="megabytes that a Spark worker may allocate on top of what it starts with; by default half of its "
+        "machine's memory over its cores, at least 1024",
+    )
     outage_s: float = Field(
         default=60.0, gt=0, description="how long a store may stay away before the run gives up with an error"
     )
