@@ -146,7 +146,13 @@ class RoutingError(UsageError):
     kind = ErrorKind.ROUTING
 
     @property
+    def texts(self) -> Mapping[int, str]:
+        """What is wrong with each row of the record batch that has no task; empty where nothing is known of any."""
+        texts = self.details.get("rows")
+        pairs = [pair for pair in texts if isinstance(pair, list)] if isinstance(texts, list) else []
+        return {row: text for row, text in pairs if isinstance(row, int) and isinstance(text, str)}
+
+    @property
     def rows(self) -> tuple[int, ...] | None:
-        """The rows of the record batch that have no task; None: none has, as the whole answer is of no use."""
-        rows = self.details.get("rows")
-        return tuple(row for row in rows if isinstance(row, int)) if isinstance(rows, list) else None
+        """The rows that have no task, in order; None: none has one."""
+        return tuple(sorted(self.texts)) or None

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.errors import RoutingError, TopologyError
+from stormproof.core.errors import Json, RoutingError, TopologyError
 from stormproof.core.keyhash import can_be_key, hash_keys, task_numbers
 from stormproof.core.message import storable_text
 from stormproof.core.share import Rows, mix64
@@ -74,8 +74,9 @@ class Grouping:
     """What a subscriber says of how a stream's tuples reach its tasks; see `GroupingKind` for what each promises.
 
     `fields` are the key of fields and partial_key. `function` is a custom grouping's: it takes the rows and the number
-    of tasks, and gives an integer from 0 to the number of tasks - 1 for each row. It is called once a record batch,
-    never for an empty one, and should depend on nothing but the rows: Spark may run it again.
+    of tasks, and gives an integer from 0 to the number of tasks - 1 for each row. It is called for a record batch at a
+    time, never for an empty one, and should depend on nothing but the rows: Spark may run it again, and where it raises
+    or answers nonsense, it is called again with halves of the batch, until the rows to blame stand alone.
     """
 
     kind: GroupingKind
@@ -156,7 +157,8 @@ class Router:
 
         Raises:
             RoutingError: a custom function raised, or gave no task number for a row; or the emitter of a direct
-                grouping did. Its `rows` are the culprits, where they are known. The router is as it was before.
+                grouping gave none. Its `rows` are the culprits, its `texts` what is wrong with each; the others can be
+                routed without them. The router is as it was before.
         """
         number = int(rows.num_rows)
         match self._grouping.kind:
@@ -240,24 +242,43 @@ class Router:
         return to_low
 
     def _custom(self, rows: pa.RecordBatch) -> Tasks:
+        """Over all rows at once; where the answer is of no use, over halves, until the culprits stand alone."""
+        number = int(rows.num_rows)
+        tasks, wrong = np.zeros(number, np.int32), dict[int, str]()
+        todo = [(0, number)] if number else []
+        while todo:
+            start, stop = todo.pop()
+            try:
+                tasks[start:stop] = self._answer(rows.slice(start, stop - start))
+            except RoutingError as error:
+                if error.rows is not None:
+                    wrong |= {start + row: text for row, text in error.texts.items()}
+                elif stop - start == 1:
+                    wrong[start] = error.message
+                else:
+                    middle = (start + stop) // 2
+                    todo += [(middle, stop), (start, middle)]
+        if wrong:
+            raise self._error_of(wrong)
+        return tasks
+
+    def _answer(self, rows: pa.RecordBatch) -> Tasks:
+        """What the function says of these rows, held to what it should give."""
         function, number = self._grouping.function, int(rows.num_rows)
         if function is None:
             raise self._error("it has no function")
-        if number == 0:
-            return np.zeros(0, np.int32)
-        name = storable_text(getattr(function, "__qualname__", repr(function)), 200)
+        name = f"function {storable_text(getattr(function, '__qualname__', repr(function)), 200)}"
         try:
             answer: Any = function(rows, self._tasks)
-            if isinstance(answer, (pa.Array, pa.ChunkedArray)):
-                nulls = np.flatnonzero(answer.is_null().to_numpy(zero_copy_only=False))
-                if len(nulls):
-                    raise self._error(f"function {name} gave NULL for row {nulls[0]}", nulls)
+            if isinstance(answer, (pa.Array, pa.ChunkedArray)) and answer.null_count:
+                nulls = answer.is_null().to_numpy(zero_copy_only=False) if len(answer) == number else ()
+                raise self._error(f"{name} gave NULL", np.flatnonzero(nulls))
             numbers: npt.NDArray[Any] = np.asarray(answer)
         except (RoutingError, KeyboardInterrupt):
             raise
         except BaseException as error:  # users' code may raise anything, sys.exit too: its messages answer for it
-            raise self._error(f"function {name} raised {_raised(error)}") from error
-        return self._checked(numbers, number, f"function {name} gave")
+            raise self._error(f"{name} raised {_raised(error)}") from error
+        return self._checked(numbers, number, f"{name} gave")
 
     def _checked(self, numbers: npt.NDArray[Any], number: int, who: str) -> Tasks:
         if numbers.shape != (number,):
@@ -266,17 +287,27 @@ class Router:
             raise self._error(f"{who} {numbers.dtype} instead of integers; give task numbers")
         wrong = np.flatnonzero((numbers < 0) | (numbers >= self._tasks))
         if len(wrong):
-            raise self._error(
-                f"{who} task {numbers[wrong[0]]} for row {wrong[0]}; there are tasks 0 to {self._tasks - 1}", wrong
-            )
+            there = f"there are tasks 0 to {self._tasks - 1}"
+            raise self._error_of({int(row): self._text(f"{who} task {numbers[row]}; {there}") for row in wrong})
         return numbers.astype(np.int32)
 
-    def _error(self, text: str, rows: npt.NDArray[Any] | None = None) -> RoutingError:
-        kind = self._grouping.kind
-        message = f"component {self._component!r}, {kind} grouping: {text}"
-        culprits: list[int] | None = None if rows is None else rows.tolist()
+    def _text(self, text: str) -> str:
+        return f"component {self._component!r}, {self._grouping.kind} grouping: {text}"
+
+    def _error(self, text: str, rows: npt.NDArray[np.int64] | None = None) -> RoutingError:
+        said = self._text(text)
+        if rows is not None and len(rows):
+            return self._error_of(dict.fromkeys(rows.tolist(), said))
+        return RoutingError(said, component=self._component, grouping=self._grouping.kind.value)
+
+    def _error_of(self, texts: dict[int, str]) -> RoutingError:
+        first, others = min(texts), len(texts) - 1
+        pairs: list[Json] = [[row, texts[row]] for row in sorted(texts)]
         return RoutingError(
-            message, component=self._component, grouping=kind.value, rows=None if culprits is None else [*culprits]
+            f"{texts[first]} (row {first}{f' and {others} more' if others else ''} of the record batch)",
+            component=self._component,
+            grouping=self._grouping.kind.value,
+            rows=pairs,
         )
 
 

@@ -161,7 +161,7 @@ def test_direct_goes_where_the_emitter_says() -> None:
     assert router.route(words("abc"), np.array([2, 0, 2], np.int64)).tolist() == [2, 0, 2]
     with pytest.raises(RoutingError, match="component 'counts', direct grouping: the emitter named no task"):
         router.route(words("abc"))
-    with pytest.raises(RoutingError, match="named task 3 for row 1; there are tasks 0 to 2") as caught:
+    with pytest.raises(RoutingError, match=r"named task 3; there are tasks 0 to 2 \(row 1 and 1 more of") as caught:
         router.route(words("abc"), np.array([2, 3, -1], np.int64))
     assert caught.value.rows == (1, 2)
 
@@ -188,41 +188,62 @@ def test_custom_is_called_with_rows_and_tasks_and_never_for_no_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said", "rows"),
+    ("answer", "said"),
     [
-        ([0] * 7, r"gave numbers of shape \(7,\) for 8 rows", None),
-        (3, r"gave numbers of shape \(\) for 8 rows", None),
-        ([[0]] * 8, r"gave numbers of shape \(8, 1\) for 8 rows", None),
-        ([0.0] * 8, "gave float64 instead of integers", None),
-        ([True] * 8, "gave bool instead of integers", None),
-        (None, r"gave numbers of shape \(\) for 8 rows", None),
-        ([0, 4, 0, -1, 0, 0, 0, 0], "gave task 4 for row 1; there are tasks 0 to 3", (1, 3)),
-        (np.full(8, 2**63, np.uint64), "gave task 9223372036854775808 for row 0", tuple(range(8))),
-        (pa.array([0, 1, None, 0, 0, 0, 0, None]), "gave NULL for row 2", (2, 7)),
-        ([[0], 1, 0, 0, 0, 0, 0, 0], "raised ValueError", None),
+        (lambda n: [0] * (n + 1), r"gave numbers of shape \(2,\) for 1 rows"),
+        (lambda n: 3, r"gave numbers of shape \(\) for 1 rows"),
+        (lambda n: None, r"gave numbers of shape \(\) for 1 rows"),
+        (lambda n: [[0]] * n, r"gave numbers of shape \(1, 1\) for 1 rows"),
+        (lambda n: [0.0] * n, "gave float64 instead of integers"),
+        (lambda n: [True] * n, "gave bool instead of integers"),
+        (lambda n: [[0], 1], "raised ValueError"),
+        (lambda n: pa.array([None] * (n + 1), pa.int64()), "gave NULL"),
+        (lambda n: np.full(n, 2**63, np.uint64), "gave task 9223372036854775808; there are tasks 0 to 3"),
     ],
 )
-def test_nonsense_of_a_custom_function_is_named(answer: object, said: str, rows: tuple[int, ...] | None) -> None:
+def test_nonsense_of_a_custom_function_is_named(answer: Callable[[int], object], said: str) -> None:
     def nonsense(rows: pa.RecordBatch, tasks: int) -> object:
-        return answer
+        return answer(rows.num_rows)
 
     with pytest.raises(
         RoutingError, match=rf"component 'counts', custom grouping: function .*nonsense {said}"
     ) as caught:
         custom(nonsense)
-    assert caught.value.rows == rows
-    assert pickle.loads(pickle.dumps(caught.value)).rows == rows  # noqa: S301 - our own bytes
+    assert caught.value.rows == tuple(range(8))
+    assert caught.value.details["component"] == "counts"
+
+
+@pytest.mark.parametrize("answer", [[0, 4, 0, -1, 0, 0, 0, 0], pa.array([0, None, 0, None, 0, 0, 0, 0])])
+def test_only_the_rows_without_a_task_are_blamed(answer: object) -> None:
+    with pytest.raises(RoutingError, match=r"\(row 1 and 1 more of the record batch\)") as caught:
+        custom(lambda rows, tasks: answer)
+    assert caught.value.rows == (1, 3)
+    copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
+    assert copy.texts == caught.value.texts
+    if isinstance(answer, list):
+        assert "gave task -1; there are tasks 0 to 3" in copy.texts[3]
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1), GeneratorExit()])
-def test_a_custom_function_that_raises_is_named_with_its_place(error: BaseException) -> None:
-    def bad(rows: pa.RecordBatch, tasks: int) -> object:
-        raise error
+def test_a_row_that_makes_a_custom_function_raise_stands_alone(error: BaseException) -> None:
+    calls: list[int] = []
 
-    with pytest.raises(RoutingError, match=r"bad raised .* \(test_grouping.py:\d+ in bad\)") as caught:
+    def bad(rows: pa.RecordBatch, tasks: int) -> object:
+        calls.append(rows.num_rows)
+        if "c" in rows.column("word").to_pylist():
+            raise error
+        return [1] * rows.num_rows
+
+    with pytest.raises(RoutingError, match=r"bad raised .* \(test_grouping.py:\d+ in bad\) \(row 4 of") as caught:
         custom(bad)
-    assert caught.value.details["component"] == "counts"
-    assert caught.value.rows is None
+    assert caught.value.rows == (4,)
+    assert calls == [8, 4, 4, 2, 1, 1, 2]
+
+
+def test_a_custom_grouping_without_a_function_blames_all_rows() -> None:
+    with pytest.raises(RoutingError, match="it has no function") as caught:
+        Router(Grouping(GroupingKind.CUSTOM), 2, 0).route(ROWS)
+    assert caught.value.rows == tuple(range(8))
 
 
 def test_ctrl_c_goes_through_a_custom_function() -> None:
