@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.queues import prepared_database
-from support.source_harness import MemoryHarness, PostgresHarness
+from support.source_harness import IteratorHarness, MemoryHarness, PostgresHarness
 
 from stormproof.core.postgres.database import Database
 from stormproof.testing import SourceConformance, SourceHarness
@@ -18,6 +18,16 @@ class TestMemorySource(SourceConformance):
     @pytest.fixture
     def harness(self) -> SourceHarness:
         return MemoryHarness()
+
+
+class TestIteratorSource(SourceConformance):
+    """The adapter for a user's own client."""
+
+    @pytest.fixture
+    def harness(self) -> Iterator[SourceHarness]:
+        harness = IteratorHarness()
+        yield harness
+        harness.close()
 
 
 @pytest.mark.postgres

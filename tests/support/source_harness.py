@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from stormproof.core.clock import ManualClock
 from stormproof.core.postgres.database import Database, connect
+from stormproof.core.source.iterator import Item, IteratorSource
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.testing import Message, SourceHarness, messages_of
 
-__all__ = ["MemoryHarness", "Message", "PostgresHarness", "messages_of"]
+__all__ = ["IteratorHarness", "MemoryHarness", "Message", "PostgresHarness", "messages_of"]
 
 
 @dataclass
@@ -40,6 +42,49 @@ class MemoryHarness(SourceHarness):
 
     def wait_for_retries(self) -> None:
         self.clock.advance(1_000)
+
+
+@dataclass
+class IteratorHarness(SourceHarness):
+    """Over `IteratorSource`: the object is the store, and the client's queue is in memory."""
+
+    several_subscriptions = False
+    counts_unopened = False
+    clock: ManualClock = field(default_factory=ManualClock)
+    arrived: deque[Item] = field(default_factory=deque[Item])
+
+    def __post_init__(self) -> None:
+        self.confirmed = list[object]()
+        self.returned = list[object]()
+        self.store = IteratorSource(
+            "lines",
+            self.items(),
+            confirm=self.confirmed.extend,
+            abort=self.returned.extend,
+            max_attempts=self.max_attempts,
+            clock=self.clock,
+            rng=Random(1),
+        )
+
+    def items(self) -> Iterator[Item]:
+        """The client: gives what has arrived, else None."""
+        while True:
+            yield self.arrived.popleft() if self.arrived else None
+
+    def put(self, payloads: Sequence[bytes]) -> None:
+        self.arrived.extend((("id", n, payload), payload) for n, payload in enumerate(payloads, len(self.arrived)))
+
+    def unsubscribed(self) -> IteratorSource:
+        return self.store
+
+    def expire(self) -> None:
+        self.clock.advance(31)
+
+    def wait_for_retries(self) -> None:
+        self.clock.advance(1_000)
+
+    def close(self) -> None:
+        self.store.close()
 
 
 @dataclass

@@ -1,0 +1,369 @@
+"""`IteratorSource`: the user's own client (any iterator of messages) as a pending source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeAlias, cast
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.errors import FatalError, Json, StoreUnavailable, UsageError
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.message import MessageFailure, storable_text
+from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.decode import Unit
+from stormproof.core.source.memory import MemorySource, expectation_of
+from stormproof.core.source.protocol import (
+    READER_SCHEMA,
+    Backlog,
+    Expectation,
+    Lease,
+    Limit,
+    Resolution,
+    Slice,
+    SliceReader,
+)
+
+Payload: TypeAlias = bytes | str
+Item: TypeAlias = Payload | tuple[Hashable, Payload] | None
+"""What an iterator gives: a payload, (the client's own id, payload), or None: nothing has arrived for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class UntrackedSliceReader:
+    """A part of a slice in which some messages are not tracked: those have no token."""
+
+    inner: SliceReader
+    untracked: frozenset[int]
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the part's messages, in id order."""
+        untracked = np.fromiter(self.untracked, np.int64)
+        for batch in self.inner.read(seed, excluded, batch_rows):
+            mask = np.isin(batch.column("id").to_numpy(), untracked)
+            token = pa.array(batch.column("token").to_numpy(), mask=mask)
+            yield pa.RecordBatch.from_arrays(
+                [batch.column(0), batch.column(1), token, batch.column(3)], schema=READER_SCHEMA
+            )
+
+
+class _Unresolved:
+    """The payloads of messages that may still be needed, by number; those that are resolved take no memory."""
+
+    def __init__(self, first: int) -> None:
+        self.next = first
+        self._payloads: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return self.next
+
+    def __getitem__(self, number: int) -> bytes:
+        return self._payloads[number]
+
+    def extend(self, payloads: Iterable[bytes]) -> None:
+        for payload in payloads:
+            self._payloads[self.next] = payload
+            self.next += 1
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._payloads.pop(number, None)
+
+    @property
+    def held(self) -> int:
+        return len(self._payloads)
+
+
+class IteratorSource(MemorySource):
+    """What an iterator gives, as pending messages that are held in this process's memory.
+
+    Items are payloads (bytes or text), or pairs of the client's own id and the payload. An id of None switches tracking
+    off for that message: it is handed out once, confirmed at once, and never replayed. The item None says that nothing
+    has arrived for now; an iterator that blocks instead holds up the batches that are due. It is advanced by the driver,
+    never in an executor, and only as far as the next slice needs.
+
+    `confirm` is called with the ids of messages that are applied (or that an operator dropped), so that the client can
+    acknowledge them; `abort` with those that are unresolved when the source is closed, so that it can give them back.
+    Both may be called again with the same ids after they raised. A failed message waits here for its retry. A dead
+    letter stays here, and unconfirmed, until an operator decides. An id that comes again while it is unresolved here is
+    not taken twice.
+
+    Guarantee: while the process lives, all that a pending source promises. `confirm` is never called for a message
+    that was neither applied, nor dropped by an operator, nor untracked.
+
+    Not guaranteed: what is pending survives no process. After a crash it depends on the client: one that delivers
+    again what was not confirmed makes it at-least-once; one that does not loses what was in flight. What was applied
+    and not yet confirmed when the process ended comes again, so exactly-once is refused. It has one subscription.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        items: Iterable[Item] | Callable[[], Iterable[Item]],
+        *,
+        schema: str = "line string",
+        unit: Unit | None = None,
+        confirm: Callable[[Sequence[Hashable]], object] | None = None,
+        abort: Callable[[Sequence[Hashable]], object] | None = None,
+        max_attempts: int = 5,
+        backoff: Backoff | None = None,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """`items` is an iterable, or a function that makes one: called at first use, and again after one that raised."""
+        clock = clock or SystemClock()
+        super().__init__(
+            name, schema=schema, unit=unit, max_attempts=max_attempts, backoff=backoff, clock=clock, rng=rng
+        )
+        self._factory: Callable[[], Iterable[Item]] | None = items if callable(items) else None
+        self._items: Iterator[Item] | None = None if callable(items) else iter(items)
+        self._on_confirm = confirm
+        self._on_abort = abort
+        # Numbers go on where an earlier process surely was not: the ledger knows messages by them.
+        first = int(clock.now().timestamp() * 1_000_000)
+        self._unresolved = _Unresolved(first)
+        self._store.payloads = self._unresolved
+        self._keys: dict[int, Hashable] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._untracked: set[int] = set()
+        self._owed: list[Hashable] = []
+        self._broken: str | None = None
+
+    def serves(self, guarantee: Guarantee) -> str | None:
+        """At-most-once always; at-least-once with `confirm`; exactly-once never."""
+        if guarantee is Guarantee.EXACTLY_ONCE:
+            return (
+                "it holds what is pending in this process's memory: what was applied and not yet confirmed when the "
+                "process ended is delivered again by the client, and would be applied twice; run at-least-once, or put "
+                "the messages into a PostgresQueue first"
+            )
+        if guarantee is Guarantee.AT_LEAST_ONCE and self._on_confirm is None:
+            return (
+                "it has no confirm=..., so nobody would deliver again what was in flight when the process ended; pass "
+                "the client's own acknowledgement as confirm=, or run at-most-once"
+            )
+        return None
+
+    def view(self, subscription: str) -> MemorySource:
+        """Refused: an iterator gives each message once."""
+        raise UsageError(f"source {self.name} has one subscription, so there is no view for {subscription!r}")
+
+    def subscribe(self, subscription: str, epoch: int) -> None:
+        """Act for this subscription from now on, the only one."""
+        if self._store.subscriptions and subscription not in self._store.subscriptions:
+            raise UsageError(
+                f"source {self.name} has the subscription {self._subscription!r} already: an iterator gives each message "
+                f"once, so {subscription!r} needs a source of its own"
+            )
+        is_new = subscription not in self._store.subscriptions
+        super().subscribe(subscription, epoch)
+        if is_new:
+            self._sub().next = self._unresolved.next - self._unresolved.held
+
+    def put(self, payloads: Sequence[bytes]) -> range:
+        """Refused: messages come from the iterator."""
+        raise UsageError(f"source {self.name}: messages come from its iterator, not by put ({len(payloads)} given)")
+
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        """Hand out returned messages first, then due retries, then what the iterator gives.
+
+        Raises:
+            StoreUnavailable: the iterator raised, and the next call asks its function for a new one.
+            FatalError: the iterator raised, and there is no function that makes a new one.
+        """
+        self._pay()
+        self._drop_untracked()
+        sub = self._fence(lease.epoch)
+        if not any(leased.owner is None or self._is_expired(leased) for leased in sub.slices):
+            self._pull(limit, sub.next)
+        opened = super().open(lease, limit, seed, tx)
+        if opened is not None:
+            untracked = sorted(self._untracked.intersection(_ids_of(opened)))
+            if untracked:
+                position: dict[str, Json] = {**opened.position, "untracked": list[Json](untracked)}
+                opened = self.attach(position, opened.expected)
+                opened = self.attach(position, self.expect(opened, seed, frozenset()))
+        return opened
+
+    def _pull(self, limit: Limit, opened: int) -> None:
+        """Advance the iterator until a slice can be filled, or nothing more is there."""
+        size = sum(len(self._unresolved[number]) for number in range(opened, self._unresolved.next))
+        while self._unresolved.next - opened < max(1, limit.messages) and size < limit.bytes:
+            item = self._next_item()
+            if item is None:
+                return
+            key, payload, tracked = self._checked(item)
+            if tracked and key in self._numbers:
+                continue  # delivered again while it is unresolved here
+            number = self._unresolved.next
+            self._unresolved.extend((payload,))
+            size += len(payload)
+            if not tracked:
+                self._untracked.add(number)
+            elif isinstance(item, tuple):
+                self._keys[number], self._numbers[key] = key, number
+
+    def _next_item(self) -> Item:
+        if self._broken is not None:
+            raise FatalError(self._broken, source=self.name)
+        try:
+            if self._items is None:
+                if self._factory is None:
+                    return None
+                self._items = iter(self._factory())
+            return next(self._items)
+        except StopIteration:
+            self._items, self._factory = None, None
+            return None
+        except Exception as error:  # whatever the user's client raises; it is passed on as the cause
+            text = f"source {self.name}: its iterator raised {type(error).__name__}: {storable_text(error)}"
+            # An iterator that raised is at its end: to go on with it would look like "no more messages".
+            self._items = None
+            if self._factory is not None:
+                raise StoreUnavailable(f"{text}; it is made anew", source=self.name) from error
+            self._broken = f"{text}; give the source a function that makes an iterator, and it is made anew instead"
+            raise FatalError(self._broken, source=self.name) from error
+
+    def _checked(self, item: object) -> tuple[Hashable, bytes, bool]:
+        """The item as (the client's id, payload, whether it is tracked)."""
+        key: object = None
+        payload, pair = item, False
+        if isinstance(item, tuple):
+            parts = cast("tuple[object, ...]", item)
+            if len(parts) != 2:
+                raise UsageError(
+                    f"source {self.name}: its iterator gave a tuple of {len(parts)}; (id, payload) is wanted"
+                )
+            (key, payload), pair = parts, True
+        if isinstance(payload, str):
+            payload = payload.encode()
+        if not isinstance(payload, bytes):
+            raise UsageError(
+                f"source {self.name}: its iterator gave a payload of type {type(payload).__name__}; bytes or str is wanted"
+            )
+        if not isinstance(key, Hashable):
+            raise UsageError(
+                f"source {self.name}: its iterator gave an id of type {type(key).__name__}; ids must be hashable"
+            )
+        return key, payload, not pair or key is not None
+
+    def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
+        """All messages are counted; the XOR is of the tracked ones' tokens."""
+        del tx
+        ids = [id_ for id_ in _ids_of(slice_) if id_ not in excluded]
+        untracked = _untracked_of(slice_)
+        return Expectation(len(ids), expectation_of([id_ for id_ in ids if id_ not in untracked], seed).xor)
+
+    def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
+        """The slice as contiguous parts of about equal length; untracked messages have no token."""
+        inner = super().readers(slice_, parallelism)
+        untracked = frozenset(_untracked_of(slice_))
+        return tuple(UntrackedSliceReader(reader, untracked) for reader in inner) if untracked else inner
+
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        """Confirm all of the lease's messages but those named, and tell the client; untracked ones cannot fail.
+
+        Raises:
+            StoreUnavailable: the client's `confirm` raised; it is called again with the same ids by the next call.
+        """
+        leased = self._mine(lease)
+        ids = leased.ids if leased is not None else ()
+        named = [failure for failure in failed if failure.id not in self._untracked]
+        resolution = super().confirm(lease, named, tx)
+        self._resolved(set(ids).difference(failure.id for failure in named))
+        self._pay()
+        return resolution
+
+    def abort(self, lease: Lease, tx: object | None = None) -> None:
+        """Return all of the lease's tracked messages; no failure is counted. Untracked ones are gone."""
+        super().abort(lease, tx)
+        self._drop_untracked()
+
+    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+        """Return the lease's tracked messages in parts; untracked ones are gone."""
+        super().split(slice_, lease, alone, tx)
+        self._drop_untracked()
+
+    @property
+    def unresolved_messages(self) -> int:
+        """How many messages are held in memory."""
+        return self._unresolved.held
+
+    def backlog(self) -> Backlog:
+        """What is left of the messages that were taken from the iterator; how many it would still give is not known."""
+        self._drop_untracked()
+        return super().backlog()
+
+    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Give these dead letters up for good, and confirm them to the client."""
+        done = super().drop(ids, by=by, why=why)
+        self._resolved(map(int, done))
+        self._pay()
+        return done
+
+    def maintain(self) -> None:
+        """Call the client's `confirm` with what it is owed."""
+        self._pay()
+
+    def close(self) -> None:
+        """Give back to the client, by `abort`, everything that is unresolved."""
+        self._pay()
+        if self._on_abort is not None and self._keys:
+            self._on_abort(list(self._keys.values()))
+        self._keys.clear()
+        self._numbers.clear()
+
+    def _resolved(self, numbers: Iterable[int]) -> None:
+        """Forget messages, and owe the client their confirmation."""
+        numbers = list(numbers)
+        for number in numbers:
+            self._untracked.discard(number)
+            if number in self._keys:
+                key = self._keys.pop(number)
+                del self._numbers[key]
+                self._owed.append(key)
+        self._unresolved.forget(numbers)
+
+    def _pay(self) -> None:
+        """Confirm to the client what it is owed; it stays owed where the client raises."""
+        if not self._owed:
+            return
+        if self._on_confirm is not None:
+            try:
+                self._on_confirm(tuple(self._owed))
+            except Exception as error:  # whatever the user's client raises; it is passed on as the cause
+                raise StoreUnavailable(
+                    f"source {self.name}: confirm={getattr(self._on_confirm, '__name__', 'callback')} raised "
+                    f"{type(error).__name__}: {storable_text(error)}; {len(self._owed)} messages are owed a confirmation",
+                    source=self.name,
+                ) from error
+        self._owed.clear()
+
+    def _drop_untracked(self) -> None:
+        """Untracked messages were confirmed when they were opened: what is handed out again is without them."""
+        if not self._untracked or self._subscription not in self._store.subscriptions:
+            return
+        sub = self._sub()
+        for leased in list(sub.slices):
+            if leased.owner is None or self._is_expired(leased):
+                gone = self._untracked.intersection(leased.ids)
+                leased.ids = tuple(number for number in leased.ids if number not in gone)
+                self._resolved(gone)
+                if not leased.ids:
+                    if leased.owner is not None:
+                        sub.lapsed.add((leased.owner, leased.epoch))
+                    sub.slices.remove(leased)
+
+
+def _ids_of(slice_: Slice) -> list[int]:
+    ids = slice_.position.get("ids")
+    return [id_ for id_ in ids if isinstance(id_, int)] if isinstance(ids, list) else []
+
+
+def _untracked_of(slice_: Slice) -> Collection[int]:
+    ids = slice_.position.get("untracked")
+    return {id_ for id_ in ids if isinstance(id_, int)} if isinstance(ids, list) else set[int]()
