@@ -327,11 +327,13 @@ class MemorySource:
 
     def _fail(self, sub: _Subscription, leased: _Leased, failed: Sequence[MessageFailure]) -> Resolution:
         retried, dead = list[str](), list[str]()
-        for failure in {failure.id: failure for failure in failed}.values():
+        latest_s = now_s = self._clock.monotonic_s()
+        # Those that are merely returned come last: they wait as long as the ones that took them along.
+        for failure in sorted({failure.id: failure for failure in failed}.values(), key=lambda f: not f.counted):
             before = sub.retries.pop(failure.id, None) or _Retry(0, 0, 0.0, ())
             history: tuple[dict[str, Json], ...] = (*before.history, history_entry(failure, leased.owner, self._clock))
-            opened, count = before.times_opened + leased.opened, before.times_failed + 1
-            if count >= self._max_attempts:
+            opened, count = before.times_opened + leased.opened, before.times_failed + failure.counted
+            if failure.counted and count >= self._max_attempts:
                 sub.dead.append(
                     DeadLetter(
                         id=failure.id,
@@ -349,7 +351,8 @@ class MemorySource:
                 )
                 dead.append(str(failure.id))
             else:
-                due_s = self._clock.monotonic_s() + self._backoff.delay_s(count, self._rng)
+                due_s = now_s + self._backoff.delay_s(count, self._rng) if failure.counted else latest_s
+                latest_s = max(latest_s, due_s)
                 sub.retries[failure.id] = _Retry(opened, count, due_s, history)
                 retried.append(str(failure.id))
         return Resolution(tuple(retried), tuple(dead))
@@ -497,7 +500,7 @@ class MemorySource:
 
 
 def history_entry(failure: MessageFailure, owner: str | None, clock: Clock) -> dict[str, Json]:
-    """What a message's history keeps of one failure."""
+    """What a message's history keeps of one failure, or of one return with a message that failed."""
     return {
         "at": clock.now().isoformat(),
         "owner": owner,
@@ -505,6 +508,7 @@ def history_entry(failure: MessageFailure, owner: str | None, clock: Clock) -> d
         "component": failure.component,
         "error": failure.error,
         "input": failure.input,
+        **({} if failure.counted else {"returned": True}),
     }
 
 

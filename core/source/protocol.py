@@ -119,7 +119,8 @@ class Slice:
 class Resolution:
     """What became of the messages that a confirm named as failed: how many wait for a retry, how many are dead letters.
 
-    `retried` and `dead` list the shown ids. Both are empty where the confirm was a repetition.
+    `retried` and `dead` list the shown ids; those that were merely returned are among `retried`. Both are empty where
+    the confirm was a repetition.
     """
 
     retried: tuple[str, ...] = ()
@@ -199,6 +200,9 @@ class Source(Protocol):
 
     def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
         """Confirm all of the lease's messages but those named, which wait for a retry or become dead letters.
+
+        One that is not `counted` is merely returned: it waits with its failures as they were, due with the last of those
+        that failed (so that messages which share tuples tend to be opened together), and its history says so.
 
         Raises:
             Fenced: the lease belongs to another epoch now.

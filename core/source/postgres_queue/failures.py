@@ -45,12 +45,18 @@ def resolve_failed(
     policy: RetryPolicy,
     rng: Random,
 ) -> Resolution:
-    """Move the slice's failed messages to the retries or the dead letters."""
+    """Move the slice's failed messages to the retries or the dead letters.
+
+    Those that are merely returned become retries with their failures as they were, due with the last of the others.
+    """
     failures: dict[int, MessageFailure] = {failure.id: failure for failure in failed}
     times_failed = _times_failed(cursor, who, row, failures)
-    dying = [f for f in failures.values() if times_failed[f.id] + 1 >= policy.max_attempts]
-    living = [f for f in failures.values() if times_failed[f.id] + 1 < policy.max_attempts]
+    dying = [f for f in failures.values() if f.counted and times_failed[f.id] + 1 >= policy.max_attempts]
+    living = [f for f in failures.values() if f.counted and times_failed[f.id] + 1 < policy.max_attempts]
+    returned = [f for f in failures.values() if not f.counted]
     delays = [policy.backoff.delay_s(times_failed[f.id] + 1, rng) for f in living]
+    delays += [max(delays, default=0.0)] * len(returned)
+    living += returned
     with index_ranges_only(cursor):
         if living:
             _to_retry(cursor, who, row, living, delays)
@@ -105,6 +111,7 @@ def _named(row: SliceRow, failures: Sequence[MessageFailure]) -> tuple[object, .
                 "component": storable_text(failure.component, _TEXT_MAX),
                 "error": storable_text(failure.error, _TEXT_MAX),
                 "input": storable_text(failure.input, _TEXT_MAX),
+                **({} if failure.counted else {"returned": True}),
             }
         )
         for failure in failures
@@ -121,16 +128,17 @@ def _to_retry(
     cursor: Cursor[Any], who: Subscriber, row: SliceRow, failures: Sequence[MessageFailure], delays_s: Sequence[float]
 ) -> None:
     named = (
-        "unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::float8[]) as f (id, xid, reason, entry, delay_s)"
+        "unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::float8[], %s::int[])"
+        " as f (id, xid, reason, entry, delay_s, counted)"
     )
     due = "clock_timestamp() + make_interval(secs => f.delay_s)"
-    parameters = (*_named(row, failures), list(delays_s))
+    parameters = (*_named(row, failures), list(delays_s), [int(failure.counted) for failure in failures])
     if row.span is not None:
         done = query(
             cursor,
             f"insert into {SCHEMA}.queue_retry"
             " (queue, subscription, id, xid, payload, times_opened, times_failed, not_before, reason, history)"
-            f" select %s, %s, m.id, m.xid, m.payload, %s, 1, {due}, f.reason, {_ENTRY}"
+            f" select %s, %s, m.id, m.xid, m.payload, %s, f.counted, {due}, f.reason, {_ENTRY}"
             f" from {named} join {who.table.sql} m on m.xid = f.xid::xid8 and m.id = f.id",
             *who.key,
             row.opened,
@@ -139,7 +147,8 @@ def _to_retry(
     else:
         done = query(
             cursor,
-            f"update {SCHEMA}.queue_retry r set times_opened = r.times_opened + %s, times_failed = r.times_failed + 1,"
+            f"update {SCHEMA}.queue_retry r set times_opened = r.times_opened + %s,"
+            " times_failed = r.times_failed + f.counted,"
             f" not_before = {due}, reason = f.reason, history = r.history || {_ENTRY}, slice = null"
             f" from {named} where r.slice = %s and r.id = f.id",
             row.opened,
