@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, cast
 
 import numpy as np
 import pyarrow as pa
 
 from stormproof.core.compute import pc
 from stormproof.core.message import storable_text
+from stormproof.core.share import Rows
+from stormproof.core.usercode import CAUGHT, blame
 
 CULPRIT_MAX_CHARACTERS: Final = 200
 
@@ -109,3 +111,93 @@ def shown(value: object) -> str:
     except BaseException as error:  # noqa: BLE001 - a user's __repr__ may raise anything, and the failure must still be recorded
         text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
     return storable_text(text, CULPRIT_MAX_CHARACTERS)
+
+
+def batch_of(
+    made: list[object], schema: pa.Schema, skip: Iterable[int], gave: str = "the function gave"
+) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
+    """What a user's code gave (bare values for a schema of one field, else tuples, lists or dicts) as a record batch, and
+    (row, error) of what the schema cannot hold, in row order. Rows in `skip` failed before; `gave` begins the errors.
+    """
+    errors: dict[int, str] = {}
+    if len(schema) == 1:
+        columns: list[Sequence[object]] = [made]
+    else:
+        columns, errors = _columns(made, schema, frozenset(skip), gave)
+    arrays: list[pa.Array] = []
+    for column, field in zip(columns, schema, strict=True):
+        array, failed = column_of(column, field)
+        arrays.append(array)
+        for row, text in failed:
+            errors.setdefault(row, text)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema), sorted(errors.items())
+
+
+def _columns(
+    made: list[object], schema: pa.Schema, skip: frozenset[int], gave: str
+) -> tuple[list[Sequence[object]], dict[int, str]]:
+    """Rows (tuples, lists or dicts) to columns."""
+    width = len(schema)
+    if not made:
+        return [[] for _ in schema], {}
+    if {tuple, list}.issuperset(map(type, made)):
+        rows = cast("list[Sequence[object]]", made)
+        if set(map(len, rows)) == {width}:
+            return list(zip(*rows, strict=True)), {}
+    errors: dict[int, str] = {}
+    kept: list[Sequence[object]] = []
+    for number, row in enumerate(made):
+        try:
+            values, problem = _row(row, schema, gave)
+        except CAUGHT as error:  # a mapping or a sequence of the user's own
+            values, problem = (None,) * width, blame(error)[1]
+        if problem is not None and number not in skip:
+            errors[number] = problem
+        kept.append(values)
+    return list(zip(*kept, strict=True)), errors
+
+
+def _row(row: object, schema: pa.Schema, gave: str) -> tuple[Sequence[object], str | None]:
+    names: list[str] = schema.names
+    nothing = (None,) * len(names)
+    if isinstance(row, Mapping):
+        parts = cast("Mapping[object, object]", row)
+        if set(parts) == set(names):
+            return tuple(parts[name] for name in names), None
+        return nothing, f"{gave} the keys {', '.join(map(shown, parts))}; the schema has {', '.join(names)}"
+    if isinstance(row, (tuple, list)):
+        values = cast("Sequence[object]", row)
+        if len(values) == len(names):
+            return values, None
+        return nothing, f"{gave} {len(values)} values; the schema has {len(names)}: {', '.join(names)}"
+    return nothing, f"{gave} a {type(row).__name__}; a tuple or dict of {', '.join(names)} is wanted"
+
+
+def arrow_result(result: object, given: int, schema: pa.Schema) -> tuple[pa.RecordBatch, Rows]:
+    """Hold what Arrow-wise code gave for `given` rows to what it promised; columns are taken by name, not by position.
+
+    Raises:
+        TypeError: it is no (record batch, parent index) of that schema.
+        ValueError: the parent index points outside the rows, or a value cannot be cast.
+    """
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(f"an Arrow-wise function gives (record batch, parent index), got {type(result).__name__}")
+    batch, index = result
+    if not isinstance(batch, pa.RecordBatch):
+        raise TypeError(f"an Arrow-wise function gives a pyarrow.RecordBatch, got {type(batch).__name__}")
+    if sorted(batch.schema.names) != sorted(schema.names):
+        raise TypeError(
+            f"the batch has the fields {', '.join(batch.schema.names)}; the schema has {', '.join(schema.names)}"
+        )
+    arrays: list[pa.Array] = []
+    for wanted in schema:
+        column = batch.column(wanted.name)
+        arrays.append(column if column.type == wanted.type else pc.cast(column, wanted.type))
+    parent = np.asarray(index)
+    if parent.ndim != 1 or len(parent) != batch.num_rows or (len(parent) and parent.dtype.kind not in "iu"):
+        raise TypeError(
+            f"the parent index has shape {parent.shape} of {parent.dtype}; {batch.num_rows} row numbers are wanted"
+        )
+    if len(parent) and (int(parent.min()) < 0 or int(parent.max()) >= given):
+        raise ValueError(f"the parent index has numbers outside 0 to {given - 1}")
+    return pa.RecordBatch.from_arrays(arrays, schema=schema), parent.astype(np.int64)

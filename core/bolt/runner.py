@@ -1,0 +1,375 @@
+"""Runs one bolt in one task of one batch: record batches in, record batches and the links between tuples out.
+
+The loops over a bolt's `execute` are tight; names and places are looked for only when something went wrong.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, cast
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.bolt.api import AnyBolt, ArrowBolt, BasicBolt, Bolt, BoltContext
+from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
+from stormproof.core.bolt.tuples import (
+    DEFAULT_STREAM,
+    Collector,
+    Origin,
+    Output,
+    Tuple,
+    checked_task,
+    no_messages_fault,
+    text_of,
+    unknown_stream,
+)
+from stormproof.core.convert import arrow_result, nulls_refused
+from stormproof.core.errors import JobFailed, UsageError
+from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
+from stormproof.core.pulse import Pulse
+from stormproof.core.share import Rows
+from stormproof.core.usercode import CAUGHT, blame
+
+_NO_ROWS: Final[Rows] = np.empty(0, np.int64)
+_NOTHING: Final = Ran({}, _NO_ROWS, (), 0)
+
+
+class BoltRunner:
+    """One bolt in one task of one batch.
+
+    Input tuples get handles that count up from 0 over all calls. `direct` has, by stream, the number of tasks of the
+    component that subscribes to it with a direct grouping (the smallest, where there are several).
+
+    Guarantee:
+        Whatever a bolt throws, Ctrl-C apart, fails the tuple in hand and no other. Every handle is acked or failed
+        exactly once, at the latest by `finish`.
+
+    Raises:
+        JobFailed: `prepare` raised.
+    """
+
+    def __init__(
+        self,
+        component: str,
+        bolt: AnyBolt,
+        streams: Mapping[str, pa.Schema],
+        direct: Mapping[str, int],
+        context: BoltContext,
+    ) -> None:
+        self._component = component
+        self._bolt = bolt
+        self._next = 0
+        self._open = True
+        self._way: _Way
+        if isinstance(bolt, Bolt):
+            self._way = _Explicit(component, bolt, streams, direct)
+        elif isinstance(bolt, BasicBolt):
+            self._way = _Basic(component, bolt, streams, direct)
+        else:
+            self._way = _Arrow(component, bolt, streams, direct)
+        try:
+            self._way.prepare(context)
+        except CAUGHT as error:
+            raise self._no_messages_fault("prepare", error) from error
+
+    @property
+    def holds(self) -> bool:
+        """Whether a tuple may stay open after the call that it came with, and be anchored later."""
+        return isinstance(self._bolt, Bolt)
+
+    @property
+    def held(self) -> Rows:
+        """The handles that are neither acked nor failed now, in rising order."""
+        return self._way.held()
+
+    def run(self, rows: pa.RecordBatch, component: str, stream: str, pulse: Pulse | None = None) -> Ran:
+        """Call the bolt with every row. They get the next handles, in order.
+
+        `component` and `stream` say where they come from. Each call is a sign of life in `pulse`, which also notes the
+        message in hand where it is careful (`Pulse.at`); an `ArrowBolt` shows life once a call, and nothing is noted.
+
+        Raises:
+            JobFailed: what no message answers for: see `Collector.end`.
+        """
+        if not self._open:
+            raise AssertionError(f"bolt {self._component!r} has ended")
+        first, self._next = self._next, self._next + rows.num_rows
+        if not rows.num_rows:
+            return _NOTHING
+        return self._way.run(rows, component, stream, first, pulse)
+
+    def finish(self, pulse: Pulse | None = None) -> Ran:
+        """End the batch at this task: the bolt's `finish`, then what is still open fails as `unacked`, then `cleanup`.
+
+        Raises:
+            JobFailed: `finish` or `cleanup` raised and no tuple was open that could have answered for it.
+        """
+        ran = self._way.finish(self._next, pulse)
+        self.close()
+        return ran
+
+    def close(self) -> None:
+        """Call the bolt's `cleanup`, once. For a task that was given up; `finish` does it, too.
+
+        Raises:
+            JobFailed: it raised.
+        """
+        if not self._open:
+            return
+        self._open = False
+        self._way.close()
+        try:
+            self._bolt.cleanup()
+        except CAUGHT as error:
+            raise self._no_messages_fault("cleanup", error) from error
+
+    def _no_messages_fault(self, where: str, error: BaseException) -> JobFailed:
+        return no_messages_fault(self._component, where, blame(error)[1])
+
+
+class _Way(Protocol):
+    """How one kind of bolt is run."""
+
+    def prepare(self, context: BoltContext) -> None: ...
+
+    def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, pulse: Pulse | None) -> Ran: ...
+
+    def finish(self, first: int, pulse: Pulse | None) -> Ran: ...
+
+    def held(self) -> Rows: ...
+
+    def close(self) -> None: ...
+
+
+class _Explicit:
+    """A `Bolt`: its collector knows all."""
+
+    def __init__(self, component: str, bolt: Bolt, streams: Mapping[str, pa.Schema], direct: Mapping[str, int]) -> None:
+        self._component = component
+        self._bolt = bolt
+        self._collector = Collector(component, streams, direct)
+
+    def prepare(self, context: BoltContext) -> None:
+        self._bolt.prepare(context, self._collector)
+
+    def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, pulse: Pulse | None) -> Ran:
+        collector = self._collector
+        tuples = tuples_of(rows, component, stream, first, collector)
+        collector.call(self._bolt.execute, first, tuples, pulse)
+        return collector.end()
+
+    def finish(self, first: int, pulse: Pulse | None) -> Ran:
+        self._collector.last_call(self._bolt.finish, first, pulse)
+        return self._collector.end(
+            f"bolt {self._component!r} neither acked nor failed the tuple by the end of its batch; end it in execute or, "
+            "held, in finish"
+        )
+
+    def held(self) -> Rows:
+        return self._collector.held()
+
+    def close(self) -> None:
+        self._collector.close()
+
+
+class _Basic:
+    """A `BasicBolt`: what it emits is noted with the row in hand, so that it can be taken back."""
+
+    def __init__(
+        self, component: str, bolt: BasicBolt, streams: Mapping[str, pa.Schema], direct: Mapping[str, int]
+    ) -> None:
+        self._component = component
+        self._bolt = bolt
+        self._streams = streams
+        self._direct = direct
+
+    def prepare(self, context: BoltContext) -> None:
+        self._bolt.prepare(context)
+
+    def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, pulse: Pulse | None) -> Ran:
+        me, execute = self._component, self._bolt.execute
+        tuples = tuples_of(rows, component, stream, first, self)
+        made = {name: Output(name, schema, self._direct.get(name)) for name, schema in self._streams.items()}
+        open_ = made
+        row = -1
+
+        def emit(values: object, stream: str = DEFAULT_STREAM, *, task: int | None = None) -> None:
+            try:
+                out = open_[stream]
+            except (KeyError, TypeError):
+                raise unknown_stream(me, stream, open_, open_ is not made) from None
+            if task is not None or out.tasks is not None:
+                chosen = checked_task(me, out, task)
+                if chosen is not None:
+                    out.chosen.append(chosen)
+            if type(values) is list or type(values) is dict:  # read when the call is over: the bolt may change it
+                values = values.copy()
+            out.values.append(values)
+            out.handles.append(row)
+
+        failed: dict[int, FailedTuple] = {}
+        for hand in tuples if pulse is None else pulse.each(tuples):
+            row += 1
+            try:
+                execute(hand, emit)
+            except CAUGHT as error:
+                reason, text = blame(error)
+                failed[row] = FailedTuple(first + row, reason, text, text_of(hand))
+                for out in made.values():
+                    _take_back(out, row)
+        open_ = {}
+        return self._ran(list(made.values()), tuples, first, failed)
+
+    def _ran(self, outs: list[Output], tuples: list[Tuple], first: int, failed: dict[int, FailedTuple]) -> Ran:
+        parts: list[_Part] = []
+        for out in outs:
+            if not out.values:
+                continue
+            parent = np.array(out.handles, np.int64)
+            batch, errors = out.batch(self._component)
+            for row, text in errors:
+                number = int(parent[row])
+                refused = FailedTuple(first + number, FailureReason.ERROR, text, text_of(tuples[number]))
+                failed.setdefault(number, refused)
+            task = None if out.tasks is None else np.array(out.chosen, np.int64)
+            parts.append(_Part(out.name, batch, parent, task))
+        return _anchored_to_parents(parts, first, len(tuples), failed)
+
+    def finish(self, first: int, pulse: Pulse | None) -> Ran:
+        return _NOTHING
+
+    def held(self) -> Rows:
+        return _NO_ROWS
+
+    def close(self) -> None:
+        pass
+
+
+class _Arrow:
+    """An `ArrowBolt`: over all rows at once; where that fails, over halves, until the culprits stand alone."""
+
+    def __init__(
+        self, component: str, bolt: ArrowBolt, streams: Mapping[str, pa.Schema], direct: Mapping[str, int]
+    ) -> None:
+        if direct:
+            raise UsageError(
+                f"bolt {component!r} is an ArrowBolt, which cannot name tasks, but stream {next(iter(direct))!r} has a "
+                "direct() subscriber; write a BasicBolt, or subscribe in another way",
+                component=component,
+            )
+        self._bolt = bolt
+        self._streams = streams
+
+    def prepare(self, context: BoltContext) -> None:
+        self._bolt.prepare(context)
+
+    def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, pulse: Pulse | None) -> Ran:
+        failed: dict[int, FailedTuple] = {}
+        found: dict[str, list[tuple[pa.RecordBatch, Rows]]] = {}
+        todo = [(0, rows.num_rows)]
+        while todo:
+            start, stop = todo.pop()
+            if pulse is not None:
+                pulse.beat()
+            try:
+                given = self._checked(rows.slice(start, stop - start))
+            except CAUGHT as error:
+                if stop - start == 1:
+                    reason, text = blame(error)
+                    failed[start] = FailedTuple(first + start, reason, text, _row_text(rows, start))
+                    continue
+                middle = (start + stop) // 2
+                todo += [(middle, stop), (start, middle)]  # the first half comes off first: rows stay in order
+                continue
+            for name, (batch, parent) in given.items():
+                found.setdefault(name, []).append((batch, parent + start))
+        parts: list[_Part] = []
+        for name, pieces in found.items():
+            batch = pieces[0][0] if len(pieces) == 1 else pa.concat_batches([piece for piece, _ in pieces])
+            parent = np.concatenate([numbers for _, numbers in pieces])
+            if len(parent) > 1 and (np.diff(parent) < 0).any():
+                order = np.argsort(parent, kind="stable")
+                batch, parent = batch.take(pa.array(order)), parent[order]
+            for column, field in zip(batch.columns, self._streams[name], strict=True):
+                for row, text in nulls_refused(column, field):
+                    number = int(parent[row])
+                    said = f"stream {name!r}: {text}"
+                    refused = FailedTuple(first + number, FailureReason.ERROR, said, _row_text(rows, number))
+                    failed.setdefault(number, refused)
+            parts.append(_Part(name, batch, parent, None))
+        return _anchored_to_parents(parts, first, rows.num_rows, failed)
+
+    def _checked(self, rows: pa.RecordBatch) -> dict[str, tuple[pa.RecordBatch, Rows]]:
+        result: object = self._bolt.execute(rows)
+        given = cast("Mapping[str, object]", result) if isinstance(result, Mapping) else {DEFAULT_STREAM: result}
+        checked: dict[str, tuple[pa.RecordBatch, Rows]] = {}
+        for name, part in given.items():
+            if name not in self._streams:
+                raise ValueError(f"no stream {name!r}; known: {', '.join(self._streams) or 'none'}")
+            checked[name] = arrow_result(part, rows.num_rows, self._streams[name])
+        return checked
+
+    def finish(self, first: int, pulse: Pulse | None) -> Ran:
+        return _NOTHING
+
+    def held(self) -> Rows:
+        return _NO_ROWS
+
+    def close(self) -> None:
+        pass
+
+
+def tuples_of(rows: pa.RecordBatch, component: str, stream: str, first: int, owner: object) -> list[Tuple]:
+    """Rows as tuples, with handles from `first` on."""
+    names = tuple(rows.schema.names)
+    origin = Origin(component, stream, names, {name: i for i, name in enumerate(names)}, owner)
+    columns: list[list[Any]] = [column.to_pylist() for column in rows.columns]
+    return [Tuple(values, origin, handle) for handle, values in enumerate(zip(*columns, strict=True), first)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One stream's rows, and of each the row of the one input that it is anchored to, in rising order."""
+
+    stream: str
+    rows: pa.RecordBatch
+    parent: Rows
+    task: Rows | None
+
+
+def _anchored_to_parents(parts: list[_Part], first: int, inputs: int, failed: Mapping[int, FailedTuple]) -> Ran:
+    """All inputs end in this call: acked, or failed, and then nothing of theirs is given out."""
+    good = np.ones(inputs, np.bool_)
+    good[list(failed)] = False
+    emitted: dict[str, Emitted] = {}
+    links = np.zeros(inputs, np.int64)
+    for part in parts:
+        rows, parent, task = part.rows, part.parent, part.task
+        if failed:
+            keep = good[parent]
+            rows, parent = rows.filter(pa.array(keep)), parent[keep]
+            task = None if task is None else task[keep]
+        if not len(parent):
+            continue
+        counts = np.bincount(parent, minlength=inputs)
+        ordinal = np.arange(len(parent)) + (links - (np.cumsum(counts) - counts))[parent]
+        links += counts
+        emitted[part.stream] = Emitted(rows, np.arange(len(parent), dtype=np.int64), parent + first, ordinal, task)
+    acked = np.flatnonzero(good).astype(np.int64) + first
+    return Ran(emitted, acked, [failed[row] for row in sorted(failed)], 0)
+
+
+def _take_back(out: Output, row: int) -> None:
+    """Remove what was emitted for the row in hand, which is all at the end."""
+    start = bisect_left(out.handles, row)
+    del out.handles[start:], out.values[start:], out.chosen[start:]
+
+
+def _row_text(rows: pa.RecordBatch, row: int) -> str:
+    try:
+        return storable_text(rows.slice(row, 1).to_pylist()[0], INPUT_TEXT_MAX)
+    except UnicodeDecodeError:  # an Arrow-wise function can make text that is none
+        return f"a row of {', '.join(rows.schema.names)} whose text is not UTF-8"

@@ -1,0 +1,56 @@
+"""What a user's code threw, as a message's failure: the reason, the text and the place.
+
+Shared by all that calls users' functions and bolts. A message answers for whatever its function throws (`sys.exit`,
+asyncio's CancelledError and GeneratorExit among it); only Ctrl-C is nobody's failure.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Final
+
+from stormproof.core.message import FailureReason, storable_text
+
+CAUGHT: Final = BaseException
+"""What is caught around a call of a user's code; `blame` lets Ctrl-C through again."""
+
+_OWN_FOLDER: Final = os.path.dirname(__file__) + os.sep
+
+
+class FailTuple(Exception):
+    """Raised by a function or a bolt to fail the tuple in hand, and with it its message, with the reason `failed`.
+
+    Any other exception fails it, too, with the reason `error`.
+    """
+
+    def __init__(self, reason_text: str = "") -> None:
+        super().__init__(reason_text)
+        self.reason_text = reason_text
+
+
+def blame(error: BaseException) -> tuple[FailureReason, str]:
+    """The reason and the text of the failure that an exception makes.
+
+    Raises:
+        KeyboardInterrupt: that was the exception.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if isinstance(error, FailTuple):
+        said = storable_text(error.reason_text) if error.reason_text else "raised FailTuple without a reason"
+        return FailureReason.FAILED, f"{said}{_place(error)}"
+    return FailureReason.ERROR, error_text(error)
+
+
+def error_text(error: BaseException) -> str:
+    """An exception's type, text and place."""
+    return f"{type(error).__name__}: {storable_text(error)}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """The last frame that is not this package's own: the user's line, also where our code raised because of it."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_OWN_FOLDER):
+            return f" ({storable_text(os.path.basename(frame.filename))}:{frame.lineno} in {frame.name})"
+    return ""
