@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -105,11 +106,11 @@ def group_name(sources: Mapping[str, str]) -> str:
     return "+".join(spout if spout == source else f"{spout}={_quoted(source)}" for spout, source in sources.items())
 
 
-def spouts_in(name: str) -> tuple[str, ...]:
-    """The spouts that a group's name names; none where it is not the name of a group."""
+def sources_in(name: str) -> dict[str, str]:
+    """The spouts that a group's name names, with their sources' names; empty where it is not the name of a group."""
     parts = [_MEMBER.fullmatch(part) for part in name.split("+")]
-    found = tuple(part[1] for part in parts if part is not None)
-    return found if len(found) == len(parts) > 1 else ()
+    found = {part[1]: unquote(part[2] or part[1]) for part in parts if part is not None}
+    return found if len(found) == len(parts) > 1 else {}
 
 
 def _quoted(name: str) -> str:
@@ -191,7 +192,7 @@ class SourceGroup:
             )
         objects: dict[int, str] = {}
         for spout, source in sources.items():
-            if ":" in spout or spouts_in(f"{spout}+{spout}") != (spout, spout):
+            if ":" in spout or _MEMBER.fullmatch(spout) is None or "=" in spout:
                 raise TopologyError(f"spout name {spout!r}: use letters, digits, '_', '.' and '-'", component=spout)
             if isinstance(source, SourceGroup):
                 raise TopologyError(

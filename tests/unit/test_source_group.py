@@ -25,7 +25,7 @@ from stormproof.core.source.group import (
     key_of,
     keys_of,
     parts_of,
-    spouts_in,
+    sources_in,
 )
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Backlog, Expectation, Lease, Limit, Resolution, Slice
@@ -497,9 +497,9 @@ def test_the_name_names_spouts_and_sources() -> None:
     assert group({"lines": 0, "clicks": 0}).name == "lines+clicks"
     odd = {"lines": "lines", "clicks": "a+b=c%"}
     assert group_name(odd) == "lines+clicks=a%2Bb%3Dc%25"
-    assert spouts_in(group_name(odd)) == ("lines", "clicks")
+    assert sources_in(group_name(odd)) == odd
     for single in ("lines", "a=b", "", "lines+", "+lines", "a=b=c+d"):
-        assert spouts_in(single) == ()
+        assert sources_in(single) == {}
 
 
 def test_groups_that_cannot_be_are_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.source.group import SpoutPart, combined, member_subscription, parts_of, shown, sources_in, unshown
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span
@@ -109,7 +110,10 @@ def is_taken(txn: Txn) -> bool:
 
 
 def queue_reader(ledger: LedgerSnapshot, topology: TopologyRow) -> SourceEvidence | None:
-    """The queue in the ledger's database that this topology subscribes to; None where there is none."""
+    """The queue in the ledger's database that this topology subscribes to, or its spouts' queues as one.
+
+    None where there is none, or where one of several spouts reads something else.
+    """
     if not ledger.is_postgres:
         return None
     connection = ledger.connection
@@ -123,7 +127,33 @@ def queue_reader(ledger: LedgerSnapshot, topology: TopologyRow) -> SourceEvidenc
         ),
         {"incarnation": topology.incarnation, "name": topology.name, "source": topology.source},
     ).all()
-    return QueueEvidence(connection, rows[0].queue, rows[0].subscription) if rows else None
+    if rows:
+        return QueueEvidence(connection, rows[0].queue, rows[0].subscription)
+    spouts = sources_in(topology.source)
+    queues = group_queues(ledger, topology)
+    return GroupEvidence(topology.source, queues) if spouts and queues.keys() == spouts.keys() else None
+
+
+def group_queues(ledger: LedgerSnapshot, topology: TopologyRow) -> dict[str, QueueEvidence]:
+    """The queues in the ledger's database that a topology with several spouts subscribes to, by spout."""
+    if not ledger.is_postgres:
+        return {}
+    connection = ledger.connection
+    if connection.execute(sa.text("select to_regclass('stormproof.queue_subscription')")).scalar_one() is None:
+        return {}
+    found: dict[str, QueueEvidence] = {}
+    for spout, source in sources_in(topology.source).items():
+        subscription = member_subscription(topology.incarnation, spout)
+        row = connection.execute(
+            sa.text(
+                "select queue from stormproof.queue_subscription where subscription = :subscription"
+                " order by queue = :source desc limit 1"
+            ),
+            {"subscription": subscription, "source": source},
+        ).one_or_none()
+        if row is not None:
+            found[spout] = QueueEvidence(connection, row.queue, subscription)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +412,91 @@ def _place_of(message: str) -> Place:
     if match is None:
         raise UsageError(f"{message!r} is not a message of a Postgres queue; ids look like XID-NUMBER", message=message)
     return Place(int(match[1]), int(match[2]))
+
+
+# -- several spouts --------------------------------------------------------------------------------------------------
+
+
+class GroupEvidence:
+    """The sources of several spouts, each with its own record; messages are named ``SPOUT:`` and the source's own id."""
+
+    def __init__(self, name: str, members: Mapping[str, SourceEvidence]) -> None:
+        self._name = name
+        self._members = members
+
+    @property
+    def name(self) -> str:
+        """The group."""
+        return self._name
+
+    def backlog(self) -> Backlog:
+        """What is left, of all spouts together."""
+        return combined([member.backlog() for member in self._members.values()])
+
+    def waiting(self) -> Mapping[str, WaitingMessage] | None:
+        """Every spout's; None where one of them only knows the number."""
+        found: dict[str, WaitingMessage] = {}
+        for spout, member in self._members.items():
+            waiting = member.waiting()
+            if waiting is None:
+                return None
+            for inner, message in waiting.items():
+                found[shown(spout, inner)] = replace(message, message=shown(spout, message.message))
+        return found
+
+    def dead(self) -> Sequence[DeadMessage]:
+        """Every spout's, oldest first."""
+        found = [
+            replace(letter, message=shown(spout, letter.message))
+            for spout, member in self._members.items()
+            for letter in member.dead()
+        ]
+        return sorted(found, key=lambda letter: letter.dead_at)
+
+    def contains(self, position: Mapping[str, Json], message: str) -> bool:
+        """Whether the slice has a part of the message's spout that holds it."""
+        spout, member, inner = self._member_of(message)
+        part = _parts_of(position).get(spout)
+        return part is not None and member.contains(part.position, inner)
+
+    def is_waiting_to_be_opened(self, message: str) -> bool:
+        """Whether the message's spout has it, in no lease."""
+        _, member, inner = self._member_of(message)
+        return member.is_waiting_to_be_opened(inner)
+
+    def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
+        """What is wrong with the parts of each spout."""
+        findings = [
+            Finding(f"txid {txn.txid}: its position in {self._name} cannot be read, or names another spout", txn.txid)
+            for txn in txns
+            if not _parts_of(txn.position) or not _parts_of(txn.position).keys() <= self._members.keys()
+        ]
+        for spout, member in self._members.items():
+            mine = [
+                replace(txn, position=parts[spout].position)
+                for txn in txns
+                if spout in (parts := _parts_of(txn.position))
+            ]
+            findings += [Finding(f"spout {spout}: {f.text}", f.txid) for f in member.slice_findings(mine)]
+        return findings
+
+    def _member_of(self, message: str) -> tuple[str, SourceEvidence, str]:
+        spout, inner = unshown(message) or ("", message)
+        if spout not in self._members:
+            raise UsageError(
+                f"{message!r} is not a message of {self._name}; ids look like SPOUT:ID, with one of the spouts "
+                f"{', '.join(self._members)}",
+                message=message,
+            )
+        return spout, self._members[spout], inner
+
+
+def _parts_of(position: Mapping[str, Json]) -> dict[str, SpoutPart]:
+    """A group's parts; none where the row of the ledger was spoiled."""
+    try:
+        return parts_of(position)
+    except UsageError:
+        return {}
 
 
 # -- the source in memory --------------------------------------------------------------------------------------------

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from stormproof.core.clock import SystemClock
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
+from stormproof.core.source.dead_letter import DeadLetter
+from stormproof.core.source.group import shown, sources_in, unshown
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.trident.audit import AuditLedger
-from stormproof.trident.audit.source import QueueEvidence, queue_reader
+from stormproof.trident.audit.source import QueueEvidence, group_queues, queue_reader
 from stormproof.trident.cli.output import Exit, emit, finish, note, say, table
 from stormproof.trident.cli.stores import opened, operator
 from stormproof.trident.ledger.ledger import ADOPTED, Ledger
@@ -65,41 +68,87 @@ def _no_incarnation() -> str:
     raise AssertionError("an operator's command starts no topology")
 
 
+@dataclass(frozen=True, slots=True)
+class _Letters:
+    """The dead letters of a topology's queue, or of the queues of its spouts, which then stand before the ids."""
+
+    queues: Mapping[str | None, PostgresQueue]
+
+    def all(self) -> list[tuple[str, DeadLetter]]:
+        """Every dead letter, with its id as the topology shows it."""
+        return [
+            (_shown(spout, letter.shown_id), letter)
+            for spout, queue in self.queues.items()
+            for letter in queue.dead_letters()
+        ]
+
+    def dispose(self, ids: Sequence[str], *, requeue: bool, by: str, why: str) -> list[str]:
+        """Requeue or drop; returns those that were dead."""
+        done: list[str] = []
+        for spout, queue in self.queues.items():
+            act = queue.requeue if requeue else queue.drop
+            mine = [inner for one in ids if (inner := _inner(spout, one)) is not None]
+            done += [_shown(spout, inner) for inner in act(mine, by=by, why=why)]
+        return done
+
+
+def _shown(spout: str | None, inner: str) -> str:
+    return inner if spout is None else shown(spout, inner)
+
+
+def _inner(spout: str | None, message: str) -> str | None:
+    """A message's id in the queue of a spout; None where it is another spout's."""
+    if spout is None:
+        return message
+    named = unshown(message)
+    return named[1] if named is not None and named[0] == spout else None
+
+
 @contextmanager
-def _queue_of(topology: str) -> Generator[PostgresQueue]:
-    """The topology's queue, under its subscription; fences nobody."""
-    with opened() as stores:
-        row, evidence = _evidence(stores.audit, topology)
-        queue = PostgresQueue(evidence.name, database=stores.database)
-        try:
-            queue.subscribe(evidence.subscription, row)
-            yield queue
-        finally:
-            queue.close()
+def _letters_of(topology: str) -> Generator[_Letters]:
+    """The topology's queues, under its subscriptions; fences nobody."""
+    with opened() as stores, ExitStack() as stack:
+        epoch, found = _evidence(stores.audit, topology)
+        queues: dict[str | None, PostgresQueue] = {}
+        for spout, evidence in found.items():
+            queues[spout] = queue = PostgresQueue(evidence.name, database=stores.database)
+            stack.callback(queue.close)
+            queue.subscribe(evidence.subscription, epoch)
+        yield _Letters(queues)
 
 
-def _evidence(ledger: AuditLedger, topology: str) -> tuple[int, QueueEvidence]:
+def _evidence(ledger: AuditLedger, topology: str) -> tuple[int, Mapping[str | None, QueueEvidence]]:
+    """The topology's epoch and queues, by spout; by None where it has only one."""
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
         found = queue_reader(snapshot, row)
-        if not isinstance(found, QueueEvidence):
+        if isinstance(found, QueueEvidence):
+            return row.epoch, {None: found}
+        queues = group_queues(snapshot, row)
+        if not queues:
             raise UsageError(
                 f"topology {topology!r} reads {row.source!r}, which is not a queue in the ledger's database: its dead "
                 "letters are kept there",
                 topology=topology,
             )
-        return row.epoch, found
+        elsewhere = [spout for spout in sources_in(row.source) if spout not in queues]
+        if elsewhere:
+            note(
+                f"stormproof: dead letters of {', '.join(elsewhere)} are kept elsewhere: no queue of the ledger's database"
+            )
+        by_spout: dict[str | None, QueueEvidence] = dict(queues.items())
+        return row.epoch, by_spout
 
 
 def list_letters(topology: str, *, as_json: bool) -> None:
     """All dead letters."""
-    with _queue_of(topology) as queue:
-        letters = queue.dead_letters()
+    with _letters_of(topology) as found:
+        letters = found.all()
     report = {
         "topology": topology,
         "dead_letters": [
             {
-                "id": letter.shown_id,
+                "id": message,
                 "reason": letter.reason,
                 "error": letter.error,
                 "times_opened": letter.times_opened,
@@ -112,7 +161,7 @@ def list_letters(topology: str, *, as_json: bool) -> None:
                 "why": letter.why,
                 "disposed_at": letter.disposed_at,
             }
-            for letter in letters
+            for message, letter in letters
         ],
     }
     emit(
@@ -120,7 +169,7 @@ def list_letters(topology: str, *, as_json: bool) -> None:
         as_json=as_json,
         text=lambda: table(
             ["id", "reason", "failed", "dead since", "disposal", "by", "error"],
-            [(d.shown_id, d.reason, d.times_failed, d.dead_at, d.disposal, d.by, d.error[:200]) for d in letters],
+            [(m, d.reason, d.times_failed, d.dead_at, d.disposal, d.by, d.error[:200]) for m, d in letters],
         ),
     )
 
@@ -130,13 +179,12 @@ def dispose(topology: str, ids: Sequence[str], *, every: bool, requeue: bool, wh
     if bool(ids) == every:
         raise UsageError("name the messages' ids, or --all, and not both")
     by = operator()
-    with _queue_of(topology) as queue:
-        chosen = [d.shown_id for d in queue.dead_letters() if d.disposal is None] if every else list(ids)
-        act = queue.requeue if requeue else queue.drop
-        done = act(chosen, by=by, why=storable_text(why))
+    with _letters_of(topology) as found:
+        chosen = [message for message, d in found.all() if d.disposal is None] if every else list(ids)
+        done = found.dispose(chosen, requeue=requeue, by=by, why=storable_text(why))
     missed = [shown for shown in chosen if shown not in done]
     verb = "requeued" if requeue else "dropped"
-    report = {"topology": topology, verb: list(done), "not_dead": missed, "by": by}
+    report = {"topology": topology, verb: done, "not_dead": missed, "by": by}
     emit(report, as_json=as_json, text=lambda: say(f"{topology}: {len(done)} dead letters {verb}"))
     if missed:
         note(f"stormproof: not dead letters (any more): {', '.join(missed[:10])}")
