@@ -10,22 +10,35 @@ import json
 import logging
 import random
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final, TypeVar
 
 import tenacity
 
+from stormproof.core.attempts import (
+    Abandoned,
+    AllFailed,
+    Attempt,
+    BatchRunner,
+    Complete,
+    Divided,
+    FailedIn,
+    GivenUp,
+    JobDied,
+    Outcome,
+)
 from stormproof.core.clock import Clock
 from stormproof.core.engine.protocol import Engine, Job, JobReport
 from stormproof.core.errors import BatchUnverified, JobFailed, TransientError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token, storable_text
+from stormproof.core.message import FailureReason, storable_text
 from stormproof.core.plan import Plan
-from stormproof.core.source.protocol import Expectation, Limit, Resolution, Source
-from stormproof.core.verdict import mismatches
+from stormproof.core.source.protocol import Limit, Resolution, Source
 from stormproof.sinks.protocol import CommitOutcome, SinkSession
 from stormproof.trident.lease_keeper import LeaseKeeper
 from stormproof.trident.ledger.ledger import Ledger
@@ -33,14 +46,11 @@ from stormproof.trident.ledger.rows import Run
 from stormproof.trident.recovery import recover
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
 from stormproof.trident.steps import Opened, Steps
-from stormproof.trident.transaction import AttemptOutcome, TxnState
+from stormproof.trident.transaction import TxnState
 
 log = logging.getLogger("stormproof.txn")
 
 SEED_BITS: Final = 62
-UNVERIFIED_MAX: Final = 3
-"""A verdict that does not add up is met by the next attempt, a second one by halving the batch, a third stops."""
-
 DEATHS_ALONE_MAX: Final = 5
 """So many drivers may end with one message in hand before it counts as failed: most deaths are nobody's fault."""
 
@@ -51,15 +61,20 @@ R = TypeVar("R")
 class RunOptions:
     """How a topology is run.
 
-    `lease_s` is how long a slice stays ours without a sign of life; `batch_timeout_s` is how long one job may take
-    before it is cancelled; `outage_s` is how long a store may stay away before the run gives up. `until_idle` ends the
-    run once nothing is left to read, no retry among it.
+    `lease_s` is how long a slice stays ours without a sign of life. `pulse_root` is a folder that executors and driver
+    reach, where jobs say how far they are: one that shows no progress for `message_timeout_s`, or that has no task
+    running for `start_timeout_s`, is cancelled. Without the folder a job may take `message_timeout_s` in all. `outage_s`
+    is how long a store may stay away before the run gives up. `until_idle` ends the run once nothing is left to read, no
+    retry among it.
     """
 
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     limit: Limit = field(default_factory=Limit)
     lease_s: float = 30.0
     batch_timeout_s: float = 600.0
+    message_timeout_s: float = 30.0
+    start_timeout_s: float = 300.0
+    pulse_root: Path | None = None
     outage_s: float = 60.0
     backoff_base_s: float = 0.1
     backoff_max_s: float = 5.0
@@ -70,14 +85,11 @@ class RunOptions:
 
 
 @dataclass(slots=True)
-class _Attempts:
+class _Batch:
     """The batch in hand: which attempt it is at, and how long each step took."""
 
     opened: Opened
-    expected: Expectation
-    seed: int
-    attempt: int = 1
-    excluded: frozenset[int] = frozenset()
+    attempts: int = 1
     steps_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -118,7 +130,9 @@ class Coordinator:
         self._rng = rng
         self._on_batch = on_batch
         self._stop = threading.Event()
-        self._unverified = 0
+        self._runner = BatchRunner(
+            source, options.guarantee, component=plan.topology, new_seed=lambda: rng.getrandbits(SEED_BITS)
+        )
         self._maintained_at_s = clock.monotonic_s()
         self._steps = Steps(ledger, run, source, sessions, lease_s=options.lease_s)
         self._statistics = RunStatistics(run.topology, options.guarantee.value, run.epoch)
@@ -216,64 +230,42 @@ class Coordinator:
         opened = self._steps.open(self._options.guarantee, self._options.limit, seed)
         if opened is None:
             return None
-        batch = _Attempts(opened, opened.slice.expected, seed)
+        batch = _Batch(opened)
         batch.steps_ms["open"] = (self._clock.monotonic_s() - started_s) * 1000
-        report = self._deadly(batch) or self._run_attempts(batch)
-        result = self._result(batch, TxnState.ABORTED, 0) if report is None else self._conclude(batch, report)
+        result = self._conclude(batch, self._outcome(batch))
         result.steps_ms["total"] = (self._clock.monotonic_s() - started_s) * 1000
         self._account(result)
         self._maintain()
         return result
 
-    def _run_attempts(self, batch: _Attempts) -> JobReport | None:
-        """Run the job until its verdict is "complete"; None where the batch was given back.
+    def _outcome(self, batch: _Batch) -> Outcome:
+        """Run the batch's jobs until it is clear what becomes of it; see `stormproof.core.attempts`."""
+        opened = batch.opened
+        name, deaths = f"txid {opened.txid} of topology {self._run.topology!r}", opened.slice.deaths
+        if opened.slice.expected.messages == 1 and deaths >= DEATHS_ALONE_MAX:
+            # Slices on which drivers die are opened in halves, so a message that takes its driver down comes to stand
+            # alone: it has failed, without running once more.
+            error = f"{deaths} drivers ended while they had it in hand"
+            return self._runner.failed_alone(name, opened.slice, opened.seed, FailureReason.WORKER_LOST, error)
+        return self._runner.run(
+            name, opened.slice, opened.seed, self._steps.journal(opened), lambda attempt: self._run_job(batch, attempt)
+        )
 
-        A failed job is bisected: the next attempt, then halves, down to the message that stands alone, which then has
-        failed by name. A verdict that does not add up is nobody's fault that could be named: it stops at the third.
-        """
-        while True:
-            report, outcome, error = self._attempt(batch)
-            if report is not None:
-                self._unverified = 0
-                return report
-            opened = batch.opened
-            log.warning("txid %d attempt %d: %s: %s", opened.txid, batch.attempt, outcome, error)
-            if self._options.guarantee is Guarantee.AT_MOST_ONCE:
-                self._steps.abandon(opened.txid, f"{outcome}: {error}")
-                return None
-            if outcome is AttemptOutcome.UNVERIFIED:
-                self._unverified += 1
-                if self._unverified >= UNVERIFIED_MAX:
-                    raise BatchUnverified(
-                        f"txid {opened.txid} of topology {self._run.topology!r}: attempt {batch.attempt} does not add up "
-                        f"({error}); nothing was written. Two runs before it failed alike: the reader or a store between "
-                        f"the stages loses or doubles rows. Inspect with: stormproof audit txn {self._run.topology} "
-                        f"{opened.txid}",
-                        txid=opened.txid,
-                        error=error,
-                    )
-            if batch.attempt >= 2:
-                if batch.expected.messages > 1:
-                    self._steps.abort(opened.txid, f"halved after {outcome}: {error}", halve=opened.slice)
-                    return None
-                if outcome is AttemptOutcome.JOB_FAILED:
-                    return JobReport(0, 0, 0, failures=(self._alone(batch, error),))
-            batch.seed = self._rng.getrandbits(SEED_BITS)
-            batch.expected = self._steps.next_attempt(opened, batch.attempt, outcome, error, batch.seed, batch.excluded)
-            batch.attempt += 1
-
-    def _attempt(self, batch: _Attempts) -> tuple[JobReport | None, AttemptOutcome, str]:
-        opened, tracked = batch.opened, self._options.guarantee.tracked
+    def _run_job(self, batch: _Batch, attempt: Attempt) -> JobReport | JobDied:
+        opened = batch.opened
+        batch.attempts = attempt.number
         job = Job(
             plan=self._plan,
             readers=self._source.readers(opened.slice, self._engine.parallelism),
             writers=self._writers,
             incarnation=self._run.incarnation,
             txid=opened.txid,
-            attempt=batch.attempt,
-            seed=batch.seed,
-            tracked=tracked,
-            excluded=batch.excluded,
+            attempt=attempt.number,
+            seed=attempt.seed,
+            tracked=self._options.guarantee.tracked,
+            excluded=attempt.excluded,
+            per_message=attempt.per_message,
+            careful=attempt.careful,
         )
         with self._timed(batch, "job"):
             keeper = LeaseKeeper(self._source, opened.lease, self._engine, self._options.batch_timeout_s)
@@ -288,86 +280,72 @@ class Coordinator:
                         txid=opened.txid,
                     ) from error
                 text = f"cancelled after {self._options.batch_timeout_s} s" if keeper.timed_out else str(error)
-                return None, AttemptOutcome.JOB_FAILED, storable_text(text)
-        failpoint("run.after")
-        for name, duration_ms in report.steps_ms.items():
-            batch.steps_ms[f"job.{name}"] = duration_ms
-        wrong = mismatches(report, batch.expected, tracked=tracked)
-        if wrong:
-            return None, AttemptOutcome.UNVERIFIED, "; ".join(wrong)
-        return report, AttemptOutcome.COMPLETE, ""
+                return JobDied(storable_text(text), timed_out=keeper.timed_out)
+        batch.steps_ms.update({name: ms for name, ms in report.steps_ms.items() if name != "job"})
+        return report
 
-    def _deadly(self, batch: _Attempts) -> JobReport | None:
-        """The failure of a message on which drivers died while it stood alone, without running it once more.
-
-        Slices on which drivers die are opened in halves, so a message that takes its driver down comes to stand alone.
-        """
-        deaths = batch.opened.slice.deaths
-        if batch.expected.messages > 1 or deaths < DEATHS_ALONE_MAX:
-            return None
-        return JobReport(0, 0, 0, failures=(self._alone(batch, f"{deaths} drivers ended while they had it in hand"),))
-
-    def _alone(self, batch: _Attempts, error: str) -> MessageFailure:
-        """The failure of a message that stands alone in its batch, whatever it was that failed."""
-        for reader in self._source.readers(batch.opened.slice, 1):
-            for rows in reader.read(batch.seed, batch.excluded, 1):
-                row = rows.slice(0, 1).to_pylist()[0]
-                return MessageFailure(
-                    id=MessageId(row["id"]),
-                    origin=row["origin"],
-                    token=Token(row["token"]),
-                    reason=FailureReason.WORKER_LOST,
-                    component=self._plan.topology,
-                    error=storable_text(error),
-                    input=storable_text(repr(row["payload"][:1000])),
+    def _conclude(self, batch: _Batch, outcome: Outcome) -> BatchResult:
+        """Act on the outcome: to the batch's end."""
+        opened = batch.opened
+        match outcome:
+            case Complete():
+                return self._commit(batch, outcome)
+            case AllFailed():
+                self._count_dead(self._steps.abort_failed(opened, batch.attempts, outcome.failed))
+                return self._result(batch, TxnState.ABORTED, outcome.failed)
+            case Divided():
+                self._steps.abort(opened.txid, outcome.reason, divide=opened.slice, alone=outcome.alone)
+                return self._result(batch, TxnState.ABORTED)
+            case Abandoned():
+                self._steps.abandon(opened.txid, outcome.reason)
+                return self._result(batch, TxnState.ABANDONED)
+            case GivenUp():
+                raise BatchUnverified(
+                    f"txid {opened.txid} of topology {self._run.topology!r}: attempt {batch.attempts} does not add up "
+                    f"({outcome.error}); nothing was written. Two runs before it failed alike: the reader or a store "
+                    f"between the stages loses or doubles rows. Inspect with: stormproof audit txn {self._run.topology} "
+                    f"{opened.txid}",
+                    txid=opened.txid,
+                    error=outcome.error,
                 )
-        raise BatchUnverified(
-            f"txid {batch.opened.txid} of topology {self._run.topology!r}: its one message cannot be read again",
-            txid=batch.opened.txid,
-        )
 
-    def _conclude(self, batch: _Attempts, report: JobReport) -> BatchResult:
+    def _commit(self, batch: _Batch, complete: Complete) -> BatchResult:
         """From a complete verdict to the batch's end."""
-        opened, guarantee = batch.opened, self._options.guarantee
-        failed = len(report.failures)
-        if failed == opened.slice.expected.messages and guarantee is not Guarantee.AT_MOST_ONCE:
-            resolution = self._steps.abort_failed(opened, batch.attempt, report.failures)
-            self._count_dead(resolution)
-            return self._result(batch, TxnState.ABORTED, failed)
+        opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
         with self._timed(batch, "prepare"):
             work = self._steps.fix_content(
-                opened, batch.attempt, guarantee, report.files, report.failures, report.tuples
+                opened, batch.attempts, guarantee, report.files, complete.failed, report.tuples
             )
         with self._timed(batch, "commit"):
             outcomes = self._steps.commit(opened.txid, guarantee, work)
         before = TxnState.PREPARED if guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN
         with self._timed(batch, "finish"):
-            resolution = self._steps.finish(
-                opened.txid, guarantee, before, work, report.failures, outcomes, batch.steps_ms
-            )
+            failures = [failed.failure for failed in complete.failed]
+            resolution = self._steps.finish(opened.txid, guarantee, before, work, failures, outcomes, batch.steps_ms)
         self._count_dead(resolution)
         suppressed = sum(outcome is CommitOutcome.ALREADY_HELD for outcome in outcomes.values())
         self._statistics = replace(self._statistics, suppressed=self._statistics.suppressed + suppressed)
-        return self._result(batch, TxnState.COMMITTED, failed, report.tuples)
+        return self._result(batch, TxnState.COMMITTED, complete.failed, report.tuples)
 
-    def _result(self, batch: _Attempts, state: TxnState, failed: int, tuples: int = 0) -> BatchResult:
-        if state is TxnState.ABORTED and self._options.guarantee is Guarantee.AT_MOST_ONCE:
-            state = TxnState.ABANDONED
+    def _result(self, batch: _Batch, state: TxnState, failed: Sequence[FailedIn] = (), tuples: int = 0) -> BatchResult:
+        reasons = Counter(f.failure.reason.value for f in failed if f.failure.counted)
         return BatchResult(
             txid=batch.opened.txid,
             state=state.value,
             messages=batch.opened.slice.expected.messages,
-            failed=failed,
+            failed=reasons.total(),
             retry=batch.opened.slice.retry,
-            attempts=batch.attempt,
+            attempts=batch.attempts,
             tuples=tuples,
             steps_ms=batch.steps_ms,
+            returned=len(failed) - reasons.total(),
+            reasons=dict(reasons),
         )
 
     # -- accounts ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _timed(self, batch: _Attempts, step: str) -> Generator[None]:
+    def _timed(self, batch: _Batch, step: str) -> Generator[None]:
         started_s = self._clock.monotonic_s()
         try:
             yield
@@ -380,13 +358,16 @@ class Coordinator:
 
     def _account(self, result: BatchResult) -> None:
         s = self._statistics
-        committed = result.state == TxnState.COMMITTED.value
         self._statistics = replace(
             s,
             batches=s.batches + 1,
-            messages=s.messages + (result.messages - result.failed if committed else 0),
+            messages=s.messages + result.committed_messages,
             tuples=s.tuples + result.tuples,
             failed=s.failed + result.failed,
+            failed_by_reason=dict(Counter(s.failed_by_reason) + Counter(result.reasons)),
+            returned=s.returned + result.returned,
+            replayed=s.replayed + (result.messages if result.retry else 0),
+            attempts=s.attempts + result.attempts,
             aborted_batches=s.aborted_batches + (result.state == TxnState.ABORTED.value),
             abandoned_batches=s.abandoned_batches + (result.state == TxnState.ABANDONED.value),
         )
@@ -399,6 +380,7 @@ class Coordinator:
             "attempts": result.attempts,
             "messages": result.messages,
             "failed": result.failed,
+            "returned": result.returned,
             "retry": result.retry,
             "tuples": result.tuples,
             "steps_ms": {name: round(value, 1) for name, value in result.steps_ms.items()},

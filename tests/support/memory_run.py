@@ -11,7 +11,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from stormproof import MemorySink, MemorySource, Topology, count
-from stormproof.core.clock import ManualClock
+from stormproof.core.clock import Clock, ManualClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.guarantee import Guarantee
@@ -39,8 +39,9 @@ class World:
         seed: int = 0,
         max_attempts: int = 2,
         first_incarnation: int = 0,
+        clock: Clock | None = None,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock: Clock = clock or ManualClock()
         self.rng = random.Random(seed)
         self.source = MemorySource("lines", payloads, max_attempts=max_attempts, clock=self.clock, rng=self.rng)
         self.sinks = [MemorySink(f"counts{i}", staging=folder / f"staging{i}") for i in range(sinks)]
@@ -62,6 +63,8 @@ class World:
         engine: Engine | None = None,
         max_batches: int | None = None,
         outage_s: float = 60.0,
+        message_timeout_s: float = 30.0,
+        pulse_root: Path | None = None,
     ) -> RunStatistics:
         """One driver's life, until nothing is left or it dies."""
         plan = compile_topology(self.topology, guarantee)
@@ -71,6 +74,8 @@ class World:
             until_idle=True,
             max_batches=max_batches,
             outage_s=outage_s,
+            message_timeout_s=message_timeout_s,
+            pulse_root=pulse_root,
         )
         with attached(plan, self.source, self.ledger) as (run, sessions):
             coordinator = Coordinator(

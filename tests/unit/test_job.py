@@ -1,0 +1,118 @@
+"""A watched job: what its end means for the batch, and that nothing of its folder is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stormproof import MemorySink, MemorySource, Topology
+from stormproof.core.attempts import JobDied
+from stormproof.core.clock import SystemClock
+from stormproof.core.engine.inline import InlineEngine
+from stormproof.core.engine.protocol import Job, JobReport
+from stormproof.core.errors import Fenced, JobFailed, TransientError
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.plan import compile_topology
+from stormproof.core.pulse import Pulse
+from stormproof.core.source.protocol import Lease, Limit
+from stormproof.trident.job import Watch, run_watched
+
+LEASE = Lease("life/1", 1, 30.0)
+EMPTY = JobReport(0, 0, 0)
+SOON_S = 0.02
+FAR_S = 60.0
+
+
+class Engine(InlineEngine):
+    """Does as its job what the test says."""
+
+    def __init__(self, work: Callable[[Engine, Job], JobReport]) -> None:
+        super().__init__()
+        self._work = work
+
+    def run(self, job: Job) -> JobReport:
+        return self._work(self, job)
+
+    def hang(self) -> JobReport:
+        """Wait to be cancelled."""
+        assert self._cancelled.wait(10)
+        raise JobFailed("the job was cancelled")
+
+
+class Lapsed(MemorySource):
+    """A source whose lease is another's as soon as it is extended."""
+
+    def extend(self, lease: Lease) -> None:
+        raise Fenced(f"{lease.owner} is another's")
+
+
+def run(work: Callable[[Engine, Job], JobReport], watch: Watch, source: MemorySource | None = None) -> object:
+    lines = source or MemorySource("lines", [b"a"])
+    lease = LEASE if source is None else replace(LEASE, seconds=SOON_S * 10)
+    lines.subscribe("life", 1)
+    assert lines.open(lease, Limit(), 7) is not None
+    t = Topology("words")
+    t.stream("lines", lines).into(MemorySink("rows"))
+    job = Job(compile_topology(t, Guarantee.EXACTLY_ONCE), (), {}, "life", 1, 2, 7, tracked=True, careful=True)
+    return run_watched(Engine(work), job, lines, lease, watch, SystemClock())
+
+
+def noting(job: Job, message: int) -> None:
+    """A task of the job that fails with this message in hand."""
+    assert job.pulse is not None
+    with Pulse(job.pulse, 0, 0, careful=job.careful) as pulse:
+        pulse.note(message)
+        raise JobFailed("the worker is gone")
+
+
+def test_a_job_that_reports_leaves_no_folder(tmp_path: Path) -> None:
+    def work(engine: Engine, job: Job) -> JobReport:
+        assert job.pulse == tmp_path / "life.1.2"
+        assert job.pulse.is_dir()
+        return EMPTY
+
+    assert run(work, Watch(FAR_S, FAR_S, tmp_path)) is EMPTY
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_dies_names_what_was_in_hand(tmp_path: Path) -> None:
+    def work(engine: Engine, job: Job) -> JobReport:
+        noting(job, 7)
+        return EMPTY
+
+    assert run(work, Watch(FAR_S, FAR_S, tmp_path)) == JobDied("the worker is gone", timed_out=False, suspects=(7,))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_hangs_has_timed_out(tmp_path: Path) -> None:
+    def work(engine: Engine, job: Job) -> JobReport:
+        assert job.pulse is not None
+        with Pulse(job.pulse, 0, 0, careful=job.careful) as pulse:
+            pulse.note(8)
+            return engine.hang()
+
+    found = run(work, Watch(SOON_S, FAR_S, tmp_path))
+    assert found == JobDied(f"cancelled: no progress for {SOON_S} s", timed_out=True, suspects=(8,))
+
+
+def test_a_job_whose_tasks_never_start_blames_no_message(tmp_path: Path) -> None:
+    with pytest.raises(TransientError, match="txid 1 of topology 'words': no task of its job ran") as raised:
+        run(lambda engine, job: engine.hang(), Watch(SOON_S, SOON_S, tmp_path))
+    assert not isinstance(raised.value, JobFailed), "which would count against the message"
+
+
+def test_a_lease_that_ran_out_blames_no_message(tmp_path: Path) -> None:
+    with pytest.raises(TransientError, match="its lease ran out") as raised:
+        run(lambda engine, job: engine.hang(), Watch(FAR_S, FAR_S, tmp_path), Lapsed("lines", [b"a"]))
+    assert not isinstance(raised.value, JobFailed)
+
+
+def test_without_a_folder_the_whole_job_is_timed() -> None:
+    def work(engine: Engine, job: Job) -> JobReport:
+        assert job.pulse is None
+        return engine.hang()
+
+    assert run(work, Watch(SOON_S, FAR_S)) == JobDied(f"cancelled: no progress for {SOON_S} s", timed_out=True)

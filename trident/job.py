@@ -1,0 +1,66 @@
+"""One attempt's job under its lease: run, watched, and cancelled where it hangs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stormproof.core.attempts import JobDied
+from stormproof.core.clock import Clock
+from stormproof.core.engine.protocol import Engine, Job, JobReport
+from stormproof.core.errors import JobFailed, TransientError
+from stormproof.core.message import storable_text
+from stormproof.core.pulse import job_folder, suspects
+from stormproof.core.source.protocol import Lease, Source
+from stormproof.trident.lease_keeper import LeaseKeeper
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How a job is watched: see `LeaseKeeper`. `pulse_root` is the folder in which each job gets one of its own."""
+
+    message_timeout_s: float = 30.0
+    start_timeout_s: float = 300.0
+    pulse_root: Path | None = None
+
+
+def run_watched(
+    engine: Engine, job: Job, source: Source, lease: Lease, watch: Watch, clock: Clock
+) -> JobReport | JobDied:
+    """Run a job while its lease is kept; how it died, and with which messages in hand, where it ends without a report.
+
+    Raises:
+        TransientError: the lease ran out, or no task of the job ever ran: no message is to blame.
+    """
+    with job_folder(watch.pulse_root, job.incarnation, job.txid, job.attempt) as folder:
+        keeper = LeaseKeeper(
+            source,
+            lease,
+            engine,
+            watch.message_timeout_s,
+            start_timeout_s=watch.start_timeout_s,
+            pulse=folder,
+            clock=clock,
+        )
+        where = f"txid {job.txid} of topology {job.plan.topology!r}"
+        try:
+            with keeper:
+                return engine.run(replace(job, pulse=folder))
+        except JobFailed as error:
+            if keeper.lapsed:
+                raise TransientError(
+                    f"{where}: its lease ran out while its job ran; its messages are opened again", txid=job.txid
+                ) from error
+            if keeper.stalled:
+                raise TransientError(
+                    f"{where}: no task of its job ran for {watch.start_timeout_s} s, or the source's store did not "
+                    "answer for so long; its messages are opened again. Look whether Spark has executors for it; "
+                    "STORMPROOF_START_TIMEOUT_S allows more time",
+                    txid=job.txid,
+                ) from error
+            text = f"cancelled: no progress for {watch.message_timeout_s} s" if keeper.timed_out else str(error)
+            return JobDied(
+                storable_text(text),
+                timed_out=keeper.timed_out,
+                suspects=() if folder is None else suspects(folder),
+            )
