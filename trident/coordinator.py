@@ -33,14 +33,14 @@ from stormproof.core.attempts import (
 )
 from stormproof.core.clock import Clock
 from stormproof.core.engine.protocol import Engine, Job, JobReport
-from stormproof.core.errors import BatchUnverified, JobFailed, TransientError
+from stormproof.core.errors import BatchUnverified, TransientError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import FailureReason, storable_text
+from stormproof.core.message import FailureReason
 from stormproof.core.plan import Plan
 from stormproof.core.source.protocol import Limit, Resolution, Source
 from stormproof.sinks.protocol import CommitOutcome, SinkSession
-from stormproof.trident.lease_keeper import LeaseKeeper
+from stormproof.trident.job import Watch, run_watched
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.recovery import recover
@@ -52,7 +52,10 @@ log = logging.getLogger("stormproof.txn")
 
 SEED_BITS: Final = 62
 DEATHS_ALONE_MAX: Final = 5
-"""So many drivers may end with one message in hand before it counts as failed: most deaths are nobody's fault."""
+"""So many drivers may end while a message stands alone before it counts as failed: most deaths are nobody's fault."""
+
+DEATHS_NOTED_MAX: Final = 2
+"""So many, where the message was noted in hand when the last one ended."""
 
 R = TypeVar("R")
 
@@ -71,7 +74,6 @@ class RunOptions:
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     limit: Limit = field(default_factory=Limit)
     lease_s: float = 30.0
-    batch_timeout_s: float = 600.0
     message_timeout_s: float = 30.0
     start_timeout_s: float = 300.0
     pulse_root: Path | None = None
@@ -134,7 +136,9 @@ class Coordinator:
             source, options.guarantee, component=plan.topology, new_seed=lambda: rng.getrandbits(SEED_BITS)
         )
         self._maintained_at_s = clock.monotonic_s()
-        self._steps = Steps(ledger, run, source, sessions, lease_s=options.lease_s)
+        self._steps = Steps(ledger, run, source, sessions, lease_s=options.lease_s, pulse_root=options.pulse_root)
+        self._watch = Watch(options.message_timeout_s, options.start_timeout_s, options.pulse_root)
+        self._noted: frozenset[int] = frozenset()
         self._statistics = RunStatistics(run.topology, options.guarantee.value, run.epoch)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -179,6 +183,7 @@ class Coordinator:
     def recover(self, *, sweep: bool = False) -> RecoveryReport:
         """Bring ledger, source and sinks to one state: see `stormproof.trident.recovery`."""
         report = recover(self._steps, sweep=sweep)
+        self._noted |= frozenset(report.in_hand)
         if report.did_something or report.took_over_from:
             self._statistics = replace(
                 self._statistics,
@@ -242,13 +247,23 @@ class Coordinator:
         """Run the batch's jobs until it is clear what becomes of it; see `stormproof.core.attempts`."""
         opened = batch.opened
         name, deaths = f"txid {opened.txid} of topology {self._run.topology!r}", opened.slice.deaths
-        if opened.slice.expected.messages == 1 and deaths >= DEATHS_ALONE_MAX:
-            # Slices on which drivers die are opened in halves, so a message that takes its driver down comes to stand
+        if opened.slice.expected.messages == 1 and (
+            deaths >= DEATHS_ALONE_MAX or (deaths >= DEATHS_NOTED_MAX and self._is_noted(opened))
+        ):
+            # Slices on which drivers die are opened in parts, so a message that takes its driver down comes to stand
             # alone: it has failed, without running once more.
             error = f"{deaths} drivers ended while they had it in hand"
             return self._runner.failed_alone(name, opened.slice, opened.seed, FailureReason.WORKER_LOST, error)
         return self._runner.run(
             name, opened.slice, opened.seed, self._steps.journal(opened), lambda attempt: self._run_job(batch, attempt)
+        )
+
+    def _is_noted(self, opened: Opened) -> bool:
+        """Whether a message of the slice was in hand when an earlier driver ended."""
+        return bool(self._noted) and any(
+            not self._noted.isdisjoint(rows.column("id").to_pylist())
+            for reader in self._source.readers(opened.slice, 1)
+            for rows in reader.read(opened.seed, frozenset(), opened.slice.expected.messages)
         )
 
     def _run_job(self, batch: _Batch, attempt: Attempt) -> JobReport | JobDied:
@@ -268,21 +283,11 @@ class Coordinator:
             careful=attempt.careful,
         )
         with self._timed(batch, "job"):
-            keeper = LeaseKeeper(self._source, opened.lease, self._engine, self._options.batch_timeout_s)
-            try:
-                with keeper:
-                    report = self._engine.run(job)
-            except JobFailed as error:
-                if keeper.lapsed:
-                    raise TransientError(
-                        f"txid {opened.txid} of topology {self._run.topology!r}: its lease ran out while its job ran; its "
-                        f"messages are opened again",
-                        txid=opened.txid,
-                    ) from error
-                text = f"cancelled after {self._options.batch_timeout_s} s" if keeper.timed_out else str(error)
-                return JobDied(storable_text(text), timed_out=keeper.timed_out)
-        batch.steps_ms.update({name: ms for name, ms in report.steps_ms.items() if name != "job"})
-        return report
+            result = run_watched(self._engine, job, self._source, opened.lease, self._watch, self._clock)
+        if isinstance(result, JobReport):
+            failpoint("run.after")
+            batch.steps_ms.update({name: ms for name, ms in result.steps_ms.items() if name != "job"})
+        return result
 
     def _conclude(self, batch: _Batch, outcome: Outcome) -> BatchResult:
         """Act on the outcome: to the batch's end."""
@@ -425,6 +430,7 @@ def _summary(report: RecoveryReport) -> dict[str, object]:
         "abandoned": list(report.abandoned),
         "confirms_repeated": list(report.confirms_repeated),
         "suppressed": [list(pair) for pair in report.suppressed],
+        "in_hand": list(report.in_hand),
         "files_swept": report.files_swept,
     }
 

@@ -12,6 +12,7 @@ from stormproof.core.errors import PositionMismatch, SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
+from stormproof.core.source.protocol import Expectation
 from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
 from stormproof.trident.ledger.rows import Event, Txn
 from stormproof.trident.statistics import RecoveryReport
@@ -26,6 +27,7 @@ class _Done:
     abandoned: list[int] = field(default_factory=list[int])
     confirms_repeated: list[int] = field(default_factory=list[int])
     suppressed: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    in_hand: list[int] = field(default_factory=list[int])
 
 
 def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
@@ -49,6 +51,8 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
     for session in steps.sessions.values():
         _compare(steps, session)
     swept = _sweep(steps) if sweep else 0
+    if sweep:
+        steps.sweep_pulses()
     report = RecoveryReport(
         epoch=steps.run.epoch,
         took_over_from=steps.run.took_over_from,
@@ -58,6 +62,7 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
         confirms_repeated=tuple(done.confirms_repeated),
         suppressed=tuple(done.suppressed),
         files_swept=swept,
+        in_hand=tuple(done.in_hand),
     )
     if report.did_something:
         with steps.ledger.transaction(steps.run) as tx:
@@ -73,6 +78,7 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
                             "abandoned": [*done.abandoned],
                             "confirms_repeated": [*done.confirms_repeated],
                             "files_swept": swept,
+                            "in_hand": [*done.in_hand],
                         },
                     )
                 ],
@@ -97,14 +103,26 @@ def _end(steps: Steps, txn: Txn, done: _Done) -> None:
             steps.abandon(txn.txid, "in flight when its driver ended")
             done.abandoned.append(txn.txid)
         case _:
-            steps.abort(txn.txid, "in flight when its driver ended")
+            _give_back(steps, txn, done)
             done.aborted.append(txn.txid)
+
+
+def _give_back(steps: Steps, txn: Txn, done: _Done) -> None:
+    """Return the messages; those that were in hand when the driver died are set apart, as it may have died of them."""
+    in_hand = steps.in_hand(txn.txid)
+    if not in_hand:
+        steps.abort(txn.txid, "in flight when its driver ended")
+        return
+    slice_ = steps.source.attach(txn.position, Expectation(txn.messages, 0))
+    reason = f"in flight when its driver ended; set apart what was in hand: {len(in_hand)} messages"
+    steps.abort(txn.txid, reason, divide=slice_, alone=in_hand)
+    done.in_hand.extend(in_hand)
 
 
 def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
     with steps.ledger.transaction(steps.run) as tx:
         work = steps.ledger.work(tx, txn.txid)
-        failures = [event.to_failure() for event in steps.ledger.failures(tx, txn.txid, txn.attempt)]
+        failures = [event.to_failure() for event in steps.ledger.failures(tx, txn.txid)]
     if not work:
         # Committed like this, the batch would end as one that wrote nothing, and its messages would be lost.
         raise PositionMismatch(
@@ -134,7 +152,7 @@ def _repeat_owed(steps: Steps, owners: tuple[str, ...], handled: set[int], done:
         with steps.ledger.transaction(steps.run) as tx:
             txn = steps.ledger.txn(tx, txid)
             if txn is not None:
-                failures = [event.to_failure() for event in steps.ledger.failures(tx, txid, txn.attempt)]
+                failures = [event.to_failure() for event in steps.ledger.failures(tx, txid)]
         all_failed = txn is not None and txn.reason == EVERY_MESSAGE_FAILED
         if txn is not None and (txn.state is not TxnState.ABORTED or all_failed):
             steps.source.confirm(steps.lease(txid), failures)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from stormproof.trident.transaction import TxnState
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of one batch. `steps_ms` are wall-clock milliseconds a step."""
+    """What became of one batch. `steps_ms` are wall-clock milliseconds a step.
+
+    `messages` were opened, of which `failed` failed (`reasons`: how many for which reason), and `returned` went back with
+    a failed one with which they share a tuple. Both are zero where the batch went back whole or in parts.
+    """
 
     txid: int
     state: str
@@ -17,6 +24,13 @@ class BatchResult:
     attempts: int
     tuples: int
     steps_ms: dict[str, float] = field(default_factory=dict[str, float])
+    returned: int = 0
+    reasons: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def committed_messages(self) -> int:
+        """How many messages it put into the sinks, or under at-most-once may have."""
+        return self.messages - self.failed - self.returned if self.state == TxnState.COMMITTED.value else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +45,8 @@ class RecoveryReport:
     confirms_repeated: tuple[int, ...] = ()
     suppressed: tuple[tuple[int, str], ...] = ()
     files_swept: int = 0
+    in_hand: tuple[int, ...] = ()
+    """The numbers of messages that were in hand when a driver died, and were set apart."""
 
     @property
     def did_something(self) -> bool:
@@ -49,8 +65,11 @@ class RecoveryReport:
 class RunStatistics:
     """What one `run` did from its start to its end.
 
-    `messages` counts those of batches that committed, failed ones left out; `failed` counts failures, so a message that
-    failed twice counts twice; `dead_letters` counts messages given up.
+    `messages` counts those of batches that committed, failed and returned ones left out; `failed` counts failures, so a
+    message that failed twice counts twice, and `failed_by_reason` has the same by reason (`stormproof.core.message`);
+    `returned` counts returns of messages that went back with a failed one, uncounted; `replayed` counts openings of
+    messages that had failed or been returned before; `attempts` counts jobs, so it is above `batches` where some batch
+    ran more than once; `dead_letters` counts messages given up.
     """
 
     topology: str
@@ -60,6 +79,10 @@ class RunStatistics:
     messages: int = 0
     tuples: int = 0
     failed: int = 0
+    failed_by_reason: Mapping[str, int] = field(default_factory=dict[str, int])
+    returned: int = 0
+    replayed: int = 0
+    attempts: int = 0
     dead_letters: int = 0
     aborted_batches: int = 0
     abandoned_batches: int = 0

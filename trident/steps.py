@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from stormproof.core.attempts import AttemptEnd, FailedIn, Journal
 from stormproof.core.errors import FatalError, Fenced, Json, PositionMismatch, SinkRefused, TransientError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
+from stormproof.core.pulse import suspects_of_dead, sweep
 from stormproof.core.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, Source
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkSession
-from stormproof.trident.ledger.ledger import Ledger, Tx
+from stormproof.trident.ledger.ledger import Ledger, Tx, counts_of
 from stormproof.trident.ledger.rows import Event, Run, SinkWork
 from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
 
@@ -37,13 +40,21 @@ class Steps:
     """What one driver does to ledger, source and sinks, step by step."""
 
     def __init__(
-        self, ledger: Ledger, run: Run, source: Source, sessions: Mapping[str, SinkSession], *, lease_s: float
+        self,
+        ledger: Ledger,
+        run: Run,
+        source: Source,
+        sessions: Mapping[str, SinkSession],
+        *,
+        lease_s: float,
+        pulse_root: Path | None = None,
     ) -> None:
         self.ledger = ledger
         self.run = run
         self.source = source
         self.sessions = dict(sessions)
         self._lease_s = lease_s
+        self._pulse_root = pulse_root
         self.previous: dict[str, int | None] = {}
 
     def lease(self, txid: int) -> Lease:
@@ -54,6 +65,14 @@ class Steps:
         """The batch that an owner key belongs to; None where it is not ours."""
         incarnation, _, txid = owner.rpartition("/")
         return int(txid) if incarnation == self.run.incarnation and txid.isdecimal() else None
+
+    def in_hand(self, txid: int) -> tuple[int, ...]:
+        """The messages that were in hand when a driver died while this batch's job ran; none where it is not known."""
+        return suspects_of_dead(self._pulse_root, self.run.incarnation, txid)
+
+    def sweep_pulses(self) -> None:
+        """Remove what dead drivers' jobs left of their progress."""
+        sweep(self._pulse_root, self.run.incarnation)
 
     def joined(self, tx: Tx) -> object | None:
         """The ledger's transaction, if the source can take part in it."""
@@ -96,14 +115,18 @@ class Steps:
         failpoint("open.after")
         return Opened(txid, lease, slice_, seed)
 
+    def journal(self, opened: Opened) -> Journal:
+        """Has the ledger record each further attempt at a batch."""
+        return _LedgerJournal(self, opened)
+
     def next_attempt(
-        self, opened: Opened, attempt: int, outcome: AttemptOutcome, error: str, seed: int, excluded: frozenset[int]
+        self, opened: Opened, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]
     ) -> Expectation:
-        """Record how an attempt failed, and the next one with a fresh seed, before its job runs."""
+        """Record how an attempt ended, and the next one with a fresh seed, before its job runs."""
         with self.ledger.transaction(self.run) as tx:
             expected = self.source.expect(opened.slice, seed, excluded, self.joined(tx))
-            self.ledger.end_attempt(tx, opened.txid, attempt, outcome, error)
-            self.ledger.add_attempt(tx, opened.txid, attempt + 1, seed, excluded, expected)
+            self.ledger.end_attempt(tx, opened.txid, ended, AttemptOutcome(end.value), error)
+            self.ledger.add_attempt(tx, opened.txid, ended + 1, seed, excluded, expected)
         failpoint("attempt.after")
         return expected
 
@@ -115,7 +138,7 @@ class Steps:
         attempt: int,
         guarantee: Guarantee,
         files: Sequence[PreparedFile],
-        failures: Sequence[MessageFailure],
+        failed: Sequence[FailedIn],
         tuples: int,
     ) -> dict[str, SinkWork]:
         """Record what the batch writes and what failed in it, and keep its messages from ever lapsing.
@@ -136,7 +159,7 @@ class Steps:
                 opened.txid,
                 attempt,
                 list(work.values()),
-                self._failure_events(failures, opened.txid, attempt),
+                self._failure_events(failed, opened.txid),
                 tuples,
             )
             if guarantee is Guarantee.EXACTLY_ONCE:
@@ -167,8 +190,11 @@ class Steps:
             files=mine,
         )
 
-    def _failure_events(self, failures: Sequence[MessageFailure], txid: int, attempt: int) -> list[Event]:
-        return [Event.of_failure(f, self.source.shown_id(f.id, f.origin), txid, attempt) for f in failures]
+    def _failure_events(self, failed: Sequence[FailedIn], txid: int) -> list[Event]:
+        return [
+            Event.of_failure(f.failure, self.source.shown_id(f.failure.id, f.failure.origin), txid, f.attempt)
+            for f in failed
+        ]
 
     # -- commit ------------------------------------------------------------------------------------------------------
 
@@ -270,8 +296,10 @@ class Steps:
 
     # -- abort -------------------------------------------------------------------------------------------------------
 
-    def abort(self, txid: int, reason: str, *, halve: Slice | None = None) -> None:
-        """Give the messages back, whole or in two halves, and end the txid. Its number is never used again.
+    def abort(self, txid: int, reason: str, *, divide: Slice | None = None, alone: Sequence[int] = ()) -> None:
+        """Give the messages back, whole or in parts, and end the txid. Its number is never used again.
+
+        `divide` is the slice to be opened in parts: messages named in `alone` by themselves, or two halves.
 
         The ledger's row comes first where the source is elsewhere: an open lease of an ended txid is given back by
         recovery.
@@ -281,17 +309,17 @@ class Steps:
             self._end(tx, txid, TxnState.ABORTED, reason)
             joined = self.joined(tx)
             if joined is not None:
-                self._give_back(lease, halve, joined)
+                self._give_back(lease, divide, alone, joined)
             failpoint("abort.in_transaction")
         if joined is None:
-            self._give_back(lease, halve, None)
+            self._give_back(lease, divide, alone, None)
         failpoint("abort.after")
 
-    def _give_back(self, lease: Lease, halve: Slice | None, joined: object | None) -> None:
-        if halve is None:
+    def _give_back(self, lease: Lease, divide: Slice | None, alone: Sequence[int], joined: object | None) -> None:
+        if divide is None:
             self.source.abort(lease, joined)
         else:
-            self.source.split(halve, lease, (), joined)
+            self.source.split(divide, lease, alone, joined)
 
     def _end(self, tx: Tx, txid: int, state: TxnState, reason: str) -> None:
         txn = self.ledger.txn(tx, txid)
@@ -299,15 +327,16 @@ class Steps:
         self.ledger.end_attempt(tx, txid, txn.attempt, AttemptOutcome.DEAD)
         self.ledger.move(tx, txid, TxnState.OPEN, state, reason=storable_text(reason))
 
-    def abort_failed(self, opened: Opened, attempt: int, failures: Sequence[MessageFailure]) -> Resolution:
+    def abort_failed(self, opened: Opened, attempt: int, failed: Sequence[FailedIn]) -> Resolution:
         """End a batch whose messages all failed: nothing is written, each waits for its retry or is a dead letter."""
+        failures, events = [f.failure for f in failed], self._failure_events(failed, opened.txid)
         with self.ledger.transaction(self.run) as tx:
             joined = self.joined(tx)
             resolution = Resolution()
             self.ledger.end_attempt(tx, opened.txid, attempt, AttemptOutcome.COMPLETE)
-            self.ledger.record(tx, self._failure_events(failures, opened.txid, attempt))
+            self.ledger.record(tx, events)
             self.ledger.move(
-                tx, opened.txid, TxnState.OPEN, TxnState.ABORTED, reason=EVERY_MESSAGE_FAILED, failed=len(failures)
+                tx, opened.txid, TxnState.OPEN, TxnState.ABORTED, reason=EVERY_MESSAGE_FAILED, **counts_of(events)
             )
             if joined is not None:
                 resolution = self.source.confirm(opened.lease, failures, joined)
@@ -326,6 +355,15 @@ class Steps:
             self._end(tx, txid, TxnState.ABANDONED, reason)
             failpoint("abort.in_transaction")
         failpoint("abort.after")
+
+
+@dataclass(frozen=True, slots=True)
+class _LedgerJournal:
+    steps: Steps
+    opened: Opened
+
+    def next_attempt(self, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]) -> Expectation:
+        return self.steps.next_attempt(self.opened, ended, end, error, seed, excluded)
 
 
 def to_prepared(txid: int, work: SinkWork) -> PreparedTransaction:

@@ -49,6 +49,8 @@ class AttemptOutcome(StrEnum):
     COMPLETE = "complete"
     JOB_FAILED = "job_failed"
     UNVERIFIED = "unverified"
+    MOOT = "moot"
+    """Messages failed after their tuples had gone on: the batch runs again without them."""
     DEAD = "dead"
 
 
@@ -56,6 +58,8 @@ class EventKind(StrEnum):
     """What a row of the ledger's `event` table records; append-only."""
 
     FAILURE = "failure"
+    RETURNED = "returned"
+    """A message that goes back with one that failed, with which it shares a tuple; no failure is counted."""
     DEAD_LETTER = "dead_letter"
     REPLAY = "replay"
     SUPPRESSED = "suppressed"

@@ -175,7 +175,7 @@ def confirm_before_commit(patch: pytest.MonkeyPatch) -> None:
 
     def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> dict[str, CommitOutcome]:
         with steps.ledger.transaction(steps.run) as tx:
-            failures = [event.to_failure() for event in steps.ledger.failures(tx, txid, 1)]
+            failures = [event.to_failure() for event in steps.ledger.failures(tx, txid)]
         finish(steps, txid, guarantee, TxnState.PREPARED, {}, failures, {}, {})
         return commit(steps, txid, guarantee, work)
 

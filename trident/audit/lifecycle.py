@@ -13,7 +13,7 @@ from stormproof.trident.ledger.rows import Event, Txn
 from stormproof.trident.steps import EVERY_MESSAGE_FAILED
 from stormproof.trident.transaction import EventKind, TxnState
 
-MESSAGE_EVENTS = (EventKind.FAILURE, EventKind.REPLAY, EventKind.DEAD_LETTER)
+MESSAGE_EVENTS = (EventKind.FAILURE, EventKind.RETURNED, EventKind.REPLAY, EventKind.DEAD_LETTER)
 
 
 class EndKind(StrEnum):
@@ -47,7 +47,7 @@ class EndState:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure of one message."""
+    """One failure of one message, or one return with a message that failed (then the reason is that one's)."""
 
     txid: int
     attempt: int
@@ -73,12 +73,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class MessageHistory:
-    """One message: its failures in order, the txids that replayed it, and where it stands."""
+    """One message: its failures in order, the txids that replayed it, and where it stands.
+
+    `returned` are the times when it went back, uncounted, with a message that failed and with which it shares a tuple.
+    """
 
     message: str
     failures: tuple[Failure, ...]
     replayed_in: tuple[int, ...]
     end: EndState
+    returned: tuple[Failure, ...] = ()
 
     @property
     def times_failed(self) -> int:
@@ -92,17 +96,22 @@ class Trace:
 
     message: str
     failures: list[Event] = field(default_factory=list[Event])
+    returns: list[Event] = field(default_factory=list[Event])
     replays: list[int] = field(default_factory=list[int])
     died_in: list[int] = field(default_factory=list[int])
 
     def failed_in(self, txn: Txn) -> bool:
-        """Whether it failed in the attempt that counted."""
-        return any(event.txid == txn.txid and event.attempt == txn.attempt for event in self.failures)
+        """Whether it failed in the batch."""
+        return any(event.txid == txn.txid for event in self.failures)
+
+    def left_out_of(self, txn: Txn) -> bool:
+        """Whether it failed in the batch, or was returned with one that did: nothing of it is in what was written."""
+        return self.failed_in(txn) or any(event.txid == txn.txid for event in self.returns)
 
     @property
     def txids(self) -> list[int]:
         """Every batch that is known to have opened it, in order. Its first one only if it failed there."""
-        failed = {event.txid for event in self.failures if event.txid is not None}
+        failed = {event.txid for event in (*self.failures, *self.returns) if event.txid is not None}
         return sorted(failed | set(self.replays))
 
 
@@ -144,6 +153,8 @@ def traces(events: Sequence[Event]) -> dict[str, Trace]:
         trace = found.setdefault(event.message, Trace(event.message))
         if event.kind is EventKind.FAILURE:
             trace.failures.append(event)
+        elif event.kind is EventKind.RETURNED:
+            trace.returns.append(event)
         elif event.kind is EventKind.REPLAY:
             trace.replays.append(event.txid)
         elif event.kind is EventKind.DEAD_LETTER:
@@ -154,7 +165,8 @@ def traces(events: Sequence[Event]) -> dict[str, Trace]:
 def history(trace: Trace, records: Records) -> MessageHistory:
     """A message's history, for people."""
     failures = tuple(Failure.of(event) for event in trace.failures)
-    return MessageHistory(trace.message, failures, tuple(trace.replays), end_of(trace, records))
+    returned = tuple(Failure.of(event) for event in trace.returns)
+    return MessageHistory(trace.message, failures, tuple(trace.replays), end_of(trace, records), returned)
 
 
 def end_of(trace: Trace, records: Records) -> EndState:
@@ -166,7 +178,7 @@ def end_of(trace: Trace, records: Records) -> EndState:
     if txn.state is TxnState.ABORTED and txn.reason != EVERY_MESSAGE_FAILED:
         later = records.opened_after(txn, trace.message)
         return end_in(txn if later is None else later)
-    if not trace.failed_in(txn):
+    if not trace.left_out_of(txn):
         return end_in(txn)
     if not txn.state.ended:
         return EndState(EndKind.PENDING, txn.txid, txn.opened_at)

@@ -25,12 +25,13 @@ from stormproof.trident.transaction import EventKind
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """One batch that had the message."""
+    """One batch that had the message, and whether it failed there, or was returned with one that did."""
 
     txid: int
     state: str
     retry: bool
     failed: bool
+    returned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class MessageReport:
     failures: tuple[Failure, ...]
     operator: tuple[OperatorAction, ...]
     end: EndState
+    returned: tuple[Failure, ...] = ()
 
 
 def message(ledger: AuditLedger, topology: str, shown_id: str, *, source: SourceReader = queue_reader) -> MessageReport:
@@ -79,10 +81,20 @@ def message(ledger: AuditLedger, topology: str, shown_id: str, *, source: Source
     return MessageReport(
         topology=topology,
         message=shown_id,
-        openings=tuple(Opening(t.txid, t.state.value, t.retry, trace.failed_in(t)) for t in opened),
+        openings=tuple(
+            Opening(
+                txid=t.txid,
+                state=t.state.value,
+                retry=t.retry,
+                failed=trace.failed_in(t),
+                returned=trace.left_out_of(t) and not trace.failed_in(t),
+            )
+            for t in opened
+        ),
         failures=tuple(Failure.of(event) for event in events if event.kind is EventKind.FAILURE),
         operator=tuple(OperatorAction(d.disposal, d.by, d.why) for d in dead if d.disposal is not None),
         end=end,
+        returned=tuple(Failure.of(event) for event in events if event.kind is EventKind.RETURNED),
     )
 
 

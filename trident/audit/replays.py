@@ -67,7 +67,7 @@ def replays(ledger: AuditLedger, topology: str, *, source: SourceReader = queue_
         messages=tuple(
             history(trace, records)
             for trace in traces([e for e in events if e.kind in MESSAGE_EVENTS]).values()
-            if trace.failures or trace.replays
+            if trace.failures or trace.returns or trace.replays
         ),
         batches=tuple(
             ReturnedBatch(txn.txid, txn.state.value, txn.reason or "", txn.messages, txn.ended_at)

@@ -28,7 +28,7 @@ class SinkOutput:
 
 @dataclass(frozen=True, slots=True)
 class MessageFailureRow:
-    """A message that failed in the batch."""
+    """A message that failed in the batch, or was returned with one that did."""
 
     message: str
     failure: Failure
@@ -71,9 +71,10 @@ class TxnReport:
     failures: tuple[MessageFailureRow, ...]
     replayed: tuple[str, ...]
     events: tuple[OtherEvent, ...]
+    returned: tuple[MessageFailureRow, ...] = ()
 
 
-_OWN_PLACE = (EventKind.FAILURE, EventKind.REPLAY)
+_OWN_PLACE = (EventKind.FAILURE, EventKind.RETURNED, EventKind.REPLAY)
 
 
 def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
@@ -132,5 +133,8 @@ def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
             OtherEvent(e.kind.value, e.at, e.sink, e.message, e.error or e.reason or "")
             for e in events
             if e.kind not in _OWN_PLACE
+        ),
+        returned=tuple(
+            MessageFailureRow(e.message or "", Failure.of(e)) for e in events if e.kind is EventKind.RETURNED
         ),
     )

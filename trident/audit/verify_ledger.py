@@ -15,6 +15,9 @@ from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
 FIXED = (TxnState.PREPARED, TxnState.BLOCKED, TxnState.COMMITTED)
 """States of a batch whose content is frozen."""
 
+_FOLLOWED = (AttemptOutcome.JOB_FAILED, AttemptOutcome.UNVERIFIED, AttemptOutcome.MOOT)
+"""Ends of an attempt that another one follows."""
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerRows:
@@ -52,12 +55,13 @@ def verify_ledger(rows: LedgerRows, first: int, last: int | None, findings: Find
     attempts: dict[int, list[AttemptRow]] = defaultdict(list)
     for attempt in rows.attempts:
         attempts[attempt.txid].append(attempt)
-    failed = Counter((e.txid, e.attempt) for e in rows.events if e.kind is EventKind.FAILURE)
+    failed = Counter(e.txid for e in rows.events if e.kind is EventKind.FAILURE)
+    returned = Counter(e.txid for e in rows.events if e.kind is EventKind.RETURNED)
     replays = Counter(e.txid for e in rows.events if e.kind is EventKind.REPLAY)
     for txn in rows.txns.values():
         _state(txn, rows.topology, findings)
         _attempts(txn, attempts.get(txn.txid, []), findings)
-        _counts(txn, failed[(txn.txid, txn.attempt)], replays[txn.txid], findings)
+        _counts(txn, failed[txn.txid], returned[txn.txid], replays[txn.txid], findings)
     _sink_rows(rows, findings)
     for work in rows.work:
         _content(work, findings)
@@ -141,7 +145,7 @@ def _attempts(txn: Txn, attempts: Sequence[AttemptRow], findings: Findings) -> N
                 f"attempt {a.attempt} expected {a.expected_messages} messages and left {len(a.excluded)} out, "
                 f"the batch opened {txn.messages}"
             )
-        if a.attempt < txn.attempt and a.outcome not in (AttemptOutcome.JOB_FAILED, AttemptOutcome.UNVERIFIED):
+        if a.attempt < txn.attempt and a.outcome not in _FOLLOWED:
             wrong(f"attempt {a.attempt} ended as {a.outcome!r}, and another one followed it")
     outcome = attempts[-1].outcome
     allowed: tuple[str, ...]
@@ -155,14 +159,18 @@ def _attempts(txn: Txn, attempts: Sequence[AttemptRow], findings: Findings) -> N
         wrong(f"it is {txn.state}, and its last attempt is {outcome!r}")
 
 
-def _counts(txn: Txn, failures: int, replays: int, findings: Findings) -> None:
+def _counts(txn: Txn, failures: int, returned: int, replays: int, findings: Findings) -> None:
     def wrong(text: str) -> None:
         findings.violation(ViolationKind.COUNTS, f"txid {txn.txid}: {text}", txid=txn.txid)
 
     if txn.failed != failures:
         wrong(f"{txn.failed} messages failed in it, the ledger names {failures}")
-    if txn.failed > txn.messages or txn.messages < 1:
-        wrong(f"{txn.failed} of {txn.messages} messages failed")
+    if txn.returned != returned:
+        wrong(f"{txn.returned} messages were returned with failed ones, the ledger names {returned}")
+    if txn.returned and not txn.failed:
+        wrong(f"{txn.returned} messages were returned with failed ones, and none failed")
+    if txn.failed + txn.returned > txn.messages or txn.messages < 1:
+        wrong(f"{txn.failed + txn.returned} of {txn.messages} messages failed or were returned")
     if txn.retry and replays != txn.messages:
         wrong(f"it replayed {txn.messages} messages, the ledger names {replays}")
     if not txn.retry and replays:

@@ -54,7 +54,9 @@ def _message(trace: Trace, records: Records, findings: Findings) -> None:
     succeeded = [
         txid
         for txid in trace.txids
-        if (txn := records.txns.get(txid)) is not None and txn.state is TxnState.COMMITTED and not trace.failed_in(txn)
+        if (txn := records.txns.get(txid)) is not None
+        and txn.state is TxnState.COMMITTED
+        and not trace.left_out_of(txn)
     ]
     if len(succeeded) > 1:
         findings.violation(
@@ -100,7 +102,8 @@ def _strangers(failed: Mapping[str, Trace], records: Records, findings: Findings
     """What waits or died must have failed by the ledger, too."""
     for kind, names in (("waits for a retry", records.waiting or {}), ("is a dead letter", records.dead)):
         for name in names:
-            if name not in failed or not failed[name].failures:
+            trace = failed.get(name)
+            if trace is None or not (trace.failures or trace.returns):
                 findings.violation(
                     ViolationKind.MESSAGE_UNKNOWN,
                     f"message {name} {kind} in the source, and the ledger names no failure of it",

@@ -87,16 +87,17 @@ def show_replays(topology: str, *, as_json: bool) -> None:
 def _replays_text(report: ReplaysReport) -> None:
     if report.messages:
         table(
-            ["message", "failed", "reasons", "components", "replayed in", "end", "last error"],
+            ["message", "failed", "returned", "reasons", "components", "replayed in", "end", "last error"],
             [
                 (
                     m.message,
                     m.times_failed,
+                    len(m.returned),
                     ", ".join(sorted({f.reason for f in m.failures})),
                     ", ".join(sorted({f.component for f in m.failures})),
                     ", ".join(map(str, m.replayed_in)) or None,
                     end_text(m.end),
-                    m.failures[-1].error[:200] if m.failures else None,
+                    (m.failures or m.returned)[-1].error[:200] if m.failures or m.returned else None,
                 )
                 for m in report.messages
             ],
@@ -132,7 +133,8 @@ def _txn_text(report: TxnReport) -> None:
     reason = f": {report.reason}" if report.reason else ""
     say(f"txid {report.txid} of {report.topology}: {report.state}{reason} ({report.guarantee}, epoch {report.epoch})")
     kind = "messages that failed before" if report.retry else "messages"
-    say(f"read {report.messages} {kind} ({report.bytes} bytes) from {report.source}; {report.failed} failed")
+    returned = f", {len(report.returned)} returned with them" if report.returned else ""
+    say(f"read {report.messages} {kind} ({report.bytes} bytes) from {report.source}; {report.failed} failed{returned}")
     say(f"opened {report.opened_at}, content fixed {report.prepared_at or '-'}, ended {report.ended_at or '-'}")
     if report.steps_ms:
         say("steps (ms): " + ", ".join(f"{name} {ms:.1f}" for name, ms in report.steps_ms.items()))
@@ -150,6 +152,8 @@ def _txn_text(report: TxnReport) -> None:
     )
     for row in report.failures:
         say(f"failed: {row.message} in {row.failure.component}: {row.failure.reason}: {row.failure.error[:200]}")
+    for row in report.returned:
+        say(f"returned, no failure counted: {row.message}: {row.failure.error[:200]}")
     if report.replayed:
         say(f"replayed: {', '.join(report.replayed)}")
     for event in report.events:
@@ -166,9 +170,12 @@ def show_message(topology: str, message: str, *, as_json: bool) -> None:
 def _message_text(report: MessageReport) -> None:
     say(f"message {report.message} of {report.topology}: {end_text(report.end)}")
     for opening in report.openings:
-        retry, failed = " (a retry)" if opening.retry else "", ", failed there" if opening.failed else ""
+        retry = " (a retry)" if opening.retry else ""
+        failed = ", failed there" if opening.failed else ", returned from there" if opening.returned else ""
         say(f"opened in txid {opening.txid}{retry}: {opening.state}{failed}")
     for failure in report.failures:
         say(f"failed in txid {failure.txid}, {failure.component}: {failure.reason}: {failure.error[:500]}")
+    for returned in report.returned:
+        say(f"returned from txid {returned.txid}, no failure counted: {returned.error[:500]}")
     for action in report.operator:
         say(f"{action.action} by {action.by}: {action.why or '-'}")

@@ -102,7 +102,7 @@ def _progress_of(topology: str, progress: Callable[[str], None]) -> Callable[[Ba
 
     def on_batch(result: BatchResult) -> None:
         nonlocal messages
-        messages += result.messages - result.failed if result.state == "committed" else 0
+        messages += result.committed_messages
         progress(f"{topology}: txid {result.txid} {result.state}, {messages} messages committed")
 
     return on_batch
@@ -111,9 +111,15 @@ def _progress_of(topology: str, progress: Callable[[str], None]) -> Callable[[Ba
 def _text(s: RunStatistics) -> None:
     say(
         f"{s.topology} ({s.guarantee}, epoch {s.epoch}): {s.batches} batches, {s.messages} messages committed, "
-        f"{s.failed} failures, {s.dead_letters} dead letters, {s.suppressed} duplicates suppressed, "
+        f"{s.failed} failures{_reasons(s)}, {s.dead_letters} dead letters, {s.suppressed} duplicates suppressed, "
         f"{s.elapsed_s:.1f} s; ended: {s.stopped}"
     )
+
+
+def _reasons(s: RunStatistics) -> str:
+    by = [f"{number} {reason}" for reason, number in sorted(s.failed_by_reason.items())]
+    by += [f"{s.returned} more messages returned with them"] if s.returned else []
+    return f" ({', '.join(by)})" if by else ""
 
 
 class Stoppable(Protocol):

@@ -361,7 +361,7 @@ class Ledger:
             ],
         )
         self.record(tx, failures)
-        self._update_txn(tx, txid, TxnState.OPEN, failed=len(failures), tuples=tuples, prepared_at=self._clock.now())
+        self._update_txn(tx, txid, TxnState.OPEN, **counts_of(failures), tuples=tuples, prepared_at=self._clock.now())
 
     def move(self, tx: Tx, txid: int, before: TxnState, after: TxnState, **values: Json) -> None:
         """Change a batch's state; only as `MOVES` allows, and only if it still is `before`."""
@@ -542,15 +542,14 @@ class Ledger:
         )
         return {row.sink: to_work(row) for row in rows}
 
-    def failures(self, tx: Tx, txid: int, attempt: int) -> list[Event]:
-        """The messages that failed in one attempt."""
+    def failures(self, tx: Tx, txid: int) -> list[Event]:
+        """The messages that failed in a batch, or were returned, in whichever attempt; recorded once, at its end."""
         rows = tx.connection.execute(
             sa.select(t.event)
             .where(
                 t.event.c.incarnation == tx.run.incarnation,
                 t.event.c.txid == txid,
-                t.event.c.attempt == attempt,
-                t.event.c.kind == EventKind.FAILURE.value,
+                t.event.c.kind.in_((EventKind.FAILURE.value, EventKind.RETURNED.value)),
             )
             .order_by(t.event.c.id)
         )
@@ -588,6 +587,12 @@ class Ledger:
     def close(self) -> None:
         """Let the connection go."""
         self._engine.dispose()
+
+
+def counts_of(failures: Sequence[Event]) -> dict[str, int]:
+    """How many of these are failures, and how many messages that were merely returned, by column of `txn`."""
+    failed = sum(event.kind is EventKind.FAILURE for event in failures)
+    return {"failed": failed, "returned": len(failures) - failed}
 
 
 class _LockTimeout(StoreUnavailable):

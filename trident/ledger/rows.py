@@ -51,6 +51,7 @@ class Txn:
     position: dict[str, Json]
     messages: int
     failed: int
+    returned: int
     tuples: int
     bytes: int
     retry: bool
@@ -82,9 +83,9 @@ class Event:
 
     @staticmethod
     def of_failure(failure: MessageFailure, shown: str, txid: int, attempt: int) -> Event:
-        """The record of one message's failure; complete, so that an owed confirm can be repeated from it."""
+        """The record of one message's failure or return; complete, so that an owed confirm can be repeated from it."""
         return Event(
-            EventKind.FAILURE,
+            EventKind.FAILURE if failure.counted else EventKind.RETURNED,
             txid=txid,
             attempt=attempt,
             message=shown,
@@ -98,7 +99,7 @@ class Event:
         )
 
     def to_failure(self) -> MessageFailure:
-        """The failure that this event records."""
+        """The failure, or return, that this event records."""
         assert self.number is not None
         assert self.reason is not None
         return MessageFailure(
@@ -109,6 +110,7 @@ class Event:
             component=self.component or "",
             error=self.error or "",
             input=self.input or "",
+            counted=self.kind is EventKind.FAILURE,
         )
 
 
@@ -131,6 +133,7 @@ def to_txn(row: Any) -> Txn:
         position=row.position,
         messages=row.messages,
         failed=row.failed,
+        returned=row.returned,
         tuples=row.tuples,
         bytes=row.bytes,
         retry=row.retry,

@@ -80,6 +80,7 @@ txn: Final = sa.Table(
     sa.Column("position", _json, nullable=False, comment="the slice, as its source describes it"),
     sa.Column("messages", sa.BigInteger, nullable=False, comment="opened"),
     sa.Column("failed", sa.BigInteger, nullable=False, server_default="0", comment="messages that failed in it"),
+    sa.Column("returned", sa.BigInteger, nullable=False, server_default="0", comment="went back with failed ones"),
     sa.Column("tuples", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("bytes", sa.BigInteger, nullable=False),
     sa.Column("retry", sa.Boolean, nullable=False, comment="its messages failed before"),
@@ -107,7 +108,7 @@ attempt: Final = sa.Table(
     sa.Column("expected_messages", sa.BigInteger, nullable=False),
     sa.Column("expected_xor", sa.BigInteger, nullable=False),
     sa.Column("started_at", _time, nullable=False),
-    sa.Column("outcome", sa.Text, nullable=False, comment="running, complete, job_failed, unverified, dead"),
+    sa.Column("outcome", sa.Text, nullable=False, comment="running, complete, job_failed, unverified, moot, dead"),
     sa.Column("error", sa.Text),
     comment="one try at a batch, written before its job runs",
 )
