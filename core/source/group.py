@@ -66,6 +66,14 @@ def id_of(key: int) -> tuple[int, int]:
     return key & (SPOUTS_MAX - 1), key >> _SHIFT
 
 
+def _by_index(keys: Iterable[int]) -> dict[int, list[int]]:
+    """Keys as ids, by the place of their spouts; a spout that is not there has no messages that it could concern."""
+    found: dict[int, list[int]] = {}
+    for index, id_ in map(id_of, keys):
+        found.setdefault(index, []).append(id_)
+    return found
+
+
 def _check(id_: int, spout: str) -> None:
     if not -ID_LIMIT <= id_ < ID_LIMIT:
         raise UsageError(
@@ -330,7 +338,7 @@ class SourceGroup:
 
     def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
         """The expectation for another seed or with messages (keys) left out."""
-        out = self._by_member(excluded)
+        out = _by_index(excluded)
         return _total(
             member.source.expect(part, seed_of(seed, member.index), frozenset(out.get(member.index, ())), tx)
             for member, part in self._attached(slice_.position)
@@ -406,7 +414,7 @@ class SourceGroup:
         Where `alone` names suspects, the parts of their spouts are split further at once.
         """
         parts = self._attached(slice_.position)
-        suspects = self._by_member(alone)
+        suspects = _by_index(alone)
         known = self._holders.get(lease.owner, ())
         for member, part in parts:
             mine = suspects.get(member.index, ())
@@ -486,14 +494,6 @@ class SourceGroup:
         if index >= len(self._members):
             raise UsageError(f"sources {self.name}: message {key} is of spout number {index}, which is not there")
         return self._members[index], id_
-
-    def _by_member(self, keys: Iterable[int]) -> dict[int, list[int]]:
-        """Keys as ids, by the place of their spouts."""
-        found: dict[int, list[int]] = {}
-        for key in keys:
-            member, id_ = self._of(key)
-            found.setdefault(member.index, []).append(id_)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
