@@ -398,7 +398,9 @@ def classic_notices(consumed: Words, new: Words, parent: Rows) -> Words:
 def share_notices(shares: Words, counts: Rows) -> tuple[Words, Words]:
     """The same in the form of shares: the shares of the children, parent by parent, and each consumed tuple's notice.
 
-    The notice of a tuple with children is 0, and not sent. `counts[i]` is the number of the i-th tuple's deliveries.
+    The notice of a tuple with children is 0, and not sent: nothing waits for that tuple itself any more. So this is for
+    tuples that cannot fail after their children were sent; else the acker might hear of the failure too late.
+    `counts[i]` is the number of the i-th tuple's deliveries.
     """
     return split_runs(shares, counts), np.where(counts == 0, shares, np.uint64(0))
 

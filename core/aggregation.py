@@ -162,9 +162,9 @@ def _may_overflow(column: pa.Array | pa.ChunkedArray, rows: int) -> bool:
 
 @dataclass(slots=True)
 class Combiner:
-    """Partial rows of one grouping in one task, in memory bounded by the number of its keys."""
+    """Partial rows of one group-by in one task, in memory bounded by the number of its keys."""
 
-    grouping: GroupBy
+    group: GroupBy
     share: int = 0
     """The XOR of the shares that were absorbed."""
     _parts: list[pa.Table] = field(default_factory=list[pa.Table])
@@ -178,7 +178,7 @@ class Combiner:
         self._parts.append(partial)
         self._rows += partial.num_rows
         if self._rows > self._rows_max and len(self._parts) > 1:
-            merged = self.grouping.merge(self._parts)
+            merged = self.group.merge(self._parts)
             self._parts, self._rows = [merged], merged.num_rows
             self._rows_max = max(COMBINE_ROWS_MAX, 2 * self._rows)
 
@@ -186,11 +186,11 @@ class Combiner:
         """One row a key, in key order."""
         match self._parts:
             case []:
-                return self.grouping.in_key_order(self.grouping.schema.empty_table())
+                return self.group.in_key_order(self.group.schema.empty_table())
             case [only]:
-                return self.grouping.in_key_order(only)
+                return self.group.in_key_order(only)
             case parts:
-                return self.grouping.in_key_order(self.grouping.merge(parts))
+                return self.group.in_key_order(self.group.merge(parts))
 
 
 def rows_with_keys(

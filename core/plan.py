@@ -1,4 +1,4 @@
-"""A topology compiled to stages: what is fused runs in one task, what is grouped crosses an exchange."""
+"""A topology compiled to stages: what needs no exchange runs in one task, everything else crosses into a later stage."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from stormproof.core.aggregation import GroupBy
-from stormproof.core.errors import Json
+from stormproof.core.bolt import AnyBolt
+from stormproof.core.errors import Json, TopologyError
+from stormproof.core.grouping import Grouping, GroupingKind
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import to_ddl
 from stormproof.core.sink import SinkInput, SinkSpec
 from stormproof.core.source.protocol import Decoder
 from stormproof.core.topology import (
     Aggregate,
+    BoltComponent,
     Component,
     Operation,
     OperationKind,
     SinkComponent,
     Spout,
+    Subscription,
     TopologyGraph,
     UserFunction,
 )
@@ -30,14 +34,29 @@ from stormproof.core.topology import (
 
 @dataclass(frozen=True, slots=True)
 class OperationNode:
-    """A function, and what follows it within the stage."""
+    """A function; `children` are the nodes of this stage that take what it gives, by key."""
 
     component: str
     kind: OperationKind
     function: UserFunction
     fields: tuple[str, ...]
     schema: pa.Schema
-    children: tuple[Node, ...]
+    children: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoltNode:
+    """A bolt that is an object: a task's one instance takes from all its inputs. `children` are by output stream.
+
+    `consumers` are the components behind it; `direct` are the streams whose tuples name their task.
+    """
+
+    component: str
+    bolt: AnyBolt
+    streams: Mapping[str, pa.Schema]
+    children: Mapping[str, tuple[str, ...]]
+    consumers: tuple[str, ...]
+    direct: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +64,17 @@ class CombineNode:
     """Rows leave the stage for the exchange, combined by key. `sinks` are those that the keys reach unchanged."""
 
     edge: int
-    grouping: GroupBy
+    group: GroupBy
     sinks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendNode:
+    """Rows leave the stage for a later one, as they are, each to the tasks that the grouping says."""
+
+    edge: int
+    grouping: Grouping
+    component: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,107 +84,216 @@ class WriteNode:
     sink: str
 
 
-Node: TypeAlias = OperationNode | CombineNode | WriteNode
+Node: TypeAlias = OperationNode | BoltNode | CombineNode | SendNode | WriteNode
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What crosses an exchange: from one component's stream to another component, `hops` stages further.
+
+    `given` are the rows as they were emitted; `group` says how an aggregate merges them.
+    """
+
+    number: int
+    origin: str
+    stream: str
+    component: str
+    hops: int
+    given: pa.Schema
+    group: GroupBy | None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The rows that travel: partial results where they are combined before."""
+        return self.given if self.group is None else self.group.schema
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where rows enter a stage: from the spout (`edge` -1, no grouping), or from an exchange, to be merged."""
+    """Where rows enter a stage: from a spout (no edge), or from an exchange. `children` are nodes by key."""
 
-    edge: int
     component: str
-    grouping: GroupBy | None
-    children: tuple[Node, ...]
+    stream: str
+    edge: Edge | None
+    children: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What one task runs."""
+    """What one task runs. `nodes` are in such an order that each stands behind all that it takes from.
+
+    `relayed` are edges that only pass through on their way to a later stage.
+    """
 
     entries: tuple[Entry, ...]
+    nodes: Mapping[str, Node]
+    relayed: tuple[Edge, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A compiled topology; picklable where its functions are (by cloudpickle, by value). The source is not in it.
+    """A compiled topology; picklable where its functions are (by cloudpickle, by value). Sources are not in it.
 
-    `fingerprint` tells whether two plans have the same shape, names, schemas and sinks; it says nothing of functions.
+    `decoders` has one for each spout. `ackers` is the number of acker tasks where each message gets a verdict of its own
+    (None: one a core). `fingerprint` tells whether two plans have the same shape, names, schemas and sinks; it says
+    nothing of functions.
     """
 
     topology: str
     guarantee: Guarantee
-    decoder: Decoder
+    decoders: Mapping[str, Decoder]
     stages: tuple[StagePlan, ...]
     sinks: Mapping[str, SinkInput] = field(default_factory=dict[str, SinkInput])
     sink_specs: tuple[SinkSpec, ...] = ()
     fingerprint: str = ""
+    ackers: int | None = None
+    message_timeout_s: float | None = None
 
 
 def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
     """Check the whole topology under a guarantee, and cut it into stages at its exchanges.
 
     Raises:
-        TopologyError: a component leads nowhere, or a sink cannot serve the guarantee.
+        TopologyError: a component leads nowhere, or a source or a sink cannot serve the guarantee.
     """
     topology.validate()
+    topology.require_tracking(guarantee)
     inputs: dict[str, SinkInput] = {}
     for component in topology.components:
         if isinstance(component, SinkComponent):
             component.spec.check(component.input, guarantee)
             inputs[component.name] = component.input
+        elif isinstance(component, Spout):
+            _require_served(component, guarantee)
     return Plan(
         topology=topology.name,
         guarantee=guarantee,
-        decoder=topology.source.decoder,
+        decoders={spout.name: spout.source.decoder for spout in topology.spouts},
         stages=_Compiler(topology).stages(),
         sinks=inputs,
         sink_specs=topology.sinks,
         fingerprint=_fingerprint(topology),
+        ackers=topology.ackers,
+        message_timeout_s=topology.message_timeout_s,
     )
 
 
+def _require_served(spout: Spout, guarantee: Guarantee) -> None:
+    reason = spout.source.serves(guarantee)
+    if reason is not None:
+        raise TopologyError(
+            f"spout {spout.name!r}: its source cannot serve {guarantee.value}: {reason}",
+            component=spout.name,
+            guarantee=guarantee.value,
+        )
+
+
 class _Compiler:
-    """Walks the graph stage by stage. Every edge between stages is an aggregate, so it spans exactly one exchange."""
+    """Puts each component into the earliest stage that all of its inputs can reach.
+
+    An input that needs an exchange comes from an earlier stage; where it comes from further back than the stage before, it
+    passes through those between. An input that needs none stays in its stage; only where another input of the same bolt
+    moves that one further on, it crosses, too, each task's rows to the task of the same number.
+    """
 
     def __init__(self, topology: TopologyGraph) -> None:
         self._topology = topology
-        self._edges = 0
-        self._next: list[tuple[int, GroupBy, str]] = []
+        self._stage: dict[str, int] = {}
+        self._edges: list[tuple[int, Edge]] = []
+        for component in topology.components:
+            self._stage[component.name] = max((self._after(component, i) for i in component.inputs), default=0)
+
+    def _after(self, component: Component, input_: Subscription) -> int:
+        return self._stage[input_.component] + (isinstance(component, Aggregate) or not input_.grouping.fused)
 
     def stages(self) -> tuple[StagePlan, ...]:
-        spout = self._topology.spout.name
-        made = [StagePlan((Entry(-1, spout, None, self._children(spout)),))]
-        while self._next:
-            incoming, self._next = self._next, []
-            made.append(
-                StagePlan(tuple(Entry(edge, name, grouping, self._children(name)) for edge, grouping, name in incoming))
-            )
-        return tuple(made)
+        number = 1 + max(self._stage.values())
+        nodes: list[dict[str, Node]] = [{} for _ in range(number)]
+        entries: list[list[Entry]] = [[] for _ in range(number)]
+        for component in self._topology.components:
+            stage = self._stage[component.name]
+            match component:
+                case Spout():
+                    entries[0].append(
+                        Entry(component.name, "default", None, self._children(component, "default", nodes))
+                    )
+                case Operation():
+                    nodes[stage][component.name] = OperationNode(
+                        component.name,
+                        component.kind,
+                        component.function,
+                        component.fields,
+                        component.schema,
+                        self._children(component, "default", nodes),
+                    )
+                case BoltComponent():
+                    nodes[stage][component.name] = self._bolt(component, nodes)
+                case Aggregate():
+                    # What it gives enters its stage merged; its node is the combining one, in the stage before.
+                    (edge,) = (e for _, e in self._edges if e.component == component.name)
+                    entries[stage].append(
+                        Entry(component.name, "default", edge, self._children(component, "default", nodes))
+                    )
+                case SinkComponent():
+                    pass  # its node was made with the stream that it ends
+        for from_stage, edge in self._edges:
+            if edge.group is None:
+                entries[from_stage + edge.hops].append(Entry(edge.origin, edge.stream, edge, (edge.component,)))
+        return tuple(StagePlan(tuple(entries[stage]), nodes[stage], self._relayed(stage)) for stage in range(number))
 
-    def _children(self, name: str) -> tuple[Node, ...]:
-        return tuple(self._node(child) for child in self._topology.children(name))
+    def _relayed(self, stage: int) -> tuple[Edge, ...]:
+        return tuple(edge for start, edge in self._edges if start < stage < start + edge.hops)
 
-    def _node(self, component: Component) -> Node:
-        match component:
-            case SinkComponent():
-                return WriteNode(component.name)
-            case Aggregate():
-                grouping = GroupBy(component.name, component.keys, component.aggregations, component.schema)
-                edge, self._edges = self._edges, self._edges + 1
-                self._next.append((edge, grouping, component.name))
-                reached = [c.name for c in self._topology.children(component.name) if isinstance(c, SinkComponent)]
-                return CombineNode(edge, grouping, tuple(reached))
-            case Operation():
-                return OperationNode(
-                    component.name,
-                    component.kind,
-                    component.function,
-                    component.fields,
-                    component.schema,
-                    self._children(component.name),
-                )
-            case Spout():
-                raise AssertionError("a spout has no parent")
+    def _bolt(self, component: BoltComponent, nodes: list[dict[str, Node]]) -> BoltNode:
+        children: dict[str, tuple[str, ...]] = {}
+        direct: set[str] = set()
+        consumers: dict[str, None] = {}
+        for stream in component.streams:
+            for consumer, subscription in self._topology.subscribers(component.name, stream):
+                consumers[consumer.name] = None
+                if subscription.grouping.kind is GroupingKind.DIRECT:
+                    direct.add(stream)
+            children[stream] = self._children(component, stream, nodes)
+        return BoltNode(
+            component.name, component.bolt, component.streams, children, tuple(consumers), frozenset(direct)
+        )
+
+    def _children(self, parent: Component, stream: str, nodes: list[dict[str, Node]]) -> tuple[str, ...]:
+        """The keys of the nodes that take a stream; those that end a stage are made here."""
+        stage = self._stage[parent.name]
+        found: list[str] = []
+        for number, (component, subscription) in enumerate(self._topology.subscribers(parent.name, stream)):
+            key = f"{parent.name}/{stream}>{component.name}#{number}"
+            match component:
+                case SinkComponent():
+                    nodes[stage][key] = WriteNode(component.name)
+                case Aggregate():
+                    group = GroupBy(component.name, component.keys, component.aggregations, component.schema)
+                    edge = self._edge(stage, parent, stream, component, group)
+                    reached = [
+                        c.name for c, _ in self._topology.subscribers(component.name) if isinstance(c, SinkComponent)
+                    ]
+                    nodes[stage][key] = CombineNode(edge.number, group, tuple(reached))
+                case _ if self._stage[component.name] == stage:
+                    key = component.name
+                case _:
+                    edge = self._edge(stage, parent, stream, component, None)
+                    nodes[stage][key] = SendNode(edge.number, subscription.grouping, component.name)
+            found.append(key)
+        return tuple(found)
+
+    def _edge(self, stage: int, parent: Component, stream: str, component: Component, group: GroupBy | None) -> Edge:
+        edge = Edge(
+            number=len(self._edges),
+            origin=parent.name,
+            stream=stream,
+            component=component.name,
+            hops=self._stage[component.name] - stage,
+            given=parent.streams[stream],
+            group=group,
+        )
+        self._edges.append((stage, edge))
+        return edge
 
 
 def _fingerprint(topology: TopologyGraph) -> str:
@@ -165,14 +302,18 @@ def _fingerprint(topology: TopologyGraph) -> str:
 
 
 def _described(component: Component) -> list[Json]:
-    base: list[Json] = [type(component).__name__, component.name, to_ddl(component.schema)]
+    inputs: list[Json] = [[i.component, i.stream, i.grouping.kind.value, *i.grouping.fields] for i in component.inputs]
+    streams: dict[str, Json] = {name: to_ddl(schema) for name, schema in component.streams.items()}
+    base: list[Json] = [type(component).__name__, component.name, inputs, streams]
     match component:
         case Spout():
             return [*base, component.source.name]
         case Operation():
-            return [*base, component.parent, component.kind.value, *component.fields]
+            return [*base, component.kind.value, *component.fields]
+        case BoltComponent():
+            return base
         case Aggregate():
             results: list[Json] = [f"{a.output}={a.kind}({a.field or ''})" for a in component.aggregations]
-            return [*base, component.parent, list[Json](component.keys), results, component.persistent]
+            return [*base, list[Json](component.keys), results, component.persistent]
         case SinkComponent():
-            return [*base, component.parent, component.spec.target]
+            return [*base, component.spec.target]

@@ -1,72 +1,92 @@
 """A task of a stage: the same code for every engine.
 
-A task of the first stage reads its part of the slice, decodes it, runs the fused operations over one record batch of
-messages at a time, and combines or writes what comes out. A message that fails does so before any row of its batch is
-combined or written, so that nothing of it is left anywhere. Tasks of later stages merge what they receive, and go on.
+A task of the first stage reads its part of a slice, decodes it, and runs the fused bolts over one record batch of messages
+at a time. A message that fails on the way there fails early: nothing of its record batch was combined, sent or written
+yet, so nothing of it is left anywhere. Behind an exchange, or in a bolt that is an object and may remember what it saw, a
+failure comes late: it is named, the share that ended in it is accounted for, and the coordinator decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.aggregation import Combiner, rows_with_keys
+from stormproof.core.acker import acker_of, incomplete
+from stormproof.core.aggregation import Combiner, GroupBy, rows_with_keys
+from stormproof.core.bolt import ArrowBolt, BoltContext, Ran, fresh
+from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.engine.protocol import Job
-from stormproof.core.errors import JobFailed
+from stormproof.core.errors import JobFailed, RoutingError
+from stormproof.core.grouping import Router
+from stormproof.core.keyhash import hash_keys, task_numbers
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, MessageFailure, MessageId, Token, storable_text
 from stormproof.core.operate import apply, input_text
-from stormproof.core.plan import CombineNode, Node, OperationNode, StagePlan, WriteNode
-from stormproof.core.share import Rows, Words, as_words, signed, split_one, split_runs, xor_reduce
+from stormproof.core.plan import BoltNode, CombineNode, Entry, OperationNode, SendNode, StagePlan, WriteNode
+from stormproof.core.pulse import Pulse, running
+from stormproof.core.share import Rows, Words, as_signed, as_words, signed, split_one, xor_reduce
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
+from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import READER_SCHEMA, Decoder, SliceReader
-from stormproof.core.wire import Sender, TaskReport, receive, summary
+from stormproof.core.tracking import MANY, Anchors, Held, Messages, joined
+from stormproof.core.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, Chunk, Sender, TaskReport, Way, receive, summary
 
 BATCH_ROWS: Final = 10_000
 """Messages in a record batch: enough for whole-column work, few enough for a batch's tuples to stay in the cache."""
+
+COPIED: Final = 1
+"""What a message's ackers are told when a chunk with its tuples came twice: no share, so that its ack val is not zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageJob:
     """What the tasks of one stage are given: a job's part for that stage. Picklable where the plan is.
 
-    `tasks` is the number of tasks of every stage.
+    `plan` None is the stage of the ackers, which there is where each message gets a verdict of its own; `ackers` is the
+    number of its tasks, 0 where there is none. `tasks` is the number of tasks of every stage.
     """
 
     stage: int
-    plan: StagePlan
+    plan: StagePlan | None
     tasks: tuple[int, ...]
     writers: Mapping[str, SinkWriter]
     context: TaskContext
     tracked: bool
-    spout: str
+    ackers: int = 0
     seed: int = 0
-    decoder: Decoder | None = None
+    decoders: Mapping[str, Decoder] = field(default_factory=dict[str, Decoder])
     readers: tuple[SliceReader, ...] = ()
     excluded: frozenset[int] = frozenset()
+    pulse: Path | None = None
+    careful: bool = False
 
 
 def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
     """A job cut into the parts for its stages. The first stage has a task a reader, the others `parallelism`."""
     stages = job.plan.stages
-    tasks = (len(job.readers), *(parallelism for _ in stages[1:]))
+    ackers = (job.plan.ackers or parallelism) if job.per_message and job.tracked else 0
+    tasks = (len(job.readers), *(parallelism for _ in stages[1:]), *([ackers] if ackers else []))
     made: list[StageJob] = []
-    for number, plan in enumerate(stages):
+    for number, plan in enumerate((*stages, None) if ackers else stages):
         part = StageJob(
             stage=number,
             plan=plan,
             tasks=tasks,
-            writers={name: job.writers[name] for name in sorted(_sinks_of(plan))},
+            writers={} if plan is None else {name: job.writers[name] for name in sorted(_sinks_of(plan))},
             context=TaskContext(job.incarnation, job.txid, job.attempt, 0),
             tracked=job.tracked,
-            spout=stages[0].entries[0].component,
+            ackers=ackers,
+            seed=job.seed,
+            pulse=job.pulse,
+            careful=job.careful,
         )
         if number == 0:
-            part = replace(part, seed=job.seed, decoder=job.plan.decoder, readers=job.readers, excluded=job.excluded)
+            part = replace(part, decoders=job.plan.decoders, readers=job.readers, excluded=job.excluded)
         made.append(part)
     return tuple(made)
 
@@ -79,48 +99,65 @@ def run_task(part: StageJob, task: int, incoming: Iterable[pa.RecordBatch]) -> I
         far, they are removed.
 
     Raises:
-        JobFailed: a row failed that belongs to no single message (after an exchange), or a reader gave something else
-            than it promised.
+        JobFailed: a row failed that belongs to no single message (after a group), or a reader gave something else than it
+            promised.
     """
-    running = _Task(part, task)
-    try:
-        yield from running.run(incoming)
-    except BaseException:  # also GeneratorExit: the engine gave the task up
-        running.discard()
-        raise
+    if part.plan is None:
+        yield _judged(part, task, incoming)
+        return
+    with running(part.pulse, part.stage, task, careful=part.careful) as pulse:
+        task_ = _Task(part, part.plan, task, pulse)
+        try:
+            yield from task_.run(incoming)
+        except BaseException:  # also GeneratorExit: the engine gave the task up
+            task_.discard()
+            raise
+
+
+def _judged(part: StageJob, task: int, incoming: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+    """An acker task: the verdicts over all messages whose notices came here."""
+    received = receive(incoming, part.stage, task, part.tasks[part.stage - 1], {}, tracked=part.tracked)
+    inits = pa.Table.from_batches(received.inits, INIT_SCHEMA)
+    acks = pa.Table.from_batches(received.acks, ACK_SCHEMA)
+    ids, origins, tokens = (inits.column(i).to_numpy() for i in range(3))
+    bad = incomplete(ids, tokens, acks.column(0).to_numpy(), acks.column(1).to_numpy())
+    report = TaskReport(part.stage, task, violations=received.violations)
+    known = dict(zip(ids[np.isin(ids, bad)].tolist(), origins[np.isin(ids, bad)].tolist(), strict=True))
+    for id_ in bad.tolist():
+        error = "its ack val is not zero: a tuple of it was lost or doubled on the way"
+        report.lost.append(
+            MessageFailure(MessageId(id_), known.get(id_, 0), Token(0), FailureReason.LOST, "acker", error)
+        )
+    return summary(part.stage, task, [*received.reports, report])
 
 
 def _sinks_of(plan: StagePlan) -> set[str]:
     found: set[str] = set()
-    todo: list[Node] = [node for entry in plan.entries for node in entry.children]
-    while todo:
-        match todo.pop():
-            case WriteNode(sink):
-                found.add(sink)
-            case CombineNode(_, _, sinks):
-                found.update(sinks)
-            case OperationNode() as node:
-                todo.extend(node.children)
+    for node in plan.nodes.values():
+        if isinstance(node, WriteNode):
+            found.add(node.sink)
+        elif isinstance(node, CombineNode):
+            found.update(node.sinks)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Tuples:
-    """Tuples on their way. `message` is the row of each one's message in its batch; None after an exchange."""
+    """Tuples on their way: the rows, what anchors them, and for a direct stream the task that each one names."""
 
     rows: pa.RecordBatch
-    message: Rows | None
-    shares: Words | None
+    anchors: Anchors
+    task: Rows | None = None
 
     def only(self, mask: npt.NDArray[np.bool_]) -> _Tuples:
         return _Tuples(
             self.rows.filter(pa.array(mask)),
-            None if self.message is None else self.message[mask],
-            None if self.shares is None else self.shares[mask],
+            self.anchors.only(mask),
+            None if self.task is None else self.task[mask],
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Failed:
     reason: FailureReason
     component: str
@@ -128,257 +165,553 @@ class _Failed:
     input: str
 
 
+End = CombineNode | SendNode | WriteNode
+
+
 @dataclass(slots=True)
 class _Batch:
-    """One record batch of messages on its way through a stage; nothing of it is combined or written until its end."""
+    """One record batch on its way through a stage; nothing of it is combined, sent or written until its end.
 
-    messages: pa.RecordBatch | None
+    The messages `first` to `first + number - 1` are fresh: all of their tuples are in here. `escaped` are those that a
+    bolt which may remember them has seen: for them it is too late to fail early.
+    """
+
+    first: int = 0
+    number: int = 0
     failed: dict[int, _Failed] = field(default_factory=dict[int, _Failed])
-    acked: list[tuple[Rows | None, Words]] = field(default_factory=list[tuple[Rows | None, Words]])
-    ends: list[tuple[CombineNode | WriteNode, _Tuples]] = field(
-        default_factory=list[tuple[CombineNode | WriteNode, _Tuples]]
-    )
+    escaped: list[Rows] = field(default_factory=list[Rows])
+    acked: list[Anchors] = field(default_factory=list[Anchors])
+    ends: list[tuple[str, End, _Tuples]] = field(default_factory=list[tuple[str, End, _Tuples]])
 
-    def fail(self, row: int, failed: _Failed) -> None:
-        """Record a failure; a message's first one stands."""
-        self.failed.setdefault(row, failed)
+    def is_early(self, message: int) -> bool:
+        """Whether nothing of this message can have gone anywhere."""
+        fresh_ = self.first <= message < self.first + self.number
+        return fresh_ and not any((seen == message).any() for seen in self.escaped)
+
+    def mask(self, anchors: Anchors) -> npt.NDArray[np.bool_] | None:
+        """Which of the tuples belong to messages that have not failed early; None: all."""
+        if not self.failed or anchors.message is None:
+            return None
+        bad = np.zeros(self.number, np.bool_)
+        bad[[message - self.first for message in self.failed]] = True
+        local = anchors.message - self.first
+        inside = (local >= 0) & (local < self.number)
+        hit = bad[np.where(inside, local, 0)] & inside
+        if anchors.row is None:
+            return ~hit
+        mask = np.ones(anchors.rows, np.bool_)
+        mask[anchors.row[hit]] = False
+        return mask
 
     def alive(self, tuples: _Tuples) -> _Tuples:
-        """The tuples whose messages have not failed."""
-        mask = self.mask(tuples.message)
+        """The tuples whose messages have not failed early."""
+        mask = self.mask(tuples.anchors)
         return tuples if mask is None else tuples.only(mask)
-
-    def mask(self, message: Rows | None) -> npt.NDArray[np.bool_] | None:
-        """Which of the tuples belong to messages that have not failed; None: all."""
-        if not self.failed or message is None or self.messages is None:
-            return None
-        good = np.ones(self.messages.num_rows, np.bool_)
-        good[list(self.failed)] = False
-        return good[message]
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Tuples at their end, combined where that was needed to check them; good while `failed` messages have failed."""
+    """Tuples at their end, combined or routed where that was needed to check them; good while `failed` have failed."""
 
     tuples: _Tuples
-    partial: pa.Table | None
     failed: int
+    partial: pa.Table | None = None
+    dest: npt.NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A bolt at work in this task. `most` is the largest number of subscribers that any of its streams has."""
+
+    runner: BoltRunner
+    held: Held
+    most: int
 
 
 class _Task:
-    def __init__(self, part: StageJob, task: int) -> None:
-        self._part = part
-        self._task = task
+    def __init__(self, part: StageJob, plan: StagePlan, task: int, pulse: Pulse | None) -> None:
+        self._part, self._plan, self._task, self._pulse = part, plan, task, pulse
         self._report = TaskReport(part.stage, task)
+        self._messages = Messages()
         self._open: dict[str, TaskWriter] = {}
+        self._late: dict[int, _Failed] = {}
+        self._together: list[npt.NDArray[np.int64]] = []
+        self._inits: list[pa.RecordBatch] = []
+        self._acks: list[tuple[Rows, Words]] = []
+        last = part.stage == len(part.tasks) - 1
+        self._sender = None if last else Sender(task, part.tasks[part.stage + 1], self._messages)
         self._combiners: dict[int, Combiner] = {}
+        self._routers: dict[str, Router] = {}
+        self._bolts: dict[str, _Running] = {}
+        for key, node in plan.nodes.items():
+            if isinstance(node, CombineNode):
+                self._combiners[node.edge] = Combiner(node.group)
+            elif isinstance(node, SendNode):
+                self._routers[key] = Router(
+                    node.grouping, part.tasks[-1 - bool(part.ackers)], task, component=node.component
+                )
+            elif isinstance(node, BoltNode):
+                self._bolts[key] = self._started(node)
+
+    def _started(self, node: BoltNode) -> _Running:
+        part = self._part
+        consumers = dict.fromkeys(node.consumers, part.tasks[-1 - bool(part.ackers)])
+        context = BoltContext(
+            component=node.component,
+            task=self._task,
+            tasks=part.tasks[part.stage],
+            consumers=consumers,
+            seed=part.seed,
+        )
+        direct = {stream: min(consumers.values()) for stream in node.direct}
+        runner = BoltRunner(node.component, fresh(node.bolt), node.streams, direct, context)
+        most = max((len(children) for children in node.children.values()), default=1)
+        return _Running(runner, Held(tracked=part.tracked), max(most, 1))
 
     def discard(self) -> None:
         for writer in self._open.values():
             writer.discard()
+        for bolt in self._bolts.values():
+            bolt.runner.close()
 
     def run(self, incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         carried: list[TaskReport] = []
-        for node in _combines(self._part.plan):
-            self._combiners[node.edge] = Combiner(node.grouping)
         if self._part.stage == 0:
-            self._read()
+            yield from self._read()
         else:
-            carried = self._merge(incoming)
-        last = self._part.stage == len(self._part.tasks) - 1
-        if last:
-            self._close()
-            yield summary(self._part.stage, self._task, [*carried, self._report])
+            yield from self._receive(incoming, carried)
+        for key, running_ in self._bolts.items():
+            node = self._plan.nodes[key]
+            assert isinstance(node, BoltNode)
+            batch = _Batch()
+            self._ran(batch, node, running_, running_.runner.finish(self._pulse))
+            yield from self._finish(batch)
+        yield from self._send_combined()
+        yield from self._send_notices()
+        for writer in self._open.values():
+            self._report.files.extend(writer.close())
+        self._report.late = [self._named(message, failed) for message, failed in sorted(self._late.items())]
+        if self._together:
+            pairs = np.unique(np.concatenate(self._together), axis=0)
+            self._report.together = self._messages.ids(pairs.reshape(-1)).reshape(-1, 2)
+        reports = [*carried, self._report]
+        if self._sender is None:
+            yield summary(self._part.stage, self._task, reports)
+        else:
+            yield self._sender.control(reports)
+
+    def _beat(self, rows: int) -> None:
+        if self._pulse is not None:
+            self._pulse.beat(rows)
+
+    # The first stage: messages.
+
+    def _read(self) -> Iterator[pa.RecordBatch]:
+        part = self._part
+        reader = part.readers[self._task]
+        entry = self._plan.entries[0]
+        if isinstance(reader, SpoutReader):
+            (entry,) = (e for e in self._plan.entries if e.component == reader.spout)
+        for messages in reader.read(part.seed, part.excluded, BATCH_ROWS):
+            if messages.schema.names != READER_SCHEMA.names or messages.schema.types != READER_SCHEMA.types:
+                raise JobFailed(
+                    f"the reader of {entry.component!r} gave the columns {messages.schema.names} of "
+                    f"{messages.schema.types}, not {READER_SCHEMA.names} of {READER_SCHEMA.types}",
+                    component=entry.component,
+                )
+            self._beat(messages.num_rows)
+            yield from self._take(messages, entry)
+
+    def _take(self, messages: pa.RecordBatch, entry: Entry) -> Iterator[pa.RecordBatch]:
+        part, report, number = self._part, self._report, messages.num_rows
+        column = messages.column("token")
+        untracked = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+        signed_tokens = (column.fill_null(0) if column.null_count else column).to_numpy()
+        tokens = as_words(signed_tokens)
+        ids, origins = messages.column("id").to_numpy(), messages.column("origin").to_numpy()
+        first = self._messages.append(ids, origins, signed_tokens)
+        report.read_messages += number
+        report.read_xor = signed(report.read_xor ^ xor_reduce(tokens))
+        decoded = part.decoders[entry.component].decode(messages.column("payload"))
+        batch = _Batch(first, number)
+        for row, error in decoded.failed:
+            payload = messages.column("payload")[row].as_py()
+            shown = storable_text(repr(payload[:INPUT_TEXT_MAX]), INPUT_TEXT_MAX)
+            batch.failed[first + row] = _Failed(FailureReason.BAD_MESSAGE, entry.component, error, shown)
+        share = tokens if part.tracked else None
+        anchors = Anchors(number, None, np.arange(first, first + number, dtype=np.int64), share)
+        if untracked is not None:
+            named = np.flatnonzero(~untracked)
+            anchors = Anchors(number, named, named + first, None if share is None else share[named])
+        counts = decoded.counts
+        if counts is not None:
+            batch.acked.append(anchors.only(counts == 0))
+            (anchors,) = anchors.deliveries(counts, 1)
+        tuples = batch.alive(_Tuples(decoded.rows, anchors))
+        self._deliver(batch, tuples, None, entry.children, entry.component, entry.stream)
+        yield from self._finish(batch)
+        if part.ackers:
+            kept = np.ones(number, np.bool_) if untracked is None else ~untracked
+            kept[[message - first for message in batch.failed]] = False
+            self._inits.append(
+                pa.RecordBatch.from_arrays(
+                    [pa.array(a[kept]) for a in (ids, origins, signed_tokens)], schema=INIT_SCHEMA
+                )
+            )
+        for message, failed in sorted(batch.failed.items()):
+            if untracked is not None and untracked[message - first]:
+                report.unanchored += 1  # nobody waits for it
+            else:
+                report.failures.append(self._named(message, failed))
+
+    def _named(self, message: int, failed: _Failed) -> MessageFailure:
+        at = np.array([message])
+        return MessageFailure(
+            MessageId(int(self._messages.ids(at)[0])),
+            int(self._messages.origins(at)[0]),
+            Token(int(self._messages.tokens(at)[0])),
+            failed.reason,
+            failed.component,
+            failed.error,
+            failed.input,
+        )
+
+    # Later stages.
+
+    def _receive(self, incoming: Iterable[pa.RecordBatch], carried: list[TaskReport]) -> Iterator[pa.RecordBatch]:
+        part = self._part
+        edges = [entry.edge for entry in self._plan.entries if entry.edge is not None]
+        ways = {e.number: Way(e.component, e.given if part.ackers else e.schema) for e in edges}
+        for edge in self._plan.relayed:
+            ways[edge.number] = Way(edge.component, edge.given if part.ackers else edge.schema, passes=True)
+        received = receive(incoming, part.stage, self._task, part.tasks[part.stage - 1], ways, tracked=part.tracked)
+        carried += received.reports
+        self._report.violations += received.violations
+        self._inits += received.inits
+        self._acks += [(n.column(0).to_numpy(), as_words(n.column(1).to_numpy())) for n in received.acks]
+        if part.ackers:
+            for chunk in received.copied:
+                ids = np.empty(0, np.int64) if chunk.id is None else np.unique(chunk.id)  # once each: it is an XOR
+                self._acks.append((ids, np.full(len(ids), COPIED, np.uint64)))
+        if received.passing:
+            assert self._sender is not None
+            yield from self._sender.relay(received.passing)
+        for entry in self._plan.entries:
+            assert entry.edge is not None
+            chunks = received.chunks.pop(entry.edge.number)
+            if entry.edge.group is not None:
+                self._beat(sum(chunk.rows.num_rows for chunk in chunks))
+                yield from self._merge(entry, entry.edge.group, chunks)
+                continue
+            for chunk in chunks:
+                self._beat(chunk.rows.num_rows)
+                batch = _Batch()
+                tuples = _Tuples(chunk.rows, chunk.anchors(self._messages))
+                self._deliver(batch, tuples, None, entry.children, entry.component, entry.stream)
+                yield from self._finish(batch)
+
+    def _merge(self, entry: Entry, group: GroupBy, chunks: list[Chunk]) -> Iterator[pa.RecordBatch]:
+        if not chunks:
             return
-        sender = Sender(self._task, self._part.tasks[self._part.stage + 1], tracked=self._part.tracked)
+        if self._part.ackers:
+            made = self._grouped(group, chunks)
+        else:
+            combiner = Combiner(group)
+            for chunk in chunks:
+                if chunk.share is not None:
+                    combiner.share ^= xor_reduce(chunk.share)
+                combiner.absorb(pa.Table.from_batches([chunk.rows]))
+            merged = combiner.finish()
+            share = split_one(combiner.share, merged.num_rows) if self._part.tracked else None
+            made = _Tuples(merged, Anchors(merged.num_rows, None, None, share))
+        batch = _Batch()
+        self._deliver(batch, made, None, entry.children, entry.component, entry.stream)
+        yield from self._finish(batch)
+
+    def _grouped(self, group: GroupBy, chunks: list[Chunk]) -> _Tuples:
+        """Rows that were not combined before, to groups: each anchored to every message that went into it."""
+        rows = pa.concat_batches([chunk.rows for chunk in chunks])
+        anchors = joined([chunk.anchors(self._messages) for chunk in chunks])
+        merged = group.in_key_order(group.combine(rows))
+        hashes = hash_keys(merged, group.keys)
+        order = np.argsort(hashes)
+        group_of = order[np.searchsorted(hashes[order], hash_keys(rows, group.keys))]
+        row = group_of[anchors.row_of_pairs()]
+        by_group = np.argsort(row, kind="stable")
+        share = None if anchors.share is None else anchors.share[by_group]
+        return _Tuples(merged, Anchors(merged.num_rows, row[by_group], anchors.messages()[by_group], share))
+
+    # Both.
+
+    def _deliver(
+        self,
+        batch: _Batch,
+        tuples: _Tuples,
+        counts: Rows | None,
+        children: tuple[str, ...],
+        component: str,
+        stream: str,
+    ) -> None:
+        """Hand tuples to every subscriber. `counts`: how many of them were made of each of the anchored ones, whose
+        shares are still to be split; None where each tuple has its own. A child is one delivery, so the split counts those.
+        """
+        self._report.tuples += tuples.rows.num_rows * len(children)
+        for key, anchors in zip(children, tuples.anchors.deliveries(counts, len(children)), strict=True):
+            self._hand(batch, key, _Tuples(tuples.rows, anchors, tuples.task), component, stream)
+
+    def _hand(self, batch: _Batch, key: str, tuples: _Tuples, component: str, stream: str) -> None:
+        node = self._plan.nodes[key]
+        match node:
+            case OperationNode():
+                self._operate(batch, batch.alive(tuples), node)
+            case BoltNode():
+                self._bolt(batch, batch.alive(tuples), node, component, stream)
+            case _:
+                batch.ends.append((key, node, tuples))
+
+    def _operate(self, batch: _Batch, tuples: _Tuples, node: OperationNode) -> None:
+        if self._pulse is not None and self._pulse.careful:
+            self._pulse.at(self._ids_of(tuples.anchors))
+        outcome = apply(node, tuples.rows, self._pulse)
+        rows, counts, anchors = outcome.rows, outcome.counts, tuples.anchors
+        if outcome.failed:
+            for row, error in sorted(outcome.failed.items()):
+                reason = FailureReason.FAILED if row in outcome.refused else FailureReason.ERROR
+                shown = input_text(node, tuples.rows, row)
+                self._fail_row(batch, anchors, row, _Failed(reason, node.component, error, shown))
+            good = np.ones(tuples.rows.num_rows, np.bool_)
+            good[list(outcome.failed)] = False
+            # The failed rows' tuples go before anybody sees them; so do those of the same message's other rows.
+            mask = batch.mask(anchors)
+            good = good if mask is None else good & mask
+            rows = rows.filter(pa.array(good if counts is None else np.repeat(good, counts)))
+            anchors = anchors.only(good)
+            counts = None if counts is None else counts[good]
+        if counts is not None:
+            batch.acked.append(anchors.only(counts == 0))
+        self._deliver(batch, _Tuples(rows, anchors), counts, node.children, node.component, "default")
+
+    def _ids_of(self, anchors: Anchors) -> Rows | None:
+        """The message id of each tuple, where each has exactly one."""
+        if anchors.row is not None or anchors.message is None or (anchors.message == MANY).any():
+            return None
+        return self._messages.ids(anchors.message)
+
+    def _bolt(self, batch: _Batch, tuples: _Tuples, node: BoltNode, component: str, stream: str) -> None:
+        if tuples.rows.num_rows == 0:
+            return
+        running_ = self._bolts[node.component]
+        running_.held.append(tuples.anchors)
+        # An ArrowBolt keeps no state, by contract: as with a function, nothing of a message stays behind in it.
+        if batch.number and tuples.anchors.message is not None and not isinstance(node.bolt, ArrowBolt):
+            batch.escaped.append(tuples.anchors.message)
+        if self._pulse is not None and self._pulse.careful:
+            self._pulse.at(self._ids_of(tuples.anchors))
+        self._ran(batch, node, running_, running_.runner.run(tuples.rows, component, stream, self._pulse))
+
+    def _ran(self, batch: _Batch, node: BoltNode, running_: _Running, ran: Ran) -> None:
+        held = running_.held
+        made: list[tuple[str, str, _Tuples]] = []
+        for stream, emitted in ran.emitted.items():
+            children, number = node.children[stream], emitted.rows.num_rows
+            self._report.tuples += number * len(children)
+            deliveries = held.emit(
+                number,
+                emitted.anchor_row,
+                emitted.anchor_input,
+                emitted.anchor_ordinal,
+                len(children),
+                running_.most,
+            )
+            if deliveries and deliveries[0].row is not None:
+                together = deliveries[0].together()
+                if len(together):
+                    self._together.append(together)
+            for key, anchors in zip(children, deliveries, strict=True):
+                made.append((key, stream, _Tuples(emitted.rows, anchors, emitted.task)))
+        if len(ran.acked):
+            batch.acked.append(held.rest(ran.acked))
+        for failed in ran.failed:
+            rest = held.rest(np.array([failed.handle]))
+            self._fail_row(batch, rest, 0, _Failed(failed.reason, node.component, failed.error, failed.input))
+        for key, stream, tuples in made:
+            self._hand(batch, key, tuples, node.component, stream)
+
+    def _finish(self, batch: _Batch) -> Iterator[pa.RecordBatch]:
+        """The batch is through: check what comes out, drop what failed messages have there, combine, send, write, ack."""
+        checked = [self._check(batch, key, node, tuples) for key, node, tuples in batch.ends]
+        for anchors in batch.acked:
+            mask = batch.mask(anchors)
+            self._ack(anchors if mask is None else anchors.only(mask))
+        for (_, node, _), check in zip(batch.ends, checked, strict=True):
+            mask = None if check.failed == len(batch.failed) else batch.mask(check.tuples.anchors)
+            tuples = check.tuples if mask is None else check.tuples.only(mask)
+            dest = check.dest if mask is None or check.dest is None else check.dest[mask]
+            if isinstance(node, WriteNode):
+                if tuples.rows.num_rows:
+                    self._writer(node.sink, tuples.rows.schema).write(tuples.rows)
+                    self._ack(tuples.anchors)
+            elif isinstance(node, CombineNode) and not self._part.ackers:
+                combiner = self._combiners[node.edge]
+                combiner.absorb(
+                    node.group.combine(tuples.rows) if mask is not None or check.partial is None else check.partial
+                )
+                combiner.share = signed(combiner.share ^ tuples.anchors.xor())
+            else:
+                yield from self._send(node, tuples, dest)
+
+    def _send(
+        self, node: CombineNode | SendNode, tuples: _Tuples, dest: npt.NDArray[np.int32] | None
+    ) -> Iterator[pa.RecordBatch]:
+        assert self._sender is not None
+        tasks = self._part.tasks[-1 - bool(self._part.ackers)]
+        if dest is None:
+            yield from self._sender.copies(node.edge, tuples.rows, tuples.anchors, tasks)
+        else:
+            yield from self._sender.send(node.edge, tuples.rows, tuples.anchors, dest, tasks)
+
+    def _check(self, batch: _Batch, key: str, node: End, given: _Tuples) -> _Checked:
+        """Fail the messages of rows that could not be held, or have no task to go to."""
+        tuples = batch.alive(given)
+        match node:
+            case WriteNode():
+                bad = {
+                    row: _Failed(
+                        FailureReason.SINK_ERROR, node.sink, storable_text(error), _shown_row(tuples.rows, row)
+                    )
+                    for row, error in self._part.writers[node.sink].check(tuples.rows)
+                }
+                tuples = self._without(batch, tuples, bad)
+                return _Checked(tuples, len(batch.failed))
+            case SendNode():
+                return self._routed(batch, key, node, tuples)
+            case CombineNode():
+                return self._combined(batch, node, tuples)
+
+    def _routed(self, batch: _Batch, key: str, node: SendNode, tuples: _Tuples) -> _Checked:
+        router = self._routers[key]
+        while tuples.rows.num_rows and not router.copies:
+            failed = len(batch.failed)
+            try:
+                return _Checked(tuples, failed, dest=router.route(tuples.rows, tuples.task))
+            except RoutingError as error:
+                culprits = range(tuples.rows.num_rows) if error.rows is None else error.rows
+                bad = {
+                    row: _Failed(FailureReason.ERROR, node.component, str(error), _shown_row(tuples.rows, row))
+                    for row in culprits
+                }
+            tuples = self._without(batch, tuples, bad)
+        dest = None if router.copies else np.empty(0, np.int32)
+        return _Checked(tuples, len(batch.failed), dest=dest)
+
+    def _combined(self, batch: _Batch, node: CombineNode, tuples: _Tuples) -> _Checked:
+        bad: dict[int, _Failed] = {}
+        for key in node.group.keys:
+            column = tuples.rows.column(key)
+            if column.null_count:
+                for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+                    shown = _shown_row(tuples.rows, row)
+                    error = f"group key {key!r} is NULL"
+                    bad.setdefault(row, _Failed(FailureReason.SINK_ERROR, node.group.component, error, shown))
+        tuples = self._without(batch, tuples, bad)
+        failed = len(batch.failed)
+        partial = node.group.combine(tuples.rows)
+        keys = list(node.group.keys)
+        unheld: dict[int, _Failed] = {}
+        for sink in node.sinks:
+            # Keys are checked once each, and traced to their rows only where one is bad.
+            for distinct in partial.select(keys).combine_chunks().to_batches():
+                for number, error in self._part.writers[sink].check(distinct):
+                    for row in rows_with_keys(tuples.rows, keys, distinct.slice(number, 1)).tolist():
+                        shown = _shown_row(tuples.rows, row)
+                        unheld.setdefault(row, _Failed(FailureReason.SINK_ERROR, sink, storable_text(error), shown))
+        if unheld:
+            tuples = self._without(batch, tuples, unheld)
+            return _Checked(tuples, len(batch.failed), node.group.combine(tuples.rows), self._dest(node, tuples))
+        return _Checked(tuples, failed, partial, self._dest(node, tuples))
+
+    def _dest(self, node: CombineNode, tuples: _Tuples) -> npt.NDArray[np.int32] | None:
+        """Where rows go that are not combined before, since each message is to get a verdict of its own."""
+        if not self._part.ackers:
+            return None
+        return task_numbers(tuples.rows, node.group.keys, self._part.tasks[-2])
+
+    def _without(self, batch: _Batch, tuples: _Tuples, bad: Mapping[int, _Failed]) -> _Tuples:
+        """Fail these rows; the rows that are left."""
+        if not bad:
+            return tuples
+        for row, failed in sorted(bad.items()):
+            self._fail_row(batch, tuples.anchors, row, failed)
+        good = np.ones(tuples.rows.num_rows, np.bool_)
+        good[list(bad)] = False
+        return batch.alive(tuples.only(good))
+
+    def _fail_row(self, batch: _Batch, anchors: Anchors, row: int, failed: _Failed) -> None:
+        """Fail every message that anchors a tuple: early where nothing of it can have gone anywhere, else late."""
+        pairs = anchors.pairs_of(row)
+        if len(pairs) == 0:
+            if anchors.row is None:
+                raise AssertionError("a tuple has one pair where there is no index")
+            self._report.unanchored += 1
+            return
+        messages = anchors.messages()[pairs]
+        if (messages == MANY).any():
+            raise JobFailed(
+                f"component {failed.component!r} failed after a group, where a row belongs to no single message: "
+                f"{failed.error}; input: {failed.input}",
+                component=failed.component,
+                reason=failed.reason.value,
+                error=failed.error,
+                input=failed.input,
+            )
+        for pair, message in zip(pairs.tolist(), messages.tolist(), strict=True):
+            if batch.is_early(message):
+                batch.failed.setdefault(message, failed)
+                continue
+            self._late.setdefault(message, failed)
+            if anchors.share is not None:
+                share = anchors.share[pair : pair + 1]
+                self._report.late_xor ^= xor_reduce(share)
+                if self._part.ackers:
+                    self._acks.append((self._messages.ids(np.array([message])), share))
+
+    def _ack(self, anchors: Anchors) -> None:
+        self._report.ack(anchors.xor())
+        if self._part.ackers and anchors.message is not None and anchors.share is not None:
+            self._acks.append((self._messages.ids(anchors.message), anchors.share))
+
+    def _send_combined(self) -> Iterator[pa.RecordBatch]:
+        if self._part.ackers:
+            return
         for edge, combiner in self._combiners.items():
             rows = combiner.finish()
             if rows.num_rows == 0:
                 self._report.ack(combiner.share)
-            yield from sender.send(edge, combiner.grouping, rows, combiner.share)
-        self._close()
-        yield sender.control([*carried, self._report])
-
-    def _close(self) -> None:
-        for writer in self._open.values():
-            self._report.files.extend(writer.close())
-
-    # The first stage: messages.
-
-    def _read(self) -> None:
-        part = self._part
-        entry = part.plan.entries[0]
-        for messages in part.readers[self._task].read(part.seed, part.excluded, BATCH_ROWS):
-            if messages.schema.names != READER_SCHEMA.names or messages.schema.types != READER_SCHEMA.types:
-                raise JobFailed(
-                    f"the reader of {part.spout!r} gave the columns {messages.schema.names} of "
-                    f"{messages.schema.types}, not {READER_SCHEMA.names} of {READER_SCHEMA.types}",
-                    component=part.spout,
-                )
-            self._messages(messages, entry.children)
-
-    def _messages(self, messages: pa.RecordBatch, children: tuple[Node, ...]) -> None:
-        part, report = self._part, self._report
-        if part.decoder is None:
-            raise AssertionError("the first stage has a decoder")
-        tokens = as_words(messages.column("token").to_numpy())
-        report.read_messages += messages.num_rows
-        report.read_xor = signed(report.read_xor ^ xor_reduce(tokens))
-        decoded = part.decoder.decode(messages.column("payload"))
-        rows, errors = decoded.rows, decoded.failed
-        batch = _Batch(messages)
-        for row, error in errors:
-            payload = messages.column("payload")[row].as_py()
-            shown = storable_text(repr(payload[:INPUT_TEXT_MAX]), INPUT_TEXT_MAX)
-            batch.fail(row, _Failed(FailureReason.BAD_MESSAGE, part.spout, error, shown))
-        message = np.arange(messages.num_rows, dtype=np.int64)
-        self._deliver(batch, batch.alive(_Tuples(rows, message, tokens if part.tracked else None)), None, children)
-        self._finish(batch)
-        self._name_failures(batch, messages)
-
-    def _name_failures(self, batch: _Batch, messages: pa.RecordBatch) -> None:
-        for row, failed in sorted(batch.failed.items()):
-            id_, origin, token = (messages.column(name)[row].as_py() for name in ("id", "origin", "token"))
-            self._report.failures.append(
-                MessageFailure(
-                    MessageId(id_), origin, Token(token), failed.reason, failed.component, failed.error, failed.input
-                )
-            )
-
-    # Later stages: rows that were combined.
-
-    def _merge(self, incoming: Iterable[pa.RecordBatch]) -> list[TaskReport]:
-        part = self._part
-        groupings = {e.edge: e.grouping for e in part.plan.entries if e.grouping is not None}
-        received = receive(
-            incoming, part.stage, self._task, part.tasks[part.stage - 1], groupings, tracked=part.tracked
-        )
-        self._report.violations += received.violations
-        for entry in part.plan.entries:
-            if entry.grouping is None:
-                raise AssertionError("what crosses an exchange is grouped")
-            combiner = Combiner(entry.grouping)
-            for rows in received.chunks.pop(entry.edge):
-                table = pa.Table.from_batches([rows])
-                if part.tracked:
-                    combiner.share ^= xor_reduce(as_words(rows.column(0).to_numpy()))
-                    table = table.remove_column(0)
-                combiner.absorb(table)
-            merged = combiner.finish()
-            if merged.num_rows == 0:
-                self._report.ack(combiner.share)
                 continue
-            batch = _Batch(None)
-            shares = split_one(combiner.share, merged.num_rows) if part.tracked else None
-            self._deliver(batch, _Tuples(merged, None, shares), None, entry.children)
-            self._finish(batch)
-        return received.reports
+            assert self._sender is not None
+            share = split_one(combiner.share, rows.num_rows) if self._part.tracked else None
+            tasks = self._sender.tasks
+            dest = task_numbers(rows, combiner.group.keys, tasks)
+            yield from self._sender.send(edge, rows, Anchors(rows.num_rows, None, None, share), dest, tasks)
 
-    # Both.
-
-    def _deliver(self, batch: _Batch, tuples: _Tuples, counts: Rows | None, children: tuple[Node, ...]) -> None:
-        """Hand tuples to every subscriber. `counts`: how many of them each parent has, whose shares are still to be
-        split; None where each tuple carries its own share. A child is one delivery, so the split counts those.
-        """
-        subscribers = len(children)
-        self._report.tuples += tuples.rows.num_rows * subscribers
-        if tuples.shares is None or (counts is None and subscribers == 1):
-            deliveries = [tuples.shares] * subscribers
-        else:
-            each = np.full(len(tuples.shares), 1, np.int64) if counts is None else counts
-            split = split_runs(tuples.shares, each * subscribers).reshape(-1, subscribers)
-            deliveries = [np.ascontiguousarray(split[:, i]) for i in range(subscribers)]
-        for node, shares in zip(children, deliveries, strict=True):
-            given = _Tuples(tuples.rows, tuples.message, shares)
-            if isinstance(node, OperationNode):
-                self._operate(batch, batch.alive(given), node)
-            else:
-                batch.ends.append((node, given))
-
-    def _operate(self, batch: _Batch, tuples: _Tuples, node: OperationNode) -> None:
-        outcome = apply(node, tuples.rows)
-        for row, error in sorted(outcome.failed.items()):
-            self._fail_row(
-                batch,
-                tuples,
-                row,
-                _Failed(FailureReason.ERROR, node.component, error, input_text(node, tuples.rows, row)),
-            )
-        counts, message = outcome.counts, tuples.message
-        if counts is not None:
-            if tuples.shares is not None:
-                childless = counts == 0
-                batch.acked.append((None if message is None else message[childless], tuples.shares[childless]))
-            message = None if message is None else np.repeat(message, counts)
-        made = _Tuples(outcome.rows, message, tuples.shares)
-        if not outcome.failed:
-            self._deliver(batch, made, counts, node.children)
+    def _send_notices(self) -> Iterator[pa.RecordBatch]:
+        """What the ackers are to know, one ack notice a message and task, towards the acker that each message has."""
+        ackers = self._part.ackers
+        if not ackers or self._sender is None:
             return
-        # The failed rows' tuples go before anybody sees them; so do those of the same message's other rows.
-        shares = tuples.shares
-        if shares is not None and counts is not None:
-            shares = split_runs(shares, counts)
-        self._deliver(batch, batch.alive(_Tuples(outcome.rows, message, shares)), None, node.children)
-
-    def _finish(self, batch: _Batch) -> None:
-        """The batch is through: check what comes out, drop what failed messages have there, combine, write, ack."""
-        checked = [self._check(batch, node, tuples) for node, tuples in batch.ends]
-        for message, shares in batch.acked:
-            mask = batch.mask(message)
-            self._report.ack(xor_reduce(shares if mask is None else shares[mask]))
-        for (node, given), check in zip(batch.ends, checked, strict=True):
-            still_good = check.failed == len(batch.failed)
-            tuples = check.tuples if still_good else batch.alive(given)
-            xor = 0 if tuples.shares is None else xor_reduce(tuples.shares)
-            if isinstance(node, CombineNode):
-                partial = check.partial if still_good else None
-                combiner = self._combiners[node.edge]
-                combiner.absorb(node.grouping.combine(tuples.rows) if partial is None else partial)
-                combiner.share = signed(combiner.share ^ xor)
-            elif tuples.rows.num_rows:
-                self._writer(node.sink, tuples.rows.schema).write(tuples.rows)
-                self._report.ack(xor)
-
-    def _check(self, batch: _Batch, node: CombineNode | WriteNode, given: _Tuples) -> _Checked:
-        """Fail the messages of rows that could not be held."""
-        tuples, failed = batch.alive(given), len(batch.failed)
-        if isinstance(node, WriteNode):
-            for row, error in self._part.writers[node.sink].check(tuples.rows):
-                self._fail_at_sink(batch, tuples, row, node.sink, error)
-            return _Checked(tuples, None, failed)
-        for key in node.grouping.keys:
-            column = tuples.rows.column(key)
-            if column.null_count:
-                for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
-                    self._fail_at_sink(batch, tuples, row, node.grouping.component, f"group key {key!r} is NULL")
-        tuples, failed = batch.alive(tuples), len(batch.failed)
-        partial = node.grouping.combine(tuples.rows)
-        keys = list(node.grouping.keys)
-        for sink in node.sinks:
-            # Keys are checked once each, and traced to their rows only where one is bad.
-            for distinct in partial.select(keys).combine_chunks().to_batches():
-                for bad, error in self._part.writers[sink].check(distinct):
-                    for row in rows_with_keys(tuples.rows, keys, distinct.slice(bad, 1)).tolist():
-                        self._fail_at_sink(batch, tuples, row, sink, error)
-        return _Checked(tuples, partial, failed)
-
-    def _fail_at_sink(self, batch: _Batch, tuples: _Tuples, row: int, component: str, error: str) -> None:
-        shown = storable_text(_shown_row(tuples.rows.slice(row, 1)), INPUT_TEXT_MAX)
-        self._fail_row(batch, tuples, row, _Failed(FailureReason.SINK_ERROR, component, storable_text(error), shown))
-
-    def _fail_row(self, batch: _Batch, tuples: _Tuples, row: int, failed: _Failed) -> None:
-        if tuples.message is not None:
-            batch.fail(int(tuples.message[row]), failed)
+        for inits in self._inits:
+            yield from self._sender.notices(INIT, inits, acker_of(inits.column(0).to_numpy(), ackers), ackers)
+        if not self._acks:
             return
-        raise JobFailed(
-            f"component {failed.component!r} failed after a group, where a row belongs to no single message: "
-            f"{failed.error}; input: {failed.input}",
-            component=failed.component,
-            reason=failed.reason.value,
-            error=failed.error,
-            input=failed.input,
-        )
+        ids = np.concatenate([ids for ids, _ in self._acks])
+        shares = np.concatenate([shares for _, shares in self._acks])
+        order = np.argsort(ids, kind="stable")
+        ids, shares = ids[order], shares[order]
+        starts = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1]))) if len(ids) else np.empty(0, np.int64)
+        if len(starts):
+            values = as_signed(np.bitwise_xor.reduceat(shares, starts))
+            acks = pa.RecordBatch.from_arrays([pa.array(ids[starts]), pa.array(values)], schema=ACK_SCHEMA)
+            yield from self._sender.notices(ACK, acks, acker_of(ids[starts], ackers), ackers)
 
     def _writer(self, sink: str, schema: pa.Schema) -> TaskWriter:
         writer = self._open.get(sink)
@@ -388,20 +721,9 @@ class _Task:
         return writer
 
 
-def _shown_row(row: pa.RecordBatch) -> str:
+def _shown_row(rows: pa.RecordBatch, row: int) -> str:
     try:
-        return repr(row.to_pylist()[0])
+        text = repr(rows.slice(row, 1).to_pylist()[0])
     except UnicodeDecodeError:  # an Arrow-wise function can make text that is none
-        return f"a row of {', '.join(row.schema.names)} whose text is not UTF-8"
-
-
-def _combines(plan: StagePlan) -> Iterator[CombineNode]:
-    todo: list[Node] = [node for entry in reversed(plan.entries) for node in reversed(entry.children)]
-    while todo:
-        match todo.pop():
-            case CombineNode() as node:
-                yield node
-            case OperationNode() as node:
-                todo.extend(reversed(node.children))
-            case WriteNode():
-                pass
+        text = f"a row of {', '.join(rows.schema.names)} whose text is not UTF-8"
+    return storable_text(text, INPUT_TEXT_MAX)

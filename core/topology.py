@@ -1,9 +1,16 @@
-"""The topology graph: named components, checked as they are added."""
+"""The topology graph: named components, checked as they are added.
+
+t = Topology("word-count")
+lines = t.spout("lines", PostgresQueue("lines", schema="line string"))
+words = t.bolt("split", SplitSentence(), lines.shuffle(), schema="word string")
+counts = t.bolt("count", WordCount(), words.fields("word"), schema="word string, n long")
+t.sink(DeltaSink("lake/word_counts"), counts)
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -11,10 +18,14 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from stormproof.core.aggregation import Aggregation
+from stormproof.core.bolt import DEFAULT_STREAM, AnyBolt, ArrowBolt, BasicBolt, Bolt, Streams
 from stormproof.core.errors import TopologyError
+from stormproof.core.grouping import Grouping, GroupingKind
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.keyhash import can_be_key
+from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.sink import Fold, SinkInput, SinkSpec
+from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.protocol import Source
 
 NAME_MAX_CHARACTERS: Final = 64
@@ -36,13 +47,105 @@ class OperationKind(StrEnum):
     """A record batch to a record batch, and for each row of that the row that it was made of."""
 
 
+NO_EXCHANGE: Final = Grouping(GroupingKind.NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One output stream of a component, and how its tuples reach the subscriber's tasks."""
+
+    component: str
+    stream: str = DEFAULT_STREAM
+    grouping: Grouping = NO_EXCHANGE
+
+
+class OutputStream:
+    """One output stream of a component: what a bolt subscribes to, by one of the groupings.
+
+    Given to `bolt` as it is, it means `none()`: no exchange, the subscriber runs in the task that made the tuple.
+    `output["late"]` is another output stream of the same component.
+    """
+
+    def __init__(self, graph: TopologyGraph, component: str, stream: str = DEFAULT_STREAM) -> None:
+        self._graph = graph
+        self.component = component
+        self.stream = stream
+
+    def __getitem__(self, stream: str) -> OutputStream:
+        """Another output stream of this component.
+
+        Raises:
+            TopologyError: it has none of that name.
+        """
+        self._graph.schema_of(self.component, stream)
+        return OutputStream(self._graph, self.component, stream)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The fields of its tuples.
+
+        Raises:
+            TopologyError: the component has no stream of this name.
+        """
+        return self._graph.schema_of(self.component, self.stream)
+
+    def shuffle(self) -> Subscription:
+        """Evenly over the subscriber's tasks."""
+        return self._by(GroupingKind.SHUFFLE)
+
+    def fields(self, *fields: str) -> Subscription:
+        """Tuples of a batch with equal values in these fields go to one task."""
+        return self._by(GroupingKind.FIELDS, fields)
+
+    def partial_key(self, *fields: str) -> Subscription:
+        """As `fields`, but each key has two tasks, so that a frequent key burdens none alone."""
+        return self._by(GroupingKind.PARTIAL_KEY, fields)
+
+    def all(self) -> Subscription:
+        """Every task gets a copy of every tuple; the tracking counts each."""
+        return self._by(GroupingKind.ALL)
+
+    def global_(self) -> Subscription:
+        """Everything goes to the task of the lowest number."""
+        return self._by(GroupingKind.GLOBAL)
+
+    def none(self) -> Subscription:
+        """It does not matter which task: no exchange."""
+        return self._by(GroupingKind.NONE)
+
+    def local_or_shuffle(self) -> Subscription:
+        """The very task that made the tuple: no exchange."""
+        return self._by(GroupingKind.LOCAL_OR_SHUFFLE)
+
+    def direct(self) -> Subscription:
+        """The task that the emitting bolt names in `emit(..., task=n)`."""
+        return self._by(GroupingKind.DIRECT)
+
+    def custom(self, function: Callable[[pa.RecordBatch, int], object]) -> Subscription:
+        """The task that `function(rows, tasks)` gives for each row, as an array of task numbers."""
+        return Subscription(self.component, self.stream, Grouping(GroupingKind.CUSTOM, (), function))
+
+    def _by(self, kind: GroupingKind, fields: tuple[str, ...] = ()) -> Subscription:
+        return Subscription(self.component, self.stream, Grouping(kind, fields))
+
+
 @dataclass(frozen=True, slots=True)
 class Spout:
-    """Where messages come from; the graph's root."""
+    """Where messages come from."""
 
     name: str
     source: Source
     schema: pa.Schema
+
+    @property
+    def inputs(self) -> tuple[Subscription, ...]:
+        """None: it is a root."""
+        return ()
+
+    @property
+    def streams(self) -> Mapping[str, pa.Schema]:
+        """One."""
+        return {DEFAULT_STREAM: self.schema}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +153,26 @@ class Operation:
     """A function over tuples. `fields` are its arguments; `schema` is what it gives."""
 
     name: str
-    parent: str
+    inputs: tuple[Subscription, ...]
     kind: OperationKind
     function: UserFunction
     fields: tuple[str, ...]
     schema: pa.Schema
+
+    @property
+    def streams(self) -> Mapping[str, pa.Schema]:
+        """One."""
+        return {DEFAULT_STREAM: self.schema}
+
+
+@dataclass(frozen=True, slots=True)
+class BoltComponent:
+    """A bolt that is an object; each task works with a copy of its own, made anew for each batch."""
+
+    name: str
+    inputs: tuple[Subscription, ...]
+    bolt: AnyBolt
+    streams: Mapping[str, pa.Schema]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +180,21 @@ class Aggregate:
     """Groups within a batch. `persistent`: the results are folded into what its sinks hold."""
 
     name: str
-    parent: str
+    input: Subscription
     keys: tuple[str, ...]
     aggregations: tuple[Aggregation, ...]
     persistent: bool
     schema: pa.Schema
+
+    @property
+    def inputs(self) -> tuple[Subscription, ...]:
+        """One."""
+        return (self.input,)
+
+    @property
+    def streams(self) -> Mapping[str, pa.Schema]:
+        """One."""
+        return {DEFAULT_STREAM: self.schema}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,73 +202,181 @@ class SinkComponent:
     """Where results go."""
 
     name: str
-    parent: str
+    subscription: Subscription
     spec: SinkSpec
     input: SinkInput
 
     @property
-    def schema(self) -> pa.Schema:
-        """The rows that arrive."""
-        return self.input.schema
+    def inputs(self) -> tuple[Subscription, ...]:
+        """One."""
+        return (self.subscription,)
+
+    @property
+    def streams(self) -> Mapping[str, pa.Schema]:
+        """None: it is an end."""
+        return {}
 
 
-Component: TypeAlias = Spout | Operation | Aggregate | SinkComponent
+Component: TypeAlias = Spout | Operation | BoltComponent | Aggregate | SinkComponent
+BoltOrFunction: TypeAlias = AnyBolt | UserFunction
+BoltInput: TypeAlias = Subscription | OutputStream
 
 
 class TopologyGraph:
-    """A tree of named components: one spout, operations and aggregates, and a sink at every end.
+    """An acyclic graph of named components: spouts, bolts and aggregates, and a sink at every end.
 
-    Each component names a parent that is there already, so that there cannot be a cycle. `guarantee` is the default of
-    `run`; None is exactly-once.
+    Each component names inputs that are there already, so that there cannot be a cycle. `guarantee` is the default of
+    `run`; None is exactly-once. `ackers` is the number of acker tasks for a batch whose verdict has to be taken message by
+    message; None is one a core; 0 turns tracking off, which is at-most-once. `message_timeout_s` is how long a message may
+    stay without any progress on its batch; None leaves it to the settings.
     """
 
-    def __init__(self, name: str, guarantee: Guarantee | str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        guarantee: Guarantee | str | None = None,
+        *,
+        ackers: int | None = None,
+        message_timeout_s: float | None = None,
+    ) -> None:
         self.name = checked_name(name, "topology")
         self.guarantee = None if guarantee is None else as_guarantee(guarantee)
+        if ackers is not None and ackers < 0:
+            raise TopologyError(f"topology {name!r}: ackers is {ackers}; use 1 or more, or 0 for no tracking")
+        if message_timeout_s is not None and not message_timeout_s > 0:
+            raise TopologyError(f"topology {name!r}: message_timeout_s is {message_timeout_s}; it must be above 0")
+        self.ackers = ackers
+        self.message_timeout_s = message_timeout_s
+        if ackers == 0:
+            self.guarantee = self.guarantee or Guarantee.AT_MOST_ONCE
+            self.require_tracking(self.guarantee)
         self._components: dict[str, Component] = {}
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """All components, each after its parent."""
+        """All components, each after its inputs."""
         return tuple(self._components.values())
 
     @property
-    def spout(self) -> Spout:
-        """The one spout.
+    def spouts(self) -> tuple[Spout, ...]:
+        """The spouts, in the order in which they were added.
 
         Raises:
             TopologyError: there is none.
         """
-        for component in self._components.values():
-            if isinstance(component, Spout):
-                return component
-        raise TopologyError(f"topology {self.name!r} is empty; begin with t.stream(name, source)")
+        found = tuple(c for c in self._components.values() if isinstance(c, Spout))
+        if not found:
+            raise TopologyError(f"topology {self.name!r} is empty; begin with t.stream(name, source)")
+        return found
 
     @property
     def source(self) -> Source:
-        """The spout's source."""
-        return self.spout.source
+        """The spout's source, or those of several spouts as one."""
+        spouts = self.spouts
+        return spouts[0].source if len(spouts) == 1 else SourceGroup({spout.name: spout.source for spout in spouts})
 
     @property
     def sinks(self) -> tuple[SinkSpec, ...]:
         """The sinks, in the order in which they were added."""
         return tuple(c.spec for c in self._components.values() if isinstance(c, SinkComponent))
 
-    def children(self, name: str) -> tuple[Component, ...]:
-        """The components that subscribe to this one, in the order in which they were added."""
-        return tuple(c for c in self._components.values() if not isinstance(c, Spout) and c.parent == name)
+    def subscribers(self, name: str, stream: str = DEFAULT_STREAM) -> tuple[tuple[Component, Subscription], ...]:
+        """Who takes an output stream, and how, in the order in which they were added."""
+        return tuple(
+            (component, input_)
+            for component in self._components.values()
+            for input_ in component.inputs
+            if (input_.component, input_.stream) == (name, stream)
+        )
 
-    def schema_of(self, name: str) -> pa.Schema:
-        """The tuples that a component gives."""
-        return self._component(name).schema
+    def schema_of(self, name: str, stream: str = DEFAULT_STREAM) -> pa.Schema:
+        """The tuples of an output stream.
+
+        Raises:
+            TopologyError: there is no such component, or it has no such stream.
+        """
+        component = self._component(name)
+        if isinstance(component, SinkComponent):
+            raise TopologyError(f"nothing can follow the sink {name!r}", component=name)
+        schema = component.streams.get(stream)
+        if schema is None:
+            raise TopologyError(
+                f"component {name!r} has no output stream {stream!r}; known: "
+                f"{', '.join(component.streams) or 'none: give it a schema'}",
+                component=name,
+                stream=stream,
+            )
+        return schema
+
+    def require_tracking(self, guarantee: Guarantee) -> None:
+        """Raise TopologyError where this guarantee needs the tracking that `ackers=0` turns off."""
+        if self.ackers == 0 and guarantee.tracked:
+            raise TopologyError(
+                f"topology {self.name!r} has ackers=0: nothing is tracked, and each message is confirmed at once. That is "
+                f"at-most-once; for {guarantee.value} leave `ackers` out, or give the number of acker tasks"
+            )
+
+    # -- building, bolt by bolt --------------------------------------------------------------------------------------
+
+    def spout(self, name: str, source: Source) -> OutputStream:
+        """Add a source of messages.
+
+        Raises:
+            TopologyError: the name is taken or cannot be one, or the same source is there already.
+        """
+        return OutputStream(self, self.add_spout(name, source))
+
+    def bolt(
+        self,
+        name: str,
+        bolt: BoltOrFunction,
+        *inputs: BoltInput,
+        schema: SchemaLike | None = None,
+        streams: Mapping[str, SchemaLike] | None = None,
+    ) -> OutputStream:
+        """Add a bolt behind one or more output streams.
+
+        A plain function gets the fields as arguments and gives any number of tuples for each (an iterable); its inputs
+        must all have the same fields. `schema` is that of the stream "default", `streams` names
+        further ones; a bolt's own `streams` hold where neither is given. A bolt without output streams is an end.
+
+        Raises:
+            TopologyError: a name is taken or unknown, a grouping's field is missing, or there is no input.
+        """
+        if not inputs:
+            raise TopologyError(f"bolt {name!r} has no input; name one like words.fields('word')", component=name)
+        taken = tuple(self._subscription(name, input_) for input_ in inputs)
+        if isinstance(bolt, (Bolt, BasicBolt, ArrowBolt)):
+            made = self._add(
+                BoltComponent(checked_name(name, "bolt"), taken, bolt, _streams(bolt.streams, schema, streams))
+            )
+            return OutputStream(self, made)
+        if streams is not None or schema is None:
+            raise TopologyError(
+                f"bolt {name!r}: a function has the one output stream {DEFAULT_STREAM!r}; say what it gives, like "
+                "schema='word string', or write a BasicBolt for several",
+                component=name,
+            )
+        kind = OperationKind.FLAT_MAP
+        return OutputStream(self, self.add_operation(name, taken, kind, bolt, fields=(), schema=parse_schema(schema)))
+
+    def sink(self, sink: SinkSpec, stream: OutputStream) -> None:
+        """End an output stream in a sink.
+
+        Raises:
+            TopologyError: the sink's name is taken, or it cannot take such tuples.
+        """
+        self.add_sink(Subscription(stream.component, stream.stream), sink)
+
+    # -- what both ways of building use ------------------------------------------------------------------------------
 
     def add_spout(self, name: str, source: Source) -> str:
-        """Add the spout."""
+        """Add a spout."""
         for component in self._components.values():
-            if isinstance(component, Spout):
+            if isinstance(component, Spout) and component.source is source:
                 raise TopologyError(
-                    f"topology {self.name!r} has the spout {component.name!r}; a second one ({name!r}) is not supported "
-                    "yet",
+                    f"topology {self.name!r}: spouts {component.name!r} and {name!r} have the same source; let several "
+                    "bolts subscribe to one spout",
                     component=name,
                 )
         return self._add(Spout(checked_name(name, "spout"), source, source.decoder.schema))
@@ -148,7 +384,7 @@ class TopologyGraph:
     def add_operation(
         self,
         name: str | None,
-        parent: str,
+        inputs: Sequence[Subscription],
         kind: OperationKind,
         function: UserFunction,
         *,
@@ -156,25 +392,35 @@ class TopologyGraph:
         schema: pa.Schema | None,
     ) -> str:
         """Add a function. No fields: all of them, in order. No schema: that of its input."""
-        given = self._stream_schema(parent)
+        given = self._stream_schema(inputs[0])
         if not callable(function):
-            raise TopologyError(f"{kind} needs a function, got {function!r}", parent=parent)
+            raise TopologyError(f"{kind} needs a function, got {function!r}", parent=inputs[0].component)
         name = self._own_name(name, kind, function)
+        for other in inputs[1:]:
+            if not self._stream_schema(other).equals(given):
+                raise TopologyError(
+                    f"component {name!r}: its inputs have different fields ({', '.join(given.names)} and "
+                    f"{', '.join(self._stream_schema(other).names)}); a function takes one kind of tuple, a BasicBolt "
+                    "several",
+                    component=name,
+                )
         self._require_fields(name, fields, given)
         taken = tuple(fields) or tuple(given.names)
-        return self._add(Operation(name, parent, kind, function, taken, given if schema is None else schema))
+        return self._add(
+            Operation(name, tuple(inputs), kind, function, taken, given if schema is None else schema),
+        )
 
     def add_aggregate(
         self,
         name: str | None,
-        parent: str,
+        input_: Subscription,
         keys: Sequence[str],
         aggregations: Sequence[Aggregation],
         *,
         persistent: bool,
     ) -> str:
         """Add groups."""
-        given = self._stream_schema(parent)
+        given = self._stream_schema(input_)
         name = self._own_name(name, "aggregate", None)
         if not keys:
             raise TopologyError(
@@ -194,43 +440,63 @@ class TopologyGraph:
         results = [a.result(given, name) for a in aggregations]
         _refuse_twice(name, [*keys, *(a.output for a in aggregations)])
         schema = pa.schema([given.field(key) for key in keys] + results)
-        return self._add(Aggregate(name, parent, tuple(keys), tuple(aggregations), persistent, schema))
+        return self._add(Aggregate(name, input_, tuple(keys), tuple(aggregations), persistent, schema))
 
-    def add_sink(self, parent: str, spec: SinkSpec) -> str:
+    def add_sink(self, input_: Subscription, spec: SinkSpec) -> str:
         """Add a sink; its own name is the component's.
 
         Raises:
             TopologyError: the name is taken, or the sink cannot take such rows.
         """
-        component = self._component(parent)
-        if isinstance(component, SinkComponent):
-            raise TopologyError(f"nothing can follow the sink {parent!r}", component=parent)
-        input_ = SinkInput(component.schema)
+        schema = self.schema_of(input_.component, input_.stream)
+        component = self._component(input_.component)
+        rows = SinkInput(schema)
         if isinstance(component, Aggregate) and component.persistent:
-            input_ = SinkInput(component.schema, component.keys, {a.output: Fold.SUM for a in component.aggregations})
+            rows = SinkInput(schema, component.keys, {a.output: Fold.SUM for a in component.aggregations})
         name = checked_name(spec.name, "sink")
         # What a sink can take is known now; whether it serves the guarantee, again when one is chosen.
-        spec.check(input_, self.guarantee or Guarantee.AT_LEAST_ONCE)
-        return self._add(SinkComponent(name, parent, spec, input_))
+        spec.check(rows, self.guarantee or Guarantee.AT_LEAST_ONCE)
+        return self._add(SinkComponent(name, input_, spec, rows))
 
     def validate(self) -> None:
         """Check what can only be seen at the end.
 
         Raises:
-            TopologyError: there is no spout, or a component leads to no sink.
+            TopologyError: there is no spout, a component or one of its output streams leads nowhere, or nothing ends in a
+                sink or in a bolt without output.
         """
-        spout = self.spout
-        if not self.sinks:
+        first = self.spouts[0]
+        ends = [c for c in self._components.values() if not c.streams]
+        if not ends:
             raise TopologyError(
-                f"topology {self.name!r} has no sink; end {spout.name!r} with .into(...)", component=spout.name
+                f"topology {self.name!r} has no sink; end {first.name!r} with .into(...) or t.sink(...)",
+                component=first.name,
             )
         for component in self._components.values():
-            if not isinstance(component, SinkComponent) and not self.children(component.name):
+            if component.streams and not any(self.subscribers(component.name, s) for s in component.streams):
                 raise TopologyError(
                     f"topology {self.name!r}: component {component.name!r} leads nowhere; end it with .into(...), or "
                     "leave it out",
                     component=component.name,
                 )
+
+    def _subscription(self, name: str, given: BoltInput) -> Subscription:
+        subscription = given.none() if isinstance(given, OutputStream) else given
+        if not isinstance(subscription, Subscription):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TopologyError(
+                f"bolt {name!r}: {given!r} is no output stream; write words.shuffle() or words.fields('word')",
+                component=name,
+            )
+        schema = self._stream_schema(subscription)
+        subscription.grouping.check(schema, name)
+        emitter = self._component(subscription.component)
+        if subscription.grouping.kind is GroupingKind.DIRECT and not isinstance(emitter, BoltComponent):
+            raise TopologyError(
+                f"bolt {name!r}: a direct grouping needs a bolt that names tasks with emit(..., task=n); "
+                f"{emitter.name!r} is none",
+                component=name,
+            )
+        return subscription
 
     def _component(self, name: str) -> Component:
         component = self._components.get(name)
@@ -240,17 +506,16 @@ class TopologyGraph:
             )
         return component
 
-    def _stream_schema(self, parent: str) -> pa.Schema:
-        component = self._component(parent)
-        if isinstance(component, SinkComponent):
-            raise TopologyError(f"nothing can follow the sink {parent!r}", component=parent)
+    def _stream_schema(self, input_: Subscription) -> pa.Schema:
+        schema = self.schema_of(input_.component, input_.stream)
+        component = self._component(input_.component)
         if isinstance(component, Aggregate) and component.persistent:
             raise TopologyError(
-                f"component {parent!r} is a persistent aggregate: what it gives is folded into sinks, so only "
+                f"component {component.name!r} is a persistent aggregate: what it gives is folded into sinks, so only "
                 ".into(...) can follow; use .agg(...) for groups of a batch",
-                component=parent,
+                component=component.name,
             )
-        return component.schema
+        return schema
 
     def _require_fields(self, name: str, fields: Sequence[str], schema: pa.Schema) -> None:
         for field in fields:
@@ -317,3 +582,18 @@ def _refuse_twice(component: str, names: Sequence[str]) -> None:
                 f"component {component!r}: field {name!r} stands twice", component=component, field=name
             )
         seen.add(name.lower())
+
+
+def _streams(
+    declared: Streams, schema: SchemaLike | None, streams: Mapping[str, SchemaLike] | None
+) -> dict[str, pa.Schema]:
+    """A bolt's output streams: what `bolt` was told, else what its class declares."""
+    if schema is None and streams is None:
+        if isinstance(declared, Mapping):
+            streams = declared
+        else:
+            schema = declared
+    found = {} if schema is None else {DEFAULT_STREAM: parse_schema(schema)}
+    for name, given in (streams or {}).items():
+        found[checked_name(name, "stream")] = parse_schema(given)
+    return found

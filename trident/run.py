@@ -91,7 +91,8 @@ def make_engine(choice: EngineChoice, settings: Settings) -> tuple[Engine, bool]
     if choice == "spark":
         from stormproof.core.engine.spark import SparkEngine, spark_session
 
-        return SparkEngine(spark_session(settings), settings.parallelism), True
+        session, memory_mb = spark_session(settings), settings.worker_memory_mb
+        return SparkEngine(session, settings.parallelism, worker_memory_mb=memory_mb), True
     return choice, False
 
 
@@ -135,17 +136,18 @@ def driver(
         sql_engine = ledger_engine(database)
         stack.callback(sql_engine.dispose)
         require_schema(sql_engine, database, own=settings.uses_embedded)
-        topology.source.bind(database)
+        source = topology.source
+        source.bind(database)
         placed = [cast("Sink", spec).placed(database, settings.staging_path) for spec in plan.sink_specs]
         plan = replace(plan, sink_specs=tuple(placed))
         ledger = Ledger(sql_engine, clock, new_incarnation)
         chosen_options = options or options_of(settings, chosen)
         # Postgres was reached just now: where it goes away again this early, it is waited for as in any later step.
-        attach = partial(attached, plan, topology.source, ledger)
+        attach = partial(attached, plan, source, ledger)
         run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), chosen_options, clock)
         coordinator = Coordinator(
             plan,
-            topology.source,
+            source,
             sessions,
             ledger,
             run,
@@ -207,7 +209,9 @@ def options_of(settings: Settings, guarantee: Guarantee) -> RunOptions:
         guarantee=guarantee,
         limit=Limit(settings.batch_messages, settings.batch_bytes),
         lease_s=settings.lease_s,
-        batch_timeout_s=settings.batch_timeout_s,
+        message_timeout_s=settings.message_timeout_s,
+        start_timeout_s=settings.start_timeout_s,
+        pulse_root=settings.staging_path / "pulse",
         outage_s=settings.outage_s,
         poll_interval_s=settings.poll_interval_s,
     )

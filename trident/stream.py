@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stormproof.core.bolt import DEFAULT_STREAM
 from stormproof.core.errors import TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.protocol import Source
-from stormproof.core.topology import OperationKind, TopologyGraph, UserFunction
+from stormproof.core.topology import (
+    OperationKind,
+    OutputStream,
+    Subscription,
+    TopologyGraph,
+    UserFunction,
+)
 from stormproof.trident.aggregate import Aggregator
 
 if TYPE_CHECKING:
@@ -30,6 +37,10 @@ class Topology(TopologyGraph):
         """
         return Stream(self, self.add_spout(name, source))
 
+    def following(self, output: OutputStream) -> Stream:
+        """Go on from a bolt's output stream with the operations of a stream."""
+        return Stream(self, output.component, output.stream)
+
     def run(self, guarantee: Guarantee | str | None = None, **options: Any) -> Any:
         """Run it; `stormproof.trident.run` says how, and takes the options."""
         from stormproof.trident.run import run  # the driver is not needed to build a topology
@@ -45,9 +56,10 @@ class Stream:
     in the schema's order, or a dict with exactly its keys. A function that raises fails the message, not the batch.
     """
 
-    def __init__(self, topology: TopologyGraph, component: str) -> None:
+    def __init__(self, topology: TopologyGraph, component: str, stream: str = DEFAULT_STREAM) -> None:
         self._topology = topology
         self._component = component
+        self._input = Subscription(component, stream)
 
     @property
     def name(self) -> str:
@@ -57,7 +69,12 @@ class Stream:
     @property
     def schema(self) -> pa.Schema:
         """The fields of these tuples."""
-        return self._topology.schema_of(self._component)
+        return self._topology.schema_of(self._component, self._input.stream)
+
+    @property
+    def output(self) -> OutputStream:
+        """The same tuples as a bolt subscribes to them: `t.bolt(name, bolt, words.output.fields("word"))`."""
+        return OutputStream(self._topology, self._component, self._input.stream)
 
     def map(self, function: UserFunction, *fields: str, schema: SchemaLike, name: str | None = None) -> Stream:
         """One tuple for each."""
@@ -82,7 +99,7 @@ class Stream:
 
     def group_by(self, *fields: str) -> GroupedStream:
         """Groups by equal values. A NULL key fails its message."""
-        return GroupedStream(self._topology, self._component, fields)
+        return GroupedStream(self._topology, self._input, fields)
 
     def into(self, *sinks: SinkSpec) -> Stream:
         """End in sinks: each gets every tuple. Returns the same stream, which may have other followers.
@@ -95,7 +112,7 @@ class Stream:
                 f"component {self._component!r}: into() needs at least one sink", component=self._component
             )
         for sink in sinks:
-            self._topology.add_sink(self._component, sink)
+            self._topology.add_sink(self._input, sink)
         return self
 
     def _operation(
@@ -109,16 +126,16 @@ class Stream:
         parsed = None if schema is None else parse_schema(schema)
         return Stream(
             self._topology,
-            self._topology.add_operation(name, self._component, kind, function, fields=fields, schema=parsed),
+            self._topology.add_operation(name, [self._input], kind, function, fields=fields, schema=parsed),
         )
 
 
 class GroupedStream:
     """Tuples grouped by key, waiting for what is to be computed of each group."""
 
-    def __init__(self, topology: TopologyGraph, component: str, keys: tuple[str, ...]) -> None:
+    def __init__(self, topology: TopologyGraph, input_: Subscription, keys: tuple[str, ...]) -> None:
         self._topology = topology
-        self._component = component
+        self._input = input_
         self._keys = keys
 
     def agg(self, *, name: str | None = None, **results: Aggregator) -> Stream:
@@ -136,5 +153,5 @@ class GroupedStream:
         named = [aggregator.named(output) for output, aggregator in results.items()]
         return Stream(
             self._topology,
-            self._topology.add_aggregate(name, self._component, self._keys, named, persistent=persistent),
+            self._topology.add_aggregate(name, self._input, self._keys, named, persistent=persistent),
         )

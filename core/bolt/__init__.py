@@ -1,4 +1,4 @@
-"""Bolts: what users write, and what runs it."""
+"""Bolts: what users write. What runs one is in `stormproof.core.bolt.runner`."""
 
 from stormproof.core.bolt.api import (
     AnyBolt,
@@ -12,7 +12,6 @@ from stormproof.core.bolt.api import (
     fresh,
 )
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, link_counts
-from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.bolt.tuples import DEFAULT_STREAM, Collector, Tuple
 from stormproof.core.usercode import FailTuple
 
@@ -24,7 +23,6 @@ __all__ = [
     "BasicBolt",
     "Bolt",
     "BoltContext",
-    "BoltRunner",
     "Collector",
     "Emit",
     "Emitted",

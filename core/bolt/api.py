@@ -119,7 +119,7 @@ class ArrowBolt(ABC):
 
 
 AnyBolt: TypeAlias = Bolt | BasicBolt | ArrowBolt
-_BoltT = TypeVar("_BoltT", Bolt, BasicBolt, ArrowBolt)
+_BoltT = TypeVar("_BoltT", bound=AnyBolt)
 
 
 def fresh(bolt: _BoltT) -> _BoltT:

@@ -6,9 +6,9 @@ The loops over a bolt's `execute` are tight; names and places are looked for onl
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,16 +22,20 @@ from stormproof.core.bolt.tuples import (
     Output,
     Tuple,
     checked_task,
+    handle_of,
     no_messages_fault,
     text_of,
     unknown_stream,
 )
 from stormproof.core.convert import arrow_result, nulls_refused
 from stormproof.core.errors import JobFailed, UsageError
+from stormproof.core.garbage import fewer_collections
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.pulse import Pulse
 from stormproof.core.share import Rows
 from stormproof.core.usercode import CAUGHT, blame
+
+P = ParamSpec("P")
 
 _NO_ROWS: Final[Rows] = np.empty(0, np.int64)
 _NOTHING: Final = Ran({}, _NO_ROWS, (), 0)
@@ -99,7 +103,8 @@ class BoltRunner:
         first, self._next = self._next, self._next + rows.num_rows
         if not rows.num_rows:
             return _NOTHING
-        return self._way.run(rows, component, stream, first, pulse)
+        with fewer_collections():
+            return self._way.run(rows, component, stream, first, pulse)
 
     def finish(self, pulse: Pulse | None = None) -> Ran:
         """End the batch at this task: the bolt's `finish`, then what is still open fails as `unacked`, then `cleanup`.
@@ -107,7 +112,8 @@ class BoltRunner:
         Raises:
             JobFailed: `finish` or `cleanup` raised and no tuple was open that could have answered for it.
         """
-        ran = self._way.finish(self._next, pulse)
+        with fewer_collections():
+            ran = self._way.finish(self._next, pulse)
         self.close()
         return ran
 
@@ -157,8 +163,8 @@ class _Explicit:
 
     def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, pulse: Pulse | None) -> Ran:
         collector = self._collector
-        tuples = tuples_of(rows, component, stream, first, collector)
-        collector.call(self._bolt.execute, first, tuples, pulse)
+        given = tuples_of(rows, component, stream, first, collector)
+        collector.call(given.refusing(self._bolt.execute), first, given.tuples, pulse)
         return collector.end()
 
     def finish(self, first: int, pulse: Pulse | None) -> Ran:
@@ -190,8 +196,8 @@ class _Basic:
         self._bolt.prepare(context)
 
     def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, pulse: Pulse | None) -> Ran:
-        me, execute = self._component, self._bolt.execute
-        tuples = tuples_of(rows, component, stream, first, self)
+        given = tuples_of(rows, component, stream, first, self)
+        me, execute, tuples = self._component, given.refusing(self._bolt.execute), given.tuples
         made = {name: Output(name, schema, self._direct.get(name)) for name, schema in self._streams.items()}
         open_ = made
         row = -1
@@ -322,12 +328,49 @@ class _Arrow:
         pass
 
 
-def tuples_of(rows: pa.RecordBatch, component: str, stream: str, first: int, owner: object) -> list[Tuple]:
-    """Rows as tuples, with handles from `first` on."""
+def tuples_of(rows: pa.RecordBatch, component: str, stream: str, first: int, owner: object) -> _Given:
+    """Rows as tuples, with handles from `first` on, and those whose text is not UTF-8, by handle, with the error."""
     names = tuple(rows.schema.names)
     origin = Origin(component, stream, names, {name: i for i, name in enumerate(names)}, owner)
-    columns: list[list[Any]] = [column.to_pylist() for column in rows.columns]
-    return [Tuple(values, origin, handle) for handle, values in enumerate(zip(*columns, strict=True), first)]
+    broken: dict[int, UnicodeDecodeError] = {}
+    try:
+        columns: list[list[Any]] = [column.to_pylist() for column in rows.columns]
+    except UnicodeDecodeError:  # an Arrow-wise function can make text that is none
+        columns = [_readable(column, first, broken) for column in rows.columns]
+    tuples = [Tuple(values, origin, handle) for handle, values in enumerate(zip(*columns, strict=True), first)]
+    return _Given(tuples, broken)
+
+
+def _readable(column: pa.Array, first: int, broken: dict[int, UnicodeDecodeError]) -> list[Any]:
+    values: list[Any] = []
+    for handle, value in enumerate(column, first):
+        try:
+            values.append(value.as_py())
+        except UnicodeDecodeError as error:
+            broken.setdefault(handle, error)
+            values.append(None)
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The tuples of a call. Those in `broken` cannot be read, and fail before their bolt sees them."""
+
+    tuples: list[Tuple]
+    broken: Mapping[int, UnicodeDecodeError]
+
+    def refusing(self, execute: Callable[Concatenate[Tuple, P], None]) -> Callable[Concatenate[Tuple, P], None]:
+        """The bolt's execute, but for broken tuples."""
+        broken = self.broken
+        if not broken:
+            return execute
+
+        def refuse(tuple_: Tuple, /, *rest: P.args, **named: P.kwargs) -> None:
+            if handle_of(tuple_) in broken:
+                raise broken[handle_of(tuple_)]
+            execute(tuple_, *rest, **named)
+
+        return refuse
 
 
 @dataclass(frozen=True, slots=True)

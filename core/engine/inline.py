@@ -14,6 +14,7 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.errors import JobFailed, StormproofError, UsageError
 from stormproof.core.message import storable_text
+from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader
 from stormproof.core.stage import StageJob, run_task, stage_jobs
 from stormproof.core.wire import job_report
@@ -89,7 +90,7 @@ class InlineEngine:
 
     def _run_task(self, part: StageJob, task: int, incoming: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         if part.stage == 0:
-            part = replace(part, readers=tuple(_WatchedReader(r, self._go_on) for r in part.readers))
+            part = replace(part, readers=tuple(_watched(r, self._go_on) for r in part.readers))
         try:
             return list(run_task(part, task, self._watched(incoming)))
         except StormproofError:
@@ -130,6 +131,12 @@ class _WatchedReader:
         for batch in self.reader.read(seed, excluded, batch_rows):
             self.go_on()
             yield batch
+
+
+def _watched(reader: SliceReader, go_on: Callable[[], None]) -> SliceReader:
+    if isinstance(reader, SpoutReader):
+        return replace(reader, reader=_WatchedReader(reader.reader, go_on))
+    return _WatchedReader(reader, go_on)
 
 
 def _rows_for(rows: list[pa.RecordBatch], task: int) -> list[pa.RecordBatch]:

@@ -54,7 +54,7 @@ class JobReport:
     them): one entry a message and task, so a message may stand there more than once; `late_xor` is the XOR of the shares
     that ended in them, so that `ack_xor ^ late_xor` still accounts for every share. `together` has an (n, 2) array of the
     ids of messages that anchor one tuple together. `lost` is for per-message mode: messages whose own verdict was not
-    "complete".
+    "complete". `unanchored` is the number of tuples that failed and that no message anchored: nothing is replayed for them.
     """
 
     read_messages: int
@@ -69,6 +69,7 @@ class JobReport:
     late_xor: int = 0
     together: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
     lost: tuple[MessageFailure, ...] = ()
+    unanchored: int = 0
 
 
 class Engine(Protocol):

@@ -36,6 +36,14 @@ class Ran:
         """The failed messages by their place in the input, with reason and component."""
         return {f.id - FIRST_ID: f"{f.reason} at {f.component}" for f in self.report.failures}
 
+    def late(self) -> dict[int, str]:
+        """The same of those that failed late."""
+        return {f.id - FIRST_ID: f"{f.reason} at {f.component}" for f in self.report.late}
+
+    def lost(self) -> list[int]:
+        """The places of the messages whose own verdict was not "complete"."""
+        return sorted(f.id - FIRST_ID for f in self.report.lost)
+
 
 def source(*payloads: bytes, schema: str = "line string") -> MemorySource:
     return MemorySource("lines", payloads, schema=schema)
@@ -55,6 +63,7 @@ def run_job(
     readers: tuple[SliceReader, ...] | None = None,
     tracked: bool = True,
     excluded: frozenset[int] = frozenset(),
+    per_message: bool = False,
     wrap: Callable[[SinkWriter], SinkWriter] = lambda writer: writer,
 ) -> Ran:
     """Run one attempt of a topology whose sinks are memory sinks with this staging folder."""
@@ -65,7 +74,7 @@ def run_job(
         for s in sinks
     }
     readers = readers or readers_of(payloads, engine.parallelism)
-    job = Job(plan, readers, writers, "life", 1, 1, SEED, tracked, excluded)
+    job = Job(plan, readers, writers, "life", 1, 1, SEED, tracked, excluded, per_message)
     report = engine.run(job)
     rows = {
         s.name: [row for b in prepared_batches(str(staging), files_of(report.files, s.name)) for row in b.to_pylist()]

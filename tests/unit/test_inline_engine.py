@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from support.jobs import FIRST_ID, Ran, readers_of, run_job, source
 
-from stormproof.core import stage
+from stormproof.core import tracking
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import JobFailed
 from stormproof.core.share import Rows, Words, split_runs
@@ -378,7 +378,7 @@ def test_a_tuple_that_is_never_acked_is_seen(tmp_path: Path, monkeypatch: pytest
         children[:1] = 0
         return children
 
-    monkeypatch.setattr(stage, "split_runs", losing)
+    monkeypatch.setattr(tracking, "split_runs", losing)
     ran = run_job(InlineEngine(), word_count(tmp_path), LINES, tmp_path)
     assert any("ack val" in text for text in ran.mismatches)
 

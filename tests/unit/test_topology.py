@@ -71,11 +71,14 @@ def test_refused(build: Callable[[], object], said: str) -> None:
     assert said in str(raised.value)
 
 
-def test_two_spouts_are_not_supported_yet() -> None:
+def test_several_spouts_each_have_a_source_of_their_own() -> None:
     t = Topology("t")
-    t.stream("a", source())
-    with pytest.raises(TopologyError, match=r"'a'.*second one .'b'. is not supported yet"):
-        t.stream("b", source())
+    first = source()
+    t.stream("a", first)
+    t.stream("b", source())
+    assert [spout.name for spout in t.spouts] == ["a", "b"]
+    with pytest.raises(TopologyError, match=r"spouts 'a' and 'c' have the same source"):
+        t.spout("c", first)
 
 
 def test_incomplete_topologies_are_refused_as_a_whole() -> None:
@@ -117,13 +120,16 @@ def test_what_the_plan_of_a_word_count_is() -> None:
     stream.group_by("word").persistent_aggregate(n=count(), name="counts").into(*sinks)
     plan = compile_topology(t, Guarantee.EXACTLY_ONCE)
     first, second = plan.stages
-    (split,) = first.entries[0].children
+    (name,) = first.entries[0].children
+    split = first.nodes[name]
     assert isinstance(split, OperationNode)
-    (combine,) = split.children
+    (combine,) = (first.nodes[key] for key in split.children)
     assert isinstance(combine, CombineNode)
     assert combine.sinks == ("a", "b")
-    assert second.entries[0].edge == combine.edge == 0
-    assert second.entries[0].children == (WriteNode("a"), WriteNode("b"))
+    (entry,) = second.entries
+    assert entry.edge is not None
+    assert (entry.edge.number, entry.edge.hops) == (combine.edge, 1) == (0, 1)
+    assert [second.nodes[key] for key in entry.children] == [WriteNode("a"), WriteNode("b")]
     assert plan.sinks["a"].keys == ("word",)
     assert plan.sinks["b"].folds == {"n": Fold.SUM}
     assert plan.sink_specs == sinks
