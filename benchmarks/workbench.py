@@ -102,7 +102,7 @@ class Workbench:
         self, topology: TopologyGraph, guarantee: Guarantee, messages: int, *, engine: Engine | None = None
     ) -> Generator[Stepper]:
         """A started driver, to be taken on batch by batch."""
-        options = RunOptions(guarantee=guarantee, limit=Limit(messages, LIMIT_BYTES), batch_timeout_s=600.0)
+        options = RunOptions(guarantee=guarantee, limit=Limit(messages, LIMIT_BYTES), message_timeout_s=600.0)
         with driver(
             topology, guarantee, settings=self.settings, engine=engine or self.engine, options=options
         ) as coordinator:

@@ -203,7 +203,8 @@ class BatchRunner:
             BatchUnverified: a message that stands alone cannot be read again.
             TransientError: the journal or the source does not answer; nothing was decided.
         """
-        batch = _Batch(name, slice_, journal, Attempt(1, seed, slice_.expected))
+        # A driver died of it before, perhaps of one of these messages: note which.
+        batch = _Batch(name, slice_, journal, Attempt(1, seed, slice_.expected, careful=slice_.deaths > 0))
         while True:
             result = run_job(batch.attempt)
             outcome = self._died(batch, result) if isinstance(result, JobDied) else self._judge(batch, result)

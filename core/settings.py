@@ -61,9 +61,6 @@ class Settings(BaseSettings):
     )
     batch_messages: int = Field(default=10_000, ge=1, description="most messages in one batch")
     batch_bytes: int = Field(default=64 * 2**20, ge=1, description="most bytes of payload in one batch")
-    batch_timeout_s: float = Field(
-        default=600.0, gt=0, description="how long one batch's job may run before it is cancelled and tried again"
-    )
     message_timeout_s: float = Field(
         default=30.0,
         gt=0,
