@@ -8,10 +8,10 @@ failure comes late: it is named, the share that ended in it is accounted for, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,10 @@ BATCH_ROWS: Final = 10_000
 
 COPIED: Final = 1
 """What a message's ackers are told when a chunk with its tuples came twice: no share, so that its ack val is not zero."""
+
+
+Observer: TypeAlias = Callable[[str, str, pa.RecordBatch], None]
+"""Is told, inside a task, of each run of tuples that a component gave: component, stream, rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,10 @@ def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
     return tuple(made)
 
 
-def run_task(part: StageJob, task: int, incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run one task: wire rows in (none for the first stage), wire rows out.
+def run_task(
+    part: StageJob, task: int, incoming: Iterable[pa.RecordBatch], observe: Observer | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Run one task: wire rows in (none for the first stage), wire rows out. `observe` is told of everything emitted.
 
     Guarantee:
         Its prepared files are closed and synced before the row that names them is given out; where it does not get that
@@ -106,7 +112,7 @@ def run_task(part: StageJob, task: int, incoming: Iterable[pa.RecordBatch]) -> I
         yield _judged(part, task, incoming)
         return
     with running(part.pulse, part.stage, task, careful=part.careful) as pulse:
-        task_ = _Task(part, part.plan, task, pulse)
+        task_ = _Task(part, part.plan, task, pulse, observe)
         try:
             yield from task_.run(incoming)
         except BaseException:  # also GeneratorExit: the engine gave the task up
@@ -229,8 +235,10 @@ class _Running:
 
 
 class _Task:
-    def __init__(self, part: StageJob, plan: StagePlan, task: int, pulse: Pulse | None) -> None:
-        self._part, self._plan, self._task, self._pulse = part, plan, task, pulse
+    def __init__(
+        self, part: StageJob, plan: StagePlan, task: int, pulse: Pulse | None, observe: Observer | None
+    ) -> None:
+        self._part, self._plan, self._task, self._pulse, self._observe = part, plan, task, pulse, observe
         self._report = TaskReport(part.stage, task)
         self._messages = Messages()
         self._open: dict[str, TaskWriter] = {}
@@ -456,6 +464,8 @@ class _Task:
         shares are still to be split; None where each tuple has its own. A child is one delivery, so the split counts those.
         """
         self._report.tuples += tuples.rows.num_rows * len(children)
+        if self._observe is not None:
+            self._observe(component, stream, tuples.rows)
         for key, anchors in zip(children, tuples.anchors.deliveries(counts, len(children)), strict=True):
             self._hand(batch, key, _Tuples(tuples.rows, anchors, tuples.task), component, stream)
 
@@ -515,6 +525,8 @@ class _Task:
         for stream, emitted in ran.emitted.items():
             children, number = node.children[stream], emitted.rows.num_rows
             self._report.tuples += number * len(children)
+            if self._observe is not None:
+                self._observe(node.component, stream, emitted.rows)
             deliveries = held.emit(
                 number,
                 emitted.anchor_row,

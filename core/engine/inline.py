@@ -16,7 +16,7 @@ from stormproof.core.errors import JobFailed, StormproofError, UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader
-from stormproof.core.stage import StageJob, run_task, stage_jobs
+from stormproof.core.stage import Observer, StageJob, run_task, stage_jobs
 from stormproof.core.wire import job_report
 
 T = TypeVar("T")
@@ -29,7 +29,8 @@ Tamper: TypeAlias = Callable[[int, list[pa.RecordBatch]], list[pa.RecordBatch]]
 class InlineEngine:
     """Runs a job's tasks in this process.
 
-    `rng` shuffles the order of the tasks, and the order in which rows arrive: a report may not depend on it.
+    `rng` shuffles the order of the tasks, and the order in which rows arrive: a report may not depend on it. `observe` is
+    told of everything that components emit, also in tasks that fail later.
     """
 
     name = "inline"
@@ -41,6 +42,7 @@ class InlineEngine:
         rng: Random | None = None,
         clock: Clock | None = None,
         tamper: Tamper | None = None,
+        observe: Observer | None = None,
     ) -> None:
         if parallelism < 1:
             raise UsageError(f"parallelism is {parallelism}; at least 1 task is needed")
@@ -48,6 +50,7 @@ class InlineEngine:
         self._rng = rng
         self._clock = clock or SystemClock()
         self._tamper = tamper
+        self._observe = observe
         self._cancelled = threading.Event()
 
     @property
@@ -92,7 +95,7 @@ class InlineEngine:
         if part.stage == 0:
             part = replace(part, readers=tuple(_watched(r, self._go_on) for r in part.readers))
         try:
-            return list(run_task(part, task, self._watched(incoming)))
+            return list(run_task(part, task, self._watched(incoming), self._observe))
         except StormproofError:
             raise
         except Exception as error:
