@@ -300,8 +300,10 @@ class _Task:
             self._report.files.extend(writer.close())
         self._report.late = [self._named(message, failed) for message, failed in sorted(self._late.items())]
         if self._together:
-            pairs = np.unique(np.concatenate(self._together), axis=0)
-            self._report.together = self._messages.ids(pairs.reshape(-1)).reshape(-1, 2)
+            pairs = np.concatenate(self._together)
+            ids = np.sort(self._messages.ids(pairs.reshape(-1)).reshape(-1, 2), axis=1)
+            # A message has a number for each chunk that it came in, so the two may be one.
+            self._report.together = np.unique(ids[ids[:, 0] != ids[:, 1]], axis=0)
         reports = [*carried, self._report]
         if self._sender is None:
             yield summary(self._part.stage, self._task, reports)
