@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     )
     from stormproof.core.guarantee import Guarantee
     from stormproof.core.settings import Settings
+    from stormproof.core.source.files import FileSource
+    from stormproof.core.source.iterator import IteratorSource
     from stormproof.core.source.memory import MemorySource
     from stormproof.core.source.postgres_queue import PostgresQueue
     from stormproof.sinks.delta import DeltaSink
@@ -58,6 +60,8 @@ _HOMES: Final = {
     ),
     "Guarantee": "stormproof.core.guarantee",
     "Settings": "stormproof.core.settings",
+    "FileSource": "stormproof.core.source.files",
+    "IteratorSource": "stormproof.core.source.iterator",
     "MemorySource": "stormproof.core.source.memory",
     "PostgresQueue": "stormproof.core.source.postgres_queue",
     "DeltaSink": "stormproof.sinks.delta",
@@ -79,7 +83,9 @@ __all__ = [
     "DeltaSink",
     "FatalError",
     "Fenced",
+    "FileSource",
     "Guarantee",
+    "IteratorSource",
     "JobFailed",
     "MemorySink",
     "MemorySource",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.queues import prepared_database
-from support.source_harness import IteratorHarness, MemoryHarness, PostgresHarness
+from support.source_harness import FileHarness, IteratorHarness, MemoryHarness, PostgresHarness
 
-from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.core.source.files.formats import Format
 from stormproof.testing import SourceConformance, SourceHarness
 
 
@@ -37,5 +40,29 @@ class TestPostgresQueue(SourceConformance):
     @pytest.fixture
     def harness(self, database: Database) -> Iterator[SourceHarness]:
         harness = PostgresHarness(prepared_database(database))
+        yield harness
+        harness.close()
+
+
+@pytest.fixture(scope="module")
+def shared_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """One database for all cases that keep apart by their source's name."""
+    with connect(postgres.database, application_name="tests", autocommit=True) as connection:
+        connection.execute(b"create database test_file_sources template template0")
+    yield prepared_database(postgres.database.with_name("test_file_sources"))
+    with connect(postgres.database, application_name="tests", autocommit=True) as connection:
+        connection.execute(b"drop database test_file_sources with (force)")
+
+
+@pytest.mark.postgres
+class TestFileSource(SourceConformance):
+    """Files, of each kind: JSON lines are read as text is."""
+
+    @pytest.fixture(params=["parquet", "text"])
+    def harness(
+        self, request: pytest.FixtureRequest, shared_database: Database, tmp_path: Path
+    ) -> Iterator[SourceHarness]:
+        format_: Format = request.param
+        harness = FileHarness(shared_database, tmp_path, format_, name=request.node.name)
         yield harness
         harness.close()

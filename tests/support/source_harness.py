@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from stormproof.core.clock import ManualClock
 from stormproof.core.postgres.database import Database, connect
+from stormproof.core.source.files import FileSource
+from stormproof.core.source.files.formats import Format
+from stormproof.core.source.files.rows import unpack
 from stormproof.core.source.iterator import Item, IteratorSource
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.testing import Message, SourceHarness, messages_of
 
-__all__ = ["IteratorHarness", "MemoryHarness", "Message", "PostgresHarness", "messages_of"]
+__all__ = ["FileHarness", "IteratorHarness", "MemoryHarness", "Message", "PostgresHarness", "messages_of"]
 
 
 @dataclass
@@ -124,6 +131,64 @@ class PostgresHarness(SourceHarness):
 
     def wait_for_retries(self) -> None:
         self.execute("update stormproof.queue_retry set not_before = clock_timestamp()")
+
+    def close(self) -> None:
+        for view in self.views:
+            view.close()
+
+
+@dataclass
+class FileHarness(SourceHarness):
+    """Over `FileSource`: each put is a new file. Time is moved in the rows, since the clock is the database's."""
+
+    database: Database
+    folder: Path
+    format: Format = "text"
+    name: str = "files"
+    views: list[FileSource] = field(default_factory=list[FileSource])
+
+    def __post_init__(self) -> None:
+        self.exact_bytes = self.format != "parquet"
+        self.files = 0
+
+    def put(self, payloads: Sequence[bytes]) -> None:
+        path = self.folder / f"{self.files:05}.part"
+        self.files += 1
+        if self.format == "parquet":
+            pq.write_table(pa.table({"other": [0] * len(payloads), "payload": list(payloads)}), path)
+        else:
+            path.write_bytes(b"".join(payload + b"\n" for payload in payloads))
+
+    def unsubscribed(self) -> FileSource:
+        source = FileSource(
+            self.folder,
+            self.format,
+            schema="payload string" if self.format == "jsonl" else "payload binary",
+            name=self.name,
+            database=self.database,
+            max_attempts=self.max_attempts,
+            look_interval_s=0,
+            rng=Random(1),
+        )
+        self.views.append(source)
+        return source
+
+    def execute(self, statement: str) -> None:
+        with connect(self.database, application_name="tests", autocommit=True) as connection:
+            connection.execute(f"{statement} source = '{self.name}'".encode())
+
+    def expire(self) -> None:
+        self.execute("update stormproof.file_slice set expires_at = clock_timestamp() where state = 'open' and")
+
+    def wait_for_retries(self) -> None:
+        self.execute("update stormproof.file_retry set not_before = clock_timestamp() where")
+
+    def payload_of(self, stored: bytes) -> bytes:
+        if self.format != "parquet":
+            return stored
+        (row,) = unpack([stored])
+        payload: bytes = row[0].as_py()["payload"]
+        return payload
 
     def close(self) -> None:
         for view in self.views:

@@ -69,6 +69,10 @@ class SourceHarness(ABC):
     def wait_for_retries(self) -> None:
         """Let every waiting retry fall due, likewise."""
 
+    def payload_of(self, stored: bytes) -> bytes:
+        """The payload that was put, of what a dead letter holds of it."""
+        return stored
+
     def close(self) -> None:  # noqa: B027 - most stores have nothing to close
         """Let go what the views hold; called by whoever made the harness."""
 
@@ -535,7 +539,7 @@ class SourceConformance:
         source.split(first, _lease("b"))
         seen = list[bytes]()
         for owner in ("c", "d", "e"):
-            part = source.open(_lease(owner), Limit(4, bytes=4), SEED)
+            part = source.open(_lease(owner), Limit(4, bytes=4) if harness.exact_bytes else Limit(2), SEED)
             assert part is not None
             assert part.retry
             assert part.expected.messages == 2
@@ -564,7 +568,8 @@ class SourceConformance:
         assert source.open(_lease("b"), ANY, SEED) is None
         assert source.backlog() == Backlog(0, 0, 0, 1)
         (letter,) = source.dead_letters()
-        assert (letter.payload, letter.reason, letter.error) == (b"poison", "error", f"error {harness.max_attempts}")
+        assert harness.payload_of(letter.payload) == b"poison"
+        assert (letter.reason, letter.error) == ("error", f"error {harness.max_attempts}")
         assert (letter.times_opened, letter.times_failed) == (harness.max_attempts, harness.max_attempts)
         assert [entry["error"] for entry in letter.history] == [f"error {n + 1}" for n in range(harness.max_attempts)]
         assert [entry["owner"] for entry in letter.history] == [f"a{n + 1}" for n in range(harness.max_attempts)]
@@ -633,7 +638,7 @@ class SourceConformance:
         assert source.drop([shown], by="bob", why="too") == ()
         assert source.requeue([shown], by="bob", why="no") == ()
         (letter,) = source.dead_letters()
-        assert (letter.disposal, letter.by, letter.payload) == ("drop", "ann", b"poison")
+        assert (letter.disposal, letter.by, harness.payload_of(letter.payload)) == ("drop", "ann", b"poison")
         assert source.open(_lease("a"), ANY, SEED) is None
         assert source.backlog() == Backlog(0, 0, 0, 0)
 

@@ -1,0 +1,251 @@
+"""What a file is like when it is found: its rows, where blocks of them begin, how many bytes they have.
+
+Line formats (text, jsonl) are read through once; every `MARK_ROWS`-th line's place is kept, so that a part in the middle
+is found without reading what lies before it. Of Parquet only the footer is read: marks are its row groups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+from io import FileIO
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stormproof.core.errors import PositionMismatch, UsageError
+from stormproof.core.message import storable_text
+from stormproof.core.share import Rows
+
+Format: TypeAlias = Literal["parquet", "jsonl", "text"]
+FORMATS: Final[tuple[Format, ...]] = ("parquet", "jsonl", "text")
+
+MARK_ROWS: Final = 1_024
+"""Lines between two marks: 8 bytes kept for each so many lines, and so many lines at most read in vain."""
+
+_CHUNK_BYTES: Final = 1 << 22
+_PACKED: Final = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip", ".snappy")
+
+
+@dataclass(frozen=True)
+class File:
+    """A registered file. `first_id` is the number of its first row's message, `number` the file's own, from 1.
+
+    `marks`: of lines, the byte at which every `MARK_ROWS`-th line begins, and where the last one ends (a newline that
+    is missing at the end is counted all the same). Of Parquet, (first row, bytes before) of every row group, and of the
+    end: two rows of numbers.
+    """
+
+    number: int
+    path: str
+    format: Format
+    first_id: int
+    rows: int
+    size_bytes: int
+    modified_ns: int
+    fingerprint: str
+    marks: Rows
+
+    @property
+    def stop_id(self) -> int:
+        """The number behind its last row's."""
+        return self.first_id + self.rows
+
+    @cached_property
+    def group_rows(self) -> Rows:
+        """The first row of every row group, and the number of rows; of Parquet only."""
+        rows: Rows = self.marks.reshape(2, -1)[0]
+        return rows
+
+    def bytes_of(self, start: int, stop: int) -> int:
+        """How many bytes the payloads of these rows have; of Parquet by the average of their row group.
+
+        Raises:
+            PositionMismatch: the file has changed.
+        """
+        if self.format == "parquet":
+            rows, before = self.marks.reshape(2, -1)
+            return int(np.interp(stop, rows, before)) - int(np.interp(start, rows, before))
+        return self._begin(stop) - self._begin(start) - (stop - start)
+
+    def cut(self, start: int, stop: int, limit_bytes: int) -> int:
+        """The last row up to which the rows from `start` have at most so many bytes; `start` where already one has more.
+
+        Raises:
+            PositionMismatch: the file has changed.
+        """
+        if self.format == "parquet":
+            rows, before = self.marks.reshape(2, -1)
+            at = float(np.interp(start, rows, before)) + limit_bytes
+            stop = min(stop, int(np.interp(at, before, rows)))
+            return max(start, stop)
+        begin = self._begin(start)
+        marks = np.arange(len(self.marks) - 1) * MARK_ROWS
+        have = self.marks[:-1] - begin - (marks - start)
+        fits = np.flatnonzero((marks > start) & (marks <= stop) & (have <= limit_bytes))
+        row = int(marks[fits[-1]]) if len(fits) else start
+        begins = self._begins(row // MARK_ROWS)
+        first = row // MARK_ROWS * MARK_ROWS
+        places = np.arange(first, first + len(begins))
+        good = (places >= row) & (places <= stop) & (begins - begin - (places - start) <= limit_bytes)
+        return int(places[good][-1]) if good.any() else start
+
+    def _begin(self, row: int) -> int:
+        """The byte at which a line begins; of the line behind the last one, the end."""
+        if row >= self.rows:
+            return int(self.marks[-1])
+        if row % MARK_ROWS == 0:
+            return int(self.marks[row // MARK_ROWS])
+        return int(self._begins(row // MARK_ROWS)[row % MARK_ROWS])
+
+    def _begins(self, block: int) -> Rows:
+        """The bytes at which the lines of a block begin, and at which the last of them ends."""
+        if block >= len(self.marks) - 1:
+            return self.marks[-1:]
+        low, high = int(self.marks[block]), int(self.marks[block + 1])
+        with open_unchanged(self.path, self.size_bytes, self.modified_ns) as fd:
+            data = np.frombuffer(os.pread(fd.fileno(), high - low, low), np.uint8)
+        begins = np.concatenate([[0], np.flatnonzero(data == _NEWLINE) + 1]).astype(np.int64) + low
+        if begins[-1] < high:  # the newline that is missing at the end
+            begins = np.append(begins, high)
+        return begins
+
+
+_NEWLINE: Final = 10
+
+
+def scan(path: str, format_: Format, schema: pa.Schema) -> File:
+    """Look at a file that is new; its numbers are given to it when it is registered.
+
+    Raises:
+        UsageError: it is packed, is no Parquet file, or has not the schema's columns.
+        PositionMismatch: it changes while it is read.
+    """
+    if Path(path).suffix.lower() in _PACKED and format_ != "parquet":
+        raise UsageError(f"file {path} is packed; a part of it cannot be read by itself: unpack it first", file=path)
+    before = os.stat(path)
+    blank = File(0, path, format_, 0, 0, before.st_size, before.st_mtime_ns, "", np.empty(0, np.int64))
+    found = _scan_parquet(blank, schema) if format_ == "parquet" else _scan_lines(blank)
+    check_unchanged(path, os.stat(path), before.st_size, before.st_mtime_ns)
+    return found
+
+
+def _scan_lines(file: File) -> File:
+    digest = hashlib.sha256()
+    marks: list[Rows] = [np.zeros(1, np.int64)]
+    rows, place, last = 0, 0, _NEWLINE
+    with open(file.path, "rb", buffering=0) as fd:
+        while chunk := fd.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            data = np.frombuffer(chunk, np.uint8)
+            ends = np.flatnonzero(data == _NEWLINE)
+            first = (-rows - 1) % MARK_ROWS  # the line before a mark, counted from those that end here
+            marks.append(ends[first::MARK_ROWS].astype(np.int64) + place + 1)
+            rows, place, last = rows + len(ends), place + len(chunk), chunk[-1]
+    end = place
+    if last != _NEWLINE:
+        rows, end = rows + 1, place + 1
+    whole = np.concatenate(marks)[: -(-rows // MARK_ROWS)]
+    return replace(file, rows=rows, fingerprint=digest.hexdigest(), marks=np.append(whole, end))
+
+
+def _scan_parquet(file: File, schema: pa.Schema) -> File:
+    try:
+        with pq.ParquetFile(file.path) as parquet:
+            metadata, there = parquet.metadata, parquet.schema_arrow
+    except pa.ArrowInvalid as error:
+        raise UsageError(
+            f"file {file.path} is no Parquet file: {storable_text(error)}; write files elsewhere and move them here when "
+            "they are whole (names that begin with '.' or '_' are left out)",
+            file=file.path,
+        ) from error
+    for field in schema:
+        if field.name not in there.names:
+            raise UsageError(
+                f"file {file.path} has no column {field.name!r}; it has {', '.join(there.names)}", file=file.path
+            )
+        found = there.field(field.name).type
+        try:
+            pa.array([], found).cast(field.type)
+        except pa.ArrowNotImplementedError as error:
+            raise UsageError(
+                f"file {file.path}: column {field.name!r} is {found}, which cannot be read as {field.type}",
+                file=file.path,
+            ) from error
+    groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
+    rows = np.cumsum([0, *(group.num_rows for group in groups)], dtype=np.int64)
+    sizes = np.cumsum([0, *(group.total_byte_size for group in groups)], dtype=np.int64)
+    return replace(
+        file,
+        rows=metadata.num_rows,
+        fingerprint=_footer_digest(file.path, file.size_bytes),
+        marks=np.concatenate([rows, sizes]),
+    )
+
+
+def _footer_digest(path: str, size: int) -> str:
+    with open(path, "rb") as fd:
+        fd.seek(max(0, size - 8))
+        tail = fd.read(8)
+        length = int.from_bytes(tail[:4], "little")
+        fd.seek(max(0, size - 8 - length))
+        return hashlib.sha256(fd.read()).hexdigest()
+
+
+def fingerprint_of(path: str, format_: Format) -> str:
+    """A file's fingerprint now."""
+    if format_ == "parquet":
+        return _footer_digest(path, os.stat(path).st_size)
+    with open(path, "rb") as fd:
+        return hashlib.file_digest(fd, "sha256").hexdigest()
+
+
+def open_unchanged(path: str, size_bytes: int, modified_ns: int) -> FileIO:
+    """The file, open for reading bytes, after a look at its size and time.
+
+    Raises:
+        PositionMismatch: it is gone or has changed.
+    """
+    try:
+        fd = open(path, "rb", buffering=0)  # noqa: SIM115 - handed to the caller
+    except FileNotFoundError as error:
+        raise gone(path) from error
+    try:
+        check_unchanged(path, os.fstat(fd.fileno()), size_bytes, modified_ns)
+    except PositionMismatch:
+        fd.close()
+        raise
+    return fd
+
+
+def check_unchanged(path: str, now: os.stat_result, size_bytes: int, modified_ns: int) -> None:
+    """Refuse a file whose size or time is another than when it was registered."""
+    if (now.st_size, now.st_mtime_ns) != (size_bytes, modified_ns):
+        raise changed(path, f"{size_bytes} bytes, modified at {modified_ns} ns", _told(now))
+
+
+def changed(path: str, then: str, now: str) -> PositionMismatch:
+    """The error of a file that is another than it was."""
+    return PositionMismatch(
+        f"file {path} has changed since it was registered: it had {then}, and has {now} now. Its messages are known by "
+        "their row, so a file must stay as it is: put the old one back, and new rows into a new file",
+        file=path,
+        registered=then,
+        found=now,
+    )
+
+
+def gone(path: str) -> PositionMismatch:
+    """The error of a file that is there no more."""
+    return PositionMismatch(
+        f"file {path} was registered and is gone, and not all of its messages are resolved: put it back", file=path
+    )
+
+
+def _told(now: os.stat_result) -> str:
+    return f"{now.st_size} bytes, modified at {now.st_mtime_ns} ns"

@@ -1,0 +1,257 @@
+"""Reads a part of a slice of files inside an executor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stormproof.core.compute import pc
+from stormproof.core.errors import PositionMismatch, StoreUnavailable
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.share import Rows, as_signed, tokens
+from stormproof.core.source.files.formats import MARK_ROWS, File, changed, open_unchanged
+from stormproof.core.source.files.rows import as_struct, unpack
+from stormproof.core.source.protocol import READER_SCHEMA
+
+_READ_BYTES: Final = 1 << 23
+"""About so many bytes of lines are in memory at once; a single line may be longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows of one file, from `start` up to but not including `stop`, counted within the file.
+
+    Of lines, `marks` are the bytes at which the blocks begin that hold these rows (the first of them holds `start`), and
+    at which the last one ends. Of Parquet they are the first rows of these rows' row groups, and the row behind them.
+    """
+
+    number: int
+    path: str
+    size_bytes: int
+    modified_ns: int
+    first_id: int
+    start: int
+    stop: int
+    first_mark: int
+    marks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, file: File, start: int, stop: int) -> Segment:
+        """These rows of a file; there must be some."""
+        if file.format == "parquet":
+            rows = file.group_rows
+            low = int(np.searchsorted(rows, start, side="right")) - 1
+            high = int(np.searchsorted(rows, stop, side="left"))
+            marks = rows[low : high + 1]
+        else:
+            low, high = start // MARK_ROWS, -(-stop // MARK_ROWS)
+            marks = file.marks[low : high + 1]
+        return cls(
+            file.number,
+            file.path,
+            file.size_bytes,
+            file.modified_ns,
+            file.first_id,
+            start,
+            stop,
+            low,
+            tuple(marks.tolist()),
+        )
+
+
+def lines(segment: Segment) -> Iterator[tuple[Rows, pa.Array]]:
+    """The rows' numbers within the file, and their bytes without the newline, some megabytes at a time.
+
+    Raises:
+        PositionMismatch: the file is gone, or is not as it was when it was registered.
+    """
+    marks = segment.marks
+    with open_unchanged(segment.path, segment.size_bytes, segment.modified_ns) as fd:
+        block = 0
+        while block < len(marks) - 1:
+            end = block + 1
+            while end < len(marks) - 1 and marks[end + 1] - marks[block] <= _READ_BYTES:
+                end += 1
+            fd.seek(marks[block])
+            data = _exactly(fd.read, marks[end] - marks[block])
+            if marks[end] > segment.size_bytes:
+                data += b"\n"  # the one that is missing at the end of the file
+            first = (segment.first_mark + block) * MARK_ROWS
+            array = _split(data)
+            is_last = end == len(marks) - 1
+            if not is_last and len(array) != (end - block) * MARK_ROWS:
+                raise _other_rows(segment, len(array), (end - block) * MARK_ROWS)
+            if is_last and first + len(array) < segment.stop:
+                raise _other_rows(segment, first + len(array), segment.stop)
+            low, high = max(segment.start, first), min(segment.stop, first + len(array))
+            yield np.arange(low, high, dtype=np.int64), array.slice(low - first, high - low)
+            block = end
+
+
+def _exactly(read: Callable[[int], bytes | None], size: int) -> bytes:
+    parts: list[bytes] = []
+    while size > 0:
+        part = read(size)
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _split(data: bytes) -> pa.Array:
+    """The lines of whole blocks; each ends with a newline, which is taken off."""
+    buffer = pa.py_buffer(data)
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + 1
+    offsets = np.concatenate([[0], ends])
+    if len(data) < 2**31:
+        array = pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets.astype(np.int32)), buffer])
+    else:  # one line of gigabytes
+        array = pa.Array.from_buffers(pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), buffer])
+    return pc.cast(pc.binary_slice(array, 0, -1), pa.binary())
+
+
+class _LastGroup:
+    """The row group that this process read last, of which only a part was wanted: the next part mostly comes next."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._key: tuple[object, ...] | None = None
+        self._rows: pa.Table | None = None
+
+    def get(self, parquet: pq.ParquetFile, segment: Segment, group: int, columns: tuple[str, ...]) -> pa.Table:
+        key = (segment.path, segment.size_bytes, segment.modified_ns, group, columns)
+        with self._lock:
+            if self._key == key and self._rows is not None:
+                return self._rows
+            self._key = self._rows = None  # before the next one is read: only one is in memory
+            rows = parquet.read_row_group(group, columns=list(columns), use_threads=False)
+            self._key, self._rows = key, rows
+            return rows
+
+
+_last_group: Final = _LastGroup()
+
+
+def parquet_rows(segment: Segment, columns: tuple[str, ...], batch_rows: int) -> Iterator[tuple[Rows, pa.Array]]:
+    """The rows' numbers within the file, and the rows as a struct of these columns.
+
+    A row group that is wanted whole is streamed. One of which a part is wanted stays in memory until another one is read.
+
+    Raises:
+        PositionMismatch: the file is gone, or is not as it was when it was registered.
+    """
+    open_unchanged(segment.path, segment.size_bytes, segment.modified_ns).close()
+    with pq.ParquetFile(segment.path) as parquet:
+        for place in range(len(segment.marks) - 1):
+            first, behind = segment.marks[place], segment.marks[place + 1]
+            low, high = max(segment.start, first), min(segment.stop, behind)
+            group = segment.first_mark + place
+            there = parquet.metadata.row_group(group).num_rows
+            if there != behind - first:
+                raise _other_rows(segment, there, behind - first)
+            if (low, high) == (first, behind):
+                batches = parquet.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False)
+            else:
+                part = _last_group.get(parquet, segment, group, columns).slice(low - first, high - low)
+                batches = iter(part.to_batches(max_chunksize=batch_rows))
+            row = low
+            for batch in batches:
+                yield np.arange(row, row + batch.num_rows, dtype=np.int64), as_struct(batch.select(columns))
+                row += batch.num_rows
+            if row != high:
+                raise _other_rows(segment, row, high)
+    open_unchanged(segment.path, segment.size_bytes, segment.modified_ns).close()  # it was this file all the time
+
+
+def _other_rows(segment: Segment, found: int, wanted: int) -> PositionMismatch:
+    return changed(segment.path, f"{wanted} rows up to there", f"{found}")
+
+
+def rows_of(segment: Segment, columns: tuple[str, ...] | None, batch_rows: int) -> Iterator[tuple[Rows, pa.Array]]:
+    """A segment's rows; `columns` of Parquet, None: lines."""
+    return lines(segment) if columns is None else parquet_rows(segment, columns, batch_rows)
+
+
+def reader_batch(ids: Rows, origins: Rows, payload: pa.Array, seed: int) -> pa.RecordBatch:
+    """What a slice reader gives, with a payload of the decoder's own type."""
+    return pa.RecordBatch.from_arrays(
+        [pa.array(ids), pa.array(origins), pa.array(as_signed(tokens(ids, seed))), payload],
+        schema=READER_SCHEMA.set(3, pa.field("payload", payload.type, nullable=False)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FileSliceReader:
+    """A part of a slice: rows of files. `columns` are a Parquet row's; None: the files are lines."""
+
+    segments: tuple[Segment, ...]
+    columns: tuple[str, ...] | None
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the part's messages, in id order; a message's number comes from its row's place in the file.
+
+        Raises:
+            PositionMismatch: a file is gone, or is not as it was when it was registered.
+        """
+        out = np.fromiter(excluded, np.int64)
+        for segment in self.segments:
+            for rows, payload in rows_of(segment, self.columns, batch_rows):
+                ids, kept = rows + segment.first_id, payload
+                if len(out):
+                    mask = ~np.isin(ids, out)
+                    ids, kept = ids[mask], payload.filter(pa.array(mask))
+                for start in range(0, len(ids), batch_rows):
+                    part = ids[start : start + batch_rows]
+                    origins = np.full(len(part), segment.number, np.int64)
+                    yield reader_batch(part, origins, kept.slice(start, batch_rows), seed)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryReader:
+    """A part of a slice of retries: those whose numbers lie in `ids`, from the source's table. As secret as its password."""
+
+    database: Database
+    slice: int
+    ids: tuple[int, ...]
+    packed: bool
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the part's messages, in id order.
+
+        Raises:
+            StoreUnavailable: the database could not be reached or did not answer.
+        """
+        wanted = [id_ for id_ in self.ids if id_ not in excluded]
+        if not wanted:
+            return
+        try:
+            with closing(connect(self.database, application_name="stormproof files", autocommit=True)) as connection:
+                found = connection.execute(
+                    "select id, file, payload from stormproof.file_retry where slice = %s and id = any(%s) order by id",
+                    (self.slice, wanted),
+                ).fetchall()
+        except psycopg.OperationalError as error:
+            raise StoreUnavailable(
+                f"a slice of retries could not be read from {self.database.redacted}: "
+                f"{self.database.without_secrets(str(error)).strip()}",
+                sqlstate=error.sqlstate,
+            ) from error
+        ids = np.array([row[0] for row in found], np.int64)
+        origins = np.array([row[1] for row in found], np.int64)
+        payloads = [bytes(row[2]) for row in found]
+        place = 0
+        for array in unpack(payloads) if self.packed else [pa.array(payloads, pa.binary())]:
+            for start in range(0, len(array), batch_rows):
+                part = array.slice(start, batch_rows)
+                end = place + len(part)
+                yield reader_batch(ids[place:end], origins[place:end], part, seed)
+                place = end
