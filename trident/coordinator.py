@@ -66,7 +66,7 @@ class RunOptions:
 
     `lease_s` is how long a slice stays ours without a sign of life. `pulse_root` is a folder that executors and driver
     reach, where jobs say how far they are: one that shows no progress for `message_timeout_s`, or that has no task
-    running for `start_timeout_s`, is cancelled. Without the folder a job may take `message_timeout_s` in all. `outage_s`
+    running for `start_timeout_s`, is cancelled (a topology's own `message_timeout_s` wins). Without the folder a job may take `message_timeout_s` in all. `outage_s`
     is how long a store may stay away before the run gives up. `until_idle` ends the run once nothing is left to read, no
     retry among it.
     """
@@ -137,7 +137,8 @@ class Coordinator:
         )
         self._maintained_at_s = clock.monotonic_s()
         self._steps = Steps(ledger, run, source, sessions, lease_s=options.lease_s, pulse_root=options.pulse_root)
-        self._watch = Watch(options.message_timeout_s, options.start_timeout_s, options.pulse_root)
+        timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
+        self._watch = Watch(timeout_s, options.start_timeout_s, options.pulse_root)
         self._noted: frozenset[int] = frozenset()
         self._statistics = RunStatistics(run.topology, options.guarantee.value, run.epoch)
 
@@ -286,7 +287,8 @@ class Coordinator:
             result = run_watched(self._engine, job, self._source, opened.lease, self._watch, self._clock)
         if isinstance(result, JobReport):
             failpoint("run.after")
-            batch.steps_ms.update({name: ms for name, ms in result.steps_ms.items() if name != "job"})
+            for name, duration_ms in result.steps_ms.items():
+                batch.steps_ms[f"job.{name}"] = batch.steps_ms.get(f"job.{name}", 0.0) + duration_ms
         return result
 
     def _conclude(self, batch: _Batch, outcome: Outcome) -> BatchResult:
