@@ -65,10 +65,10 @@ class RunOptions:
     """How a topology is run.
 
     `lease_s` is how long a slice stays ours without a sign of life. `pulse_root` is a folder that executors and driver
-    reach, where jobs say how far they are: one that shows no progress for `message_timeout_s`, or that has no task
-    running for `start_timeout_s`, is cancelled (a topology's own `message_timeout_s` wins). Without the folder a job may take `message_timeout_s` in all. `outage_s`
-    is how long a store may stay away before the run gives up. `until_idle` ends the run once nothing is left to read, no
-    retry among it.
+    reach, where jobs say how far they are: one that shows no progress for `message_timeout_s` (a topology's own wins),
+    or that has no task running for `start_timeout_s`, is cancelled. Without the folder a job may take
+    `message_timeout_s` in all. `outage_s` is how long a store may stay away before the run gives up. `until_idle` ends
+    the run once nothing is left to read, no retry among it.
     """
 
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
