@@ -19,6 +19,7 @@ TITLES = {
     "P5": "1,000 messages from open to committed, beside foreachBatch",
     "P6": "row-wise Python, beside a plain mapInArrow row loop",
     "P7": "Postgres queue, beside leases by UPDATE and DELETE",
+    "groupings": "words through an exchange by each grouping, beside Spark's repartition",
 }
 
 
@@ -33,7 +34,7 @@ class Options:
 
 def parse(arguments: Sequence[str] | None) -> Options:
     """The arguments, checked before anything is started; the process ends with 2 where they are wrong."""
-    known = "\n".join(f"  {name:5}{title}" for name, title in TITLES.items())
+    known = "\n".join(f"  {name:11}{title}" for name, title in TITLES.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measures each figure beside its rival, in pairs.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.batches import p1a, p1b, p2, p6
 from benchmarks.from_queue import p1q
+from benchmarks.groupings import groupings
 from benchmarks.harness import Figure
 from benchmarks.latency import p5
 from benchmarks.main_job import p3, p4
@@ -19,4 +20,5 @@ FIGURES: dict[str, Figure] = {
     "P5": p5,
     "P6": p6,
     "P7": p7,
+    "groupings": groupings,
 }
