@@ -323,7 +323,8 @@ class _Task:
         if isinstance(reader, SpoutReader):
             (entry,) = (e for e in self._plan.entries if e.component == reader.spout)
         for messages in reader.read(part.seed, part.excluded, BATCH_ROWS):
-            if messages.schema.names != READER_SCHEMA.names or messages.schema.types != READER_SCHEMA.types:
+            # The payload's type is between the source's reader and its decoder: bytes, or a row of columns.
+            if messages.schema.names != READER_SCHEMA.names or messages.schema.types[:3] != READER_SCHEMA.types[:3]:
                 raise JobFailed(
                     f"the reader of {entry.component!r} gave the columns {messages.schema.names} of "
                     f"{messages.schema.types}, not {READER_SCHEMA.names} of {READER_SCHEMA.types}",
@@ -346,7 +347,8 @@ class _Task:
         batch = _Batch(first, number)
         for row, error in decoded.failed:
             payload = messages.column("payload")[row].as_py()
-            shown = storable_text(repr(payload[:INPUT_TEXT_MAX]), INPUT_TEXT_MAX)
+            head = payload[:INPUT_TEXT_MAX] if isinstance(payload, bytes) else payload
+            shown = storable_text(repr(head), INPUT_TEXT_MAX)
             batch.failed[first + row] = _Failed(FailureReason.BAD_MESSAGE, entry.component, error, shown)
         share = tokens if part.tracked else None
         anchors = Anchors(number, None, np.arange(first, first + number, dtype=np.int64), share)

@@ -23,7 +23,10 @@ READER_SCHEMA = pa.schema(
         pa.field("payload", pa.binary(), nullable=False),
     ]
 )
-"""What every `SliceReader` yields, in this order. A NULL token: the message is not tracked, for its source gave it no id."""
+"""What every `SliceReader` yields, in this order. A NULL token: the message is not tracked, for its source gave it no id.
+
+The payload is of another type where the source's own decoder takes that: a struct, for a row that has columns already.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Decoder(Protocol):
         ...
 
     def decode(self, payload: pa.Array) -> Decoded:
-        """Payloads (binary) to rows of `schema`."""
+        """Payloads (binary, or what the source's readers give) to rows of `schema`."""
         ...
 
 

@@ -1,0 +1,290 @@
+"""Files as a topology's source: Parquet rows without a detour, bad rows by name, files that change, disk and database."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.queues import prepared_database
+
+from stormproof.core.errors import PositionMismatch, TopologyError, UsageError
+from stormproof.core.message import MessageFailure
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.source.files import FileSource
+from stormproof.core.source.files.rows import shown_payload
+from stormproof.core.source.protocol import Lease, Limit, Slice
+from stormproof.testing import Message, messages_of
+
+pytestmark = pytest.mark.postgres
+
+ANY = Limit(1_000_000)
+
+
+@pytest.fixture
+def sources(database: Database) -> Iterator[list[FileSource]]:
+    made: list[FileSource] = []
+    prepared_database(database)
+    yield made
+    for source in made:
+        source.close()
+
+
+def opened(source: FileSource, owner: str = "a", limit: Limit = ANY) -> Slice:
+    slice_ = source.open(Lease(owner, 1), limit, 7)
+    assert slice_ is not None
+    return slice_
+
+
+def rows_of(source: FileSource, slice_: Slice, parallelism: int = 1) -> pa.Table:
+    batches = [
+        source.decoder.decode(batch.column("payload")).rows
+        for reader in source.readers(slice_, parallelism)
+        for batch in reader.read(7, frozenset(), 1_000)
+    ]
+    return pa.Table.from_batches(batches)
+
+
+class TestParquet:
+    SCHEMA = "n bigint not null, price decimal(9,2), at timestamp, raw binary, tags array<string>"
+
+    def table(self, rows: int, start: int = 0) -> pa.Table:
+        numbers = range(start, start + rows)
+        at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+        return pa.table(
+            {
+                "left_out": ["x"] * rows,
+                "tags": [["a", str(n)] for n in numbers],
+                "n": pa.array(numbers, pa.int64()),
+                "price": pa.array([decimal.Decimal(n) / 4 for n in numbers], pa.decimal128(9, 2)),
+                "at": pa.array([at] * rows, pa.timestamp("us", "UTC")),
+                "raw": [b"\xff%d" % n for n in numbers],
+            }
+        )
+
+    def source(self, sources: list[FileSource], database: Database, folder: Path, **options: object) -> FileSource:
+        arguments = {"schema": self.SCHEMA, "name": "rows", "database": database, "look_interval_s": 0.0, **options}
+        source = FileSource(folder, "parquet", **arguments)  # type: ignore[arg-type]
+        source.subscribe("s", 1)
+        sources.append(source)
+        return source
+
+    def test_every_type_reaches_the_stream(self, database: Database, sources: list[FileSource], tmp_path: Path) -> None:
+        table = self.table(10)
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+        source = self.source(sources, database, tmp_path)
+        slice_ = opened(source)
+        for parallelism in (1, 2, 5):
+            assert rows_of(source, slice_, parallelism) == table.select(source.decoder.schema.names).cast(
+                source.decoder.schema
+            )
+
+    def test_a_slice_ends_with_a_row_group_and_parts_do(
+        self, database: Database, sources: list[FileSource], tmp_path: Path
+    ) -> None:
+        pq.write_table(self.table(1_000), tmp_path / "a.parquet", row_group_size=100)
+        source = self.source(sources, database, tmp_path)
+        slice_ = opened(source, limit=Limit(450))
+        assert slice_.expected.messages == 400
+        parts = [sum(b.num_rows for b in r.read(7, frozenset(), 1_000)) for r in source.readers(slice_, 3)]
+        assert parts == [100, 200, 100]
+        assert opened(source, "b", Limit(50)).expected.messages == 50  # smaller than a row group: there is no way round
+
+    def test_a_part_of_a_row_group_is_read_once_by_a_process(
+        self, database: Database, sources: list[FileSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pq.write_table(self.table(1_000), tmp_path / "a.parquet")
+        source = self.source(sources, database, tmp_path)
+        read, real = list[int](), pq.ParquetFile.read_row_group
+        monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda f, g, **o: (read.append(g), real(f, g, **o))[1])
+        numbers = list[int]()
+        for owner in range(10):
+            numbers += rows_of(source, opened(source, str(owner), Limit(100))).column("n").to_pylist()
+        assert numbers == list(range(1_000))
+        assert read == [0]
+
+    def test_a_value_that_its_field_cannot_hold_fails_its_message(
+        self, database: Database, sources: list[FileSource], tmp_path: Path
+    ) -> None:
+        pq.write_table(pa.table({"n": pa.array([1, None, 2**40, 4], pa.int64())}), tmp_path / "a.parquet")
+        source = self.source(sources, database, tmp_path, schema="n int not null")
+        (reader,) = source.readers(opened(source), 1)
+        (batch,) = reader.read(7, frozenset(), 1_000)
+        decoded = source.decoder.decode(batch.column("payload"))
+        assert [row for row, _ in decoded.failed] == [1, 2]
+        assert "NOT NULL" in decoded.failed[0][1]
+        assert "n" in decoded.failed[1][1]
+        assert [decoded.rows.column(0)[row].as_py() for row in (0, 3)] == [1, 4]
+
+    def test_a_failed_row_is_kept_with_its_types_when_the_file_is_gone(
+        self, database: Database, sources: list[FileSource], tmp_path: Path
+    ) -> None:
+        table = self.table(5)
+        path = tmp_path / "a.parquet"
+        pq.write_table(table, path)
+        source = self.source(sources, database, tmp_path, max_attempts=2, backoff_base_s=0.0)
+        slice_ = opened(source)
+        (batch,) = source.readers(slice_, 1)[0].read(7, frozenset(), 1_000)
+        failed = [failure(batch, row) for row in (1, 3)]
+        assert source.confirm(Lease("a", 1), failed).retried == ("1-1", "1-3")
+        path.unlink()
+        retry = opened(source, "b")
+        assert retry.retry
+        wanted = table.select(source.decoder.schema.names).cast(source.decoder.schema).take([1, 3])
+        assert rows_of(source, retry, 2) == wanted
+        assert source.confirm(Lease("b", 1), failed).dead == ("1-1", "1-3")
+        letter = source.dead_letters()[0]
+        assert shown_payload(letter.payload).startswith("{'n': 1, 'price': Decimal('0.25')")
+
+    def test_a_file_without_the_columns_is_refused(
+        self, database: Database, sources: list[FileSource], tmp_path: Path
+    ) -> None:
+        source = self.source(sources, database, tmp_path, schema="n bigint, m string")
+        pq.write_table(pa.table({"n": [1]}), tmp_path / "a.parquet")
+        with pytest.raises(UsageError, match=r"a\.parquet has no column 'm'; it has n"):
+            opened(source)
+        pq.write_table(pa.table({"n": [[1]], "m": ["x"]}), tmp_path / "a.parquet")
+        with pytest.raises(UsageError, match="column 'n' is list<element: int64>, which cannot be read as int64"):
+            opened(source)
+        (tmp_path / "a.parquet").write_bytes(b"half a file")
+        with pytest.raises(UsageError, match=r"a\.parquet is no Parquet file"):
+            opened(source)
+
+
+def failure(batch: pa.RecordBatch, row: int) -> MessageFailure:
+    cells = {name: batch.column(name)[row].as_py() for name in ("id", "origin", "token")}
+    return Message(**cells, payload=b"").failed()
+
+
+class TestLines:
+    def source(self, sources: list[FileSource], database: Database, path: Path, **options: object) -> FileSource:
+        arguments = {
+            "schema": "payload binary",
+            "name": "lines",
+            "database": database,
+            "look_interval_s": 0.0,
+            **options,
+        }
+        source = FileSource(path, "text", **arguments)  # type: ignore[arg-type]
+        source.subscribe("s", 1)
+        sources.append(source)
+        return source
+
+    @pytest.mark.parametrize("ending", [b"\n", b""])
+    def test_long_files_cut_anywhere(
+        self, database: Database, sources: list[FileSource], tmp_path: Path, seed: int, ending: bytes
+    ) -> None:
+        random = np.random.default_rng(seed)
+        lines = [b"x" * int(size) for size in random.integers(0, 40, 5_000)] + [b"last"]
+        (tmp_path / "a.txt").write_bytes(b"\n".join(lines) + ending)
+        (tmp_path / "b.txt").write_bytes(b"")
+        (tmp_path / "c.txt").write_bytes(b"\nx")
+        lines += [b"", b"x"]
+        source = self.source(sources, database, tmp_path)
+        found = list[bytes]()
+        for owner in range(10_000):
+            limit = Limit(int(random.integers(1, 3_000)), bytes=int(random.integers(1, 20_000)))
+            slice_ = source.open(Lease(str(owner), 1), limit, 7)
+            if slice_ is None:
+                break
+            messages = messages_of(source, slice_, parallelism=int(random.integers(1, 6)), batch_rows=700)
+            payloads = [message.payload for message in messages]
+            assert slice_.bytes == sum(map(len, payloads))
+            assert len(payloads) == 1 or (len(payloads) <= limit.messages and slice_.bytes <= limit.bytes)
+            rest = lines[len(found) + len(payloads) : len(found) + len(payloads) + 1]
+            full = len(payloads) == limit.messages or not rest or slice_.bytes + len(rest[0]) > limit.bytes
+            assert full, "the slice could have held one more"
+            found += payloads
+        assert found == lines
+
+    def test_new_files_are_found_and_hidden_ones_are_not(
+        self, database: Database, sources: list[FileSource], tmp_path: Path
+    ) -> None:
+        for name in ("b.txt", "_SUCCESS", ".part.txt"):
+            (tmp_path / name).write_bytes(name.encode())
+        source = self.source(sources, database, tmp_path / "*")
+        assert [m.payload for m in messages_of(source, opened(source))] == [b"b.txt"]
+        (tmp_path / "a.txt").write_bytes(b"a.txt")
+        (message,) = messages_of(source, opened(source, "b"))
+        assert (message.payload, message.id, message.origin) == (b"a.txt", 1, 2)
+        assert source.place_of(1) == (str(tmp_path / "a.txt"), 0)
+
+    def test_a_changed_file_is_refused_by_name(
+        self, database: Database, sources: list[FileSource], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "a.txt"
+        path.write_bytes(b"one\ntwo\n")
+        source = self.source(sources, database, tmp_path)
+        slice_ = opened(source)
+        readers = source.readers(slice_, 1)
+        path.write_bytes(b"one\ntwo\nthree\n")
+        with pytest.raises(PositionMismatch, match=r"a\.txt has changed .* 8 bytes.*14 bytes"):
+            list(readers[0].read(7, frozenset(), 10))
+        with pytest.raises(PositionMismatch, match=r"a\.txt has changed"):
+            source.open(Lease("b", 1), ANY, 7)
+        path.write_bytes(b"one\nTWO\n")
+        os.utime(path, ns=(1, 1))
+        with pytest.raises(PositionMismatch, match="hash"):
+            source.open(Lease("b", 1), ANY, 7)
+
+    def test_a_file_that_was_only_touched_goes_on(
+        self, database: Database, sources: list[FileSource], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "a.txt"
+        path.write_bytes(b"one\ntwo\n")
+        source = self.source(sources, database, tmp_path)
+        opened(source, "a", Limit(1))
+        os.utime(path, ns=(1, 1))
+        assert [m.payload for m in messages_of(source, opened(source, "b"))] == [b"two"]
+        again = self.source(sources, database, tmp_path)  # it is written down, too
+        assert again.open(Lease("c", 1), ANY, 7) is None
+
+    def test_a_file_may_go_once_its_messages_are_resolved(
+        self, database: Database, sources: list[FileSource], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "a.txt"
+        path.write_bytes(b"one\ntwo\n")
+        source = self.source(sources, database, tmp_path)
+        slice_ = opened(source)
+        path.rename(tmp_path / ".gone")
+        with pytest.raises(PositionMismatch, match=r"a\.txt was registered and is gone"):
+            source.open(Lease("b", 1), ANY, 7)
+        with pytest.raises(PositionMismatch, match="gone"):
+            messages_of(source, slice_)
+        source.confirm(Lease("a", 1))
+        assert source.open(Lease("b", 1), ANY, 7) is None
+
+    def test_bad_arguments(self, database: Database, sources: list[FileSource], tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="no format 'csv'; known: parquet, jsonl, text"):
+            FileSource(tmp_path, "csv")  # type: ignore[arg-type]
+        with pytest.raises(TopologyError, match="take format='jsonl'"):
+            FileSource(tmp_path, "text", schema="a string, b string")
+        with pytest.raises(TopologyError, match="binary"):
+            FileSource(tmp_path, "jsonl", schema="a string, b binary")
+        (tmp_path / "a.txt.gz").write_bytes(b"")
+        with pytest.raises(UsageError, match="is packed"):
+            opened(self.source(sources, database, tmp_path))
+        sources.append(FileSource(tmp_path, "jsonl", name="lines", database=database))
+        with pytest.raises(UsageError, match="made for text files, not jsonl"):
+            sources[-1].subscribe("s", 1)
+
+    def test_open_takes_part_in_a_transaction(
+        self, database: Database, sources: list[FileSource], tmp_path: Path
+    ) -> None:
+        (tmp_path / "a.txt").write_bytes(b"one\ntwo\n")
+        source = self.source(sources, database, tmp_path)
+        with connect(database, application_name="tests") as tx:
+            assert source.joins(tx)
+            assert source.open(Lease("a", 1), ANY, 7, tx) is not None
+            tx.rollback()
+            assert source.open(Lease("a", 1), ANY, 7, tx) is not None
+            tx.commit()
+            source.confirm(Lease("a", 1), tx=tx)
+            tx.rollback()
+        assert source.backlog().pending == 2
