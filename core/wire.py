@@ -263,10 +263,11 @@ class Sender:
         """Send rows, each to the task in `dest`, one of `tasks`."""
         if rows.num_rows == 0:
             return
-        order = np.argsort(dest, kind="stable")
-        bounds = np.searchsorted(dest[order], np.arange(tasks + 1))
-        if tasks > 1:
-            rows, anchors = rows.take(pa.array(order)), anchors.take(order)
+        if (dest[1:] < dest[:-1]).any():
+            # Small integers are sorted by radix, five to ten times as fast.
+            order = np.argsort(dest.astype(np.uint16) if tasks <= 1 << 16 else dest, kind="stable")
+            rows, anchors, dest = rows.take(pa.array(order)), anchors.take(order), dest[order]
+        bounds = np.searchsorted(dest, np.arange(tasks + 1))
         yield from self._chunks(edge, rows, anchors, bounds)
 
     def copies(self, edge: int, rows: pa.RecordBatch, anchors: Anchors, tasks: int) -> Iterator[pa.RecordBatch]:
