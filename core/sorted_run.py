@@ -83,8 +83,13 @@ class SortedRun:
         new, old = len(ids), self._length
         if new == 0:
             return
-        places = np.searchsorted(self._ids[:old], ids)
         self._make_room(old + new)
+        self._length = old + new
+        if old == 0 or ids[0] > self._ids[old - 1]:
+            for array, inserted in ((self._ids, ids), (self._words, words), (self._states, states)):
+                array[old : old + new] = inserted
+            return
+        places = np.searchsorted(self._ids[:old], ids)
         # From the back: what is moved never lands on what is still to be moved.
         end, later = old, new
         first_place = int(places[0])
@@ -98,7 +103,6 @@ class SortedRun:
             for array, inserted in ((self._ids, ids), (self._words, words), (self._states, states)):
                 _interleave(array, slice(begin, end), target, at, inserted[own])
             end, later = begin, earlier
-        self._length = old + new
 
     def clean(self) -> None:
         """Take the dead entries out."""

@@ -67,9 +67,9 @@ class Trees:
         return found
 
     def with_fates(self, fates: Sequence[Fate], *, leaves_only: bool = False) -> Trees:
-        """The same trees with other fates; `leaves_only` leaves nodes with children at "acked" unless they fail."""
+        """The same trees with other fates; `leaves_only` leaves nodes with children at "acked": see `split_shares`."""
         nodes = tuple(
-            Node(node.message, node.anchors, Fate.ACKED if leaves_only and has and fate is not Fate.FAILED else fate)
+            Node(node.message, node.anchors, Fate.ACKED if leaves_only and has else fate)
             for node, fate, has in zip(self.nodes, fates, self.children(), strict=True)
         )
         return Trees(self.ids, nodes)
@@ -153,7 +153,11 @@ def open_shares(trees: Trees, rng: Random) -> list[Notice]:
 
 
 def split_shares(trees: Trees, rng: Random) -> list[Notice]:
-    """Shares of a bolt that knows the number of its children: only nodes without children ack, and what they carry."""
+    """Shares of a bolt that knows the number of its children: only nodes without children ack, and what they carry.
+
+    A node with children waits for nothing of its own: it must not fail any more, and a dropped or doubled ack of it is
+    no event.
+    """
     notices, carried = _spout_shares(trees, rng)
     children = trees.children()
     pieces: list[dict[int, list[int]]] = []

@@ -269,8 +269,8 @@ def test_mod_hash_over_several_ackers(form: Form) -> None:
     made = [Node(place) for place in range(40) for _ in range(2)]
     made += [Node(None, tuple(rng.randrange(80) for _ in range(rng.randint(1, 2)))) for _ in range(80)]
     trees = Trees(tuple(rng.randrange(-(2**63), 2**63) for _ in range(40)), tuple(made))
-    fates = [Fate.ACKED] * 110 + [Fate.FAILED] * 3 + [Fate.DROPPED] * 6 + [Fate.ACKED] * 41
-    trees = trees.with_fates(fates)
+    fates = [Fate.ACKED] * 110 + [Fate.FAILED, Fate.DROPPED, Fate.ACKED, Fate.ACKED, Fate.ACKED] * 10
+    trees = trees.with_fates(fates, leaves_only=True)
     told = form(trees, rng)
     rng.shuffle(told)
     expected = trees.brute_force()
@@ -542,6 +542,19 @@ def test_a_dropped_ack_is_seen() -> None:
     acks = [place for place, notice in enumerate(told) if notice.kind == "ack"]
     for lost in acks:
         assert deliver(told[:lost] + told[lost + 1 :], Acker()) == {MESSAGE: Verdict.PENDING}
+
+
+def test_a_tuple_that_fails_after_its_children_were_sent_is_heard_too_late_where_only_leaves_ack() -> None:
+    """Negative control: why a bolt that may still fail a tuple has to ack it, too, with the share that is left."""
+    trees = Trees((MESSAGE,), (Node(0, (), Fate.FAILED), Node(None, (0,))))
+    for form, verdict in [
+        (split_shares, Verdict.COMPLETE),
+        (open_shares, Verdict.FAILED),
+        (classic, Verdict.FAILED),
+    ]:
+        told = form(trees, Random(1))
+        failure_last = [n for n in told if n.kind != "fail"] + [n for n in told if n.kind == "fail"]
+        assert deliver(failure_last, Acker()) == {MESSAGE: verdict}
 
 
 @pytest.mark.parametrize("reused", [True, False])

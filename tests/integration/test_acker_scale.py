@@ -1,0 +1,97 @@
+"""How often an ack val is 0 by accident: 2^-w with ids of w bits, never seen with 64; and memory with a million pending."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from stormproof.core.acker import Acker, classic_notices, share_notices
+from stormproof.core.share import Words, tokens
+
+CHILDREN = 3
+TRIALS_IN_MANY = 2**18
+
+
+def lossy_notices(form: str, trials: int, seed: int) -> tuple[Words, Words]:
+    """For each of many messages its token, and the XOR of all acks but one: two levels of tuples, the last leaf lost."""
+    messages = np.arange(trials)
+    if form == "shares":
+        token = tokens(messages, seed)
+        leaves, notices = share_notices(token, np.full(trials, CHILDREN))
+    else:
+        rng = np.random.default_rng(seed)
+        token = rng.integers(0, 2**64, trials, np.uint64)
+        leaves = rng.integers(0, 2**64, trials * CHILDREN, np.uint64)
+        notices = classic_notices(token, leaves, np.repeat(messages, CHILDREN))
+    of_message = leaves.reshape(trials, CHILDREN)
+    acks = notices ^ np.bitwise_xor.reduce(of_message[:, :-1], axis=1)
+    assert np.array_equal(token ^ acks, of_message[:, -1]), "what is measured is not what was meant"
+    return token, acks
+
+
+@pytest.mark.parametrize("form", ["classic", "shares"])
+@pytest.mark.parametrize("bits", range(4, 21))
+def test_false_completions_are_as_rare_as_the_bits_say(form: str, bits: int) -> None:
+    """The seeds are fixed: 3 sigma of a binomial would else be left in one of every 370 runs.
+
+    Each message is decided once, by an init that comes after all acks; every further look would be a further chance.
+    """
+    # At least 32 accidents are expected, so that none at all, half as many and twice as many are told from the right rate.
+    rounds = max(4, 2 ** (bits + 5) // TRIALS_IN_MANY)
+    accidents = 0
+    for number in range(rounds):
+        seed = 1_000 * bits + number
+        token, acks = lossy_notices(form, TRIALS_IN_MANY, seed)
+        acker, ids = Acker(bits=bits), np.arange(TRIALS_IN_MANY)
+        assert len(acker.ack(ids, acks).completed) == 0
+        accidents += len(acker.init(ids, token).completed)
+    trials, rate = rounds * TRIALS_IN_MANY, 2.0**-bits
+    expected, sigma = trials * rate, math.sqrt(trials * rate * (1 - rate))
+    print(f"{form}, {bits} bits, seeds {1_000 * bits}..+{rounds - 1}: {accidents} of {trials}, expected {expected:.0f}")
+    assert abs(accidents - expected) <= 3 * sigma
+
+
+def test_a_hundred_million_tracked_tuples_show_no_false_completion() -> None:
+    """Every message misses one of its eight tuples, first; then that comes, too, and every message is complete."""
+    messages, children, rounds = 250_000, 8, 50
+    assert messages * children * rounds == 100_000_000
+    first = np.arange(messages * children) % children == 0
+    counts = np.full(messages, children)
+    acker = Acker()
+    for number in range(rounds):
+        ids = np.arange(number * messages, (number + 1) * messages)
+        token = tokens(ids, 20_261_121)
+        shares, _ = share_notices(token, counts)
+        assert len(acker.init(ids, token).completed) == 0
+        of = np.repeat(ids, children)
+        assert len(acker.ack(of[~first], shares[~first]).completed) == 0
+        assert len(acker.ack(ids, shares[first]).completed) == messages
+    assert len(acker) == 0
+
+
+@pytest.mark.parametrize("order", ["rising", "random"])
+def test_a_million_pending_messages_take_20_bytes_each_at_most(order: str) -> None:
+    pending, at_once = 1_000_000, 4_096
+    total = pending + 60 * at_once
+    ids = np.arange(total) if order == "rising" else np.random.default_rng(5).permutation(total)
+    token = tokens(ids, 1)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        acker = Acker()
+        acker.init(ids[:pending], token[:pending])
+        tracemalloc.reset_peak()
+        for begin in range(pending, total, at_once):
+            new, old = slice(begin, begin + at_once), slice(begin - pending, begin - pending + at_once)
+            acker.init(ids[new], token[new])
+            assert len(acker.ack(ids[old], token[old]).completed) == at_once
+            assert acker.pending == pending
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    taken = (peak - before) / pending
+    print(f"{order}: {acker.nbytes / pending:.2f} bytes a message, {taken:.2f} at the peak of {at_once} notices a call")
+    assert taken <= 20
