@@ -5,7 +5,6 @@ The loops over a bolt's `execute` are tight; names and places are looked for onl
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, cast
@@ -182,7 +181,7 @@ class _Explicit:
 
 
 class _Basic:
-    """A `BasicBolt`: what it emits is noted with the row in hand, so that it can be taken back."""
+    """A `BasicBolt`: what it emits is noted with the row in hand, and goes with it if that fails."""
 
     def __init__(
         self, component: str, bolt: BasicBolt, streams: Mapping[str, pa.Schema], direct: Mapping[str, int]
@@ -224,8 +223,6 @@ class _Basic:
             except CAUGHT as error:
                 reason, text = blame(error)
                 failed[row] = FailedTuple(first + row, reason, text, text_of(hand))
-                for out in made.values():
-                    _take_back(out, row)
         open_ = {}
         return self._ran(list(made.values()), tuples, first, failed)
 
@@ -403,12 +400,6 @@ def _anchored_to_parents(parts: list[_Part], first: int, inputs: int, failed: Ma
         emitted[part.stream] = Emitted(rows, np.arange(len(parent), dtype=np.int64), parent + first, ordinal, task)
     acked = np.flatnonzero(good).astype(np.int64) + first
     return Ran(emitted, acked, [failed[row] for row in sorted(failed)], 0)
-
-
-def _take_back(out: Output, row: int) -> None:
-    """Remove what was emitted for the row in hand, which is all at the end."""
-    start = bisect_left(out.handles, row)
-    del out.handles[start:], out.values[start:], out.chosen[start:]
 
 
 def _row_text(rows: pa.RecordBatch, row: int) -> str:
