@@ -102,7 +102,12 @@ class TestParquet:
         pq.write_table(self.table(1_000), tmp_path / "a.parquet")
         source = self.source(sources, database, tmp_path)
         read, real = list[int](), pq.ParquetFile.read_row_group
-        monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda f, g, **o: (read.append(g), real(f, g, **o))[1])
+
+        def reading(file: pq.ParquetFile, group: int, **options: object) -> pa.Table:
+            read.append(group)
+            return real(file, group, **options)
+
+        monkeypatch.setattr(pq.ParquetFile, "read_row_group", reading)
         numbers = list[int]()
         for owner in range(10):
             numbers += rows_of(source, opened(source, str(owner), Limit(100))).column("n").to_pylist()

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from stormproof.core.guarantee import Guarantee
-from stormproof.trident.audit.source import DeadMessage, SourceEvidence, WaitingMessage
+from stormproof.trident.audit.evidence import DeadMessage, SourceEvidence, WaitingMessage
 from stormproof.trident.ledger.rows import Event, Txn
 from stormproof.trident.steps import EVERY_MESSAGE_FAILED
 from stormproof.trident.transaction import EventKind, TxnState

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stormproof.core.errors import UsageError
+from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import (
     MESSAGE_EVENTS,
@@ -18,7 +19,7 @@ from stormproof.trident.audit.lifecycle import (
     end_of,
     traces,
 )
-from stormproof.trident.audit.source import SourceEvidence, SourceReader, queue_reader
+from stormproof.trident.audit.source import SourceReader, queue_reader
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.transaction import EventKind
 

@@ -1,4 +1,4 @@
-"""What a source itself says of its messages: what waits, what is dead, and whether its slices leave holes."""
+"""Finds a topology's source, and reads what queues, sources in memory and groups say of their messages."""
 
 from __future__ import annotations
 
@@ -6,154 +6,84 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import sqlalchemy as sa
 
 from stormproof.core.errors import Json, UsageError
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.group import SpoutPart, combined, member_subscription, parts_of, shown, sources_in, unshown
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span
 from stormproof.core.source.protocol import Backlog
+from stormproof.trident.audit.evidence import (
+    DeadMessage,
+    Finding,
+    SourceEvidence,
+    StoredSource,
+    WaitingMessage,
+    is_taken,
+)
+from stormproof.trident.audit.files import find_files
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.steps import EVERY_MESSAGE_FAILED
-from stormproof.trident.transaction import TxnState
 
 _SHOWN: Final = re.compile(r"(\d+)-(\d+)")
 _NOWHERE: Final = Place(0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingMessage:
-    """A message that failed and waits for its retry, or is leased for it."""
-
-    message: str
-    times_failed: int
-    not_before: datetime | None
-    owner: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class DeadMessage:
-    """A dead letter, and what an operator decided about it."""
-
-    message: str
-    reason: str
-    error: str
-    times_failed: int
-    dead_at: datetime
-    disposal: str | None
-    by: str | None
-    why: str | None
-    disposed_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something wrong with the slices of a source."""
-
-    text: str
-    txid: int | None = None
-
-
-class SourceEvidence(Protocol):
-    """A source's own record, for one topology's subscription."""
-
-    @property
-    def name(self) -> str:
-        """The source, as people see it."""
-        ...
-
-    def backlog(self) -> Backlog:
-        """What is left."""
-        ...
-
-    def waiting(self) -> Mapping[str, WaitingMessage] | None:
-        """Messages that failed and will come again, by shown id; None where the source only knows their number."""
-        ...
-
-    def dead(self) -> Sequence[DeadMessage]:
-        """Dead letters, oldest first, those that were disposed of included."""
-        ...
-
-    def contains(self, position: Mapping[str, Json], message: str) -> bool:
-        """Whether a slice that is no retry holds a message."""
-        ...
-
-    def is_waiting_to_be_opened(self, message: str) -> bool:
-        """Whether the source has the message and it is in no lease: not opened yet, or returned."""
-        ...
-
-    def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
-        """What is wrong with the slices of these batches (all of the topology's): overlaps and holes."""
-        ...
 
 
 SourceReader: TypeAlias = Callable[[LedgerSnapshot, TopologyRow], SourceEvidence | None]
 """Finds a topology's source; None where it cannot be reached from here."""
 
 
-def is_taken(txn: Txn) -> bool:
-    """Whether a batch's messages left the source for good with it: all but what failed by name."""
-    if txn.state is TxnState.ABORTED:
-        return txn.reason == EVERY_MESSAGE_FAILED
-    if txn.state is TxnState.OPEN:
-        return txn.guarantee is Guarantee.AT_MOST_ONCE
-    return txn.state in (TxnState.COMMITTED, TxnState.ABANDONED)
-
-
 # -- the Postgres queue ----------------------------------------------------------------------------------------------
 
 
 def queue_reader(ledger: LedgerSnapshot, topology: TopologyRow) -> SourceEvidence | None:
-    """The queue in the ledger's database that this topology subscribes to, or its spouts' queues as one.
+    """What this topology subscribes to in the ledger's database: a queue, files, or its spouts' sources as one.
 
     None where there is none, or where one of several spouts reads something else.
     """
     if not ledger.is_postgres:
         return None
-    connection = ledger.connection
-    if connection.execute(sa.text("select to_regclass('stormproof.queue_subscription')")).scalar_one() is None:
-        return None
-    rows = connection.execute(
-        sa.text(
-            "select queue, subscription from stormproof.queue_subscription"
-            " where subscription in (:incarnation, :name)"
-            " order by queue = :source desc, subscription = :incarnation desc"
-        ),
-        {"incarnation": topology.incarnation, "name": topology.name, "source": topology.source},
-    ).all()
-    if rows:
-        return QueueEvidence(connection, rows[0].queue, rows[0].subscription)
+    found = _stored_source(ledger.connection, [topology.incarnation, topology.name], topology.source)
+    if found is not None:
+        return found
     spouts = sources_in(topology.source)
-    queues = group_queues(ledger, topology)
-    return GroupEvidence(topology.source, queues) if spouts and queues.keys() == spouts.keys() else None
+    members = group_sources(ledger, topology)
+    return GroupEvidence(topology.source, members) if spouts and members.keys() == spouts.keys() else None
 
 
-def group_queues(ledger: LedgerSnapshot, topology: TopologyRow) -> dict[str, QueueEvidence]:
-    """The queues in the ledger's database that a topology with several spouts subscribes to, by spout."""
+def group_sources(ledger: LedgerSnapshot, topology: TopologyRow) -> dict[str, StoredSource]:
+    """The queues and files in the ledger's database that a topology with several spouts subscribes to, by spout."""
     if not ledger.is_postgres:
         return {}
-    connection = ledger.connection
-    if connection.execute(sa.text("select to_regclass('stormproof.queue_subscription')")).scalar_one() is None:
-        return {}
-    found: dict[str, QueueEvidence] = {}
+    found: dict[str, StoredSource] = {}
     for spout, source in sources_in(topology.source).items():
-        subscription = member_subscription(topology.incarnation, spout)
+        one = _stored_source(ledger.connection, [member_subscription(topology.incarnation, spout)], source)
+        if one is not None:
+            found[spout] = one
+    return found
+
+
+def _stored_source(connection: sa.Connection, subscriptions: Sequence[str], source: str) -> StoredSource | None:
+    """The queue, or the files, with one of these subscriptions; rather the one of this name."""
+    found: list[StoredSource] = []
+    if connection.execute(sa.text("select to_regclass('stormproof.queue_subscription')")).scalar_one() is not None:
         row = connection.execute(
             sa.text(
-                "select queue from stormproof.queue_subscription where subscription = :subscription"
-                " order by queue = :source desc limit 1"
+                "select queue, subscription from stormproof.queue_subscription"
+                " where subscription = any(:subscriptions)"
+                " order by queue = :source desc, array_position(:subscriptions, subscription) limit 1"
             ),
-            {"subscription": subscription, "source": source},
+            {"subscriptions": list(subscriptions), "source": source},
         ).one_or_none()
         if row is not None:
-            found[spout] = QueueEvidence(connection, row.queue, subscription)
-    return found
+            found.append(QueueEvidence(connection, row.queue, row.subscription))
+    of_files = find_files(connection, subscriptions, source)
+    if of_files is not None:
+        found.append(of_files)
+    return min(found, key=lambda one: one.name != source, default=None)
 
 
 @dataclass(frozen=True, slots=True)

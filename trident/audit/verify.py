@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from stormproof.core.errors import UsageError
+from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
 from stormproof.trident.audit.report import Checked, Findings, VerifyReport, ViolationKind
-from stormproof.trident.audit.source import SourceEvidence, SourceReader, queue_reader
+from stormproof.trident.audit.source import SourceReader, queue_reader
 from stormproof.trident.audit.verify_ledger import LedgerRows, verify_ledger
 from stormproof.trident.audit.verify_messages import verify_messages
 from stormproof.trident.audit.verify_sinks import Later, verify_sinks

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.lifecycle import EndKind, Records, Trace, end_of, traces
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
-from stormproof.trident.audit.source import SourceEvidence
 from stormproof.trident.ledger.rows import Event, Txn
 from stormproof.trident.transaction import TxnState
 

@@ -10,10 +10,14 @@ from stormproof.core.clock import SystemClock
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.source.dead_letter import DeadLetter
+from stormproof.core.source.files.rows import shown_payload
+from stormproof.core.source.files.source import FileStore
 from stormproof.core.source.group import shown, sources_in, unshown
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.trident.audit import AuditLedger
-from stormproof.trident.audit.source import QueueEvidence, group_queues, queue_reader
+from stormproof.trident.audit.evidence import StoredSource
+from stormproof.trident.audit.files import FileEvidence
+from stormproof.trident.audit.source import QueueEvidence, group_sources, queue_reader
 from stormproof.trident.cli.output import Exit, emit, finish, note, say, table
 from stormproof.trident.cli.stores import opened, operator
 from stormproof.trident.ledger.ledger import ADOPTED, Ledger
@@ -70,23 +74,23 @@ def _no_incarnation() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Letters:
-    """The dead letters of a topology's queue, or of the queues of its spouts, which then stand before the ids."""
+    """The dead letters of a topology's source, or of the sources of its spouts, which then stand before the ids."""
 
-    queues: Mapping[str | None, PostgresQueue]
+    sources: Mapping[str | None, PostgresQueue | FileStore]
 
     def all(self) -> list[tuple[str, DeadLetter]]:
         """Every dead letter, with its id as the topology shows it."""
         return [
             (_shown(spout, letter.shown_id), letter)
-            for spout, queue in self.queues.items()
-            for letter in queue.dead_letters()
+            for spout, source in self.sources.items()
+            for letter in source.dead_letters()
         ]
 
     def dispose(self, ids: Sequence[str], *, requeue: bool, by: str, why: str) -> list[str]:
         """Requeue or drop; returns those that were dead."""
         done: list[str] = []
-        for spout, queue in self.queues.items():
-            act = queue.requeue if requeue else queue.drop
+        for spout, source in self.sources.items():
+            act = source.requeue if requeue else source.drop
             mine = [inner for one in ids if (inner := _inner(spout, one)) is not None]
             done += [_shown(spout, inner) for inner in act(mine, by=by, why=why)]
         return done
@@ -97,7 +101,7 @@ def _shown(spout: str | None, inner: str) -> str:
 
 
 def _inner(spout: str | None, message: str) -> str | None:
-    """A message's id in the queue of a spout; None where it is another spout's."""
+    """A message's id in the source of a spout; None where it is another spout's."""
     if spout is None:
         return message
     named = unshown(message)
@@ -106,37 +110,40 @@ def _inner(spout: str | None, message: str) -> str | None:
 
 @contextmanager
 def _letters_of(topology: str) -> Generator[_Letters]:
-    """The topology's queues, under its subscriptions; fences nobody."""
+    """The topology's sources, under its subscriptions; fences nobody."""
     with opened() as stores, ExitStack() as stack:
         epoch, found = _evidence(stores.audit, topology)
-        queues: dict[str | None, PostgresQueue] = {}
+        sources: dict[str | None, PostgresQueue | FileStore] = {}
         for spout, evidence in found.items():
-            queues[spout] = queue = PostgresQueue(evidence.name, database=stores.database)
-            stack.callback(queue.close)
-            queue.subscribe(evidence.subscription, epoch)
-        yield _Letters(queues)
+            if isinstance(evidence, FileEvidence):
+                sources[spout] = files = FileStore(evidence.name, database=stores.database)
+                stack.callback(files.close)
+                files.look_at(evidence.subscription)
+            else:
+                sources[spout] = queue = PostgresQueue(evidence.name, database=stores.database)
+                stack.callback(queue.close)
+                queue.subscribe(evidence.subscription, epoch)
+        yield _Letters(sources)
 
 
-def _evidence(ledger: AuditLedger, topology: str) -> tuple[int, Mapping[str | None, QueueEvidence]]:
-    """The topology's epoch and queues, by spout; by None where it has only one."""
+def _evidence(ledger: AuditLedger, topology: str) -> tuple[int, Mapping[str | None, StoredSource]]:
+    """The topology's epoch and sources, by spout; by None where it has only one."""
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
         found = queue_reader(snapshot, row)
-        if isinstance(found, QueueEvidence):
+        if isinstance(found, (QueueEvidence, FileEvidence)):
             return row.epoch, {None: found}
-        queues = group_queues(snapshot, row)
-        if not queues:
+        members = group_sources(snapshot, row)
+        if not members:
             raise UsageError(
-                f"topology {topology!r} reads {row.source!r}, which is not a queue in the ledger's database: its dead "
-                "letters are kept there",
+                f"topology {topology!r} reads {row.source!r}, which is neither a queue nor files in the ledger's "
+                "database: its dead letters are kept there",
                 topology=topology,
             )
-        elsewhere = [spout for spout in sources_in(row.source) if spout not in queues]
+        elsewhere = [spout for spout in sources_in(row.source) if spout not in members]
         if elsewhere:
-            note(
-                f"stormproof: dead letters of {', '.join(elsewhere)} are kept elsewhere: no queue of the ledger's database"
-            )
-        by_spout: dict[str | None, QueueEvidence] = dict(queues.items())
+            note(f"stormproof: dead letters of {', '.join(elsewhere)} are kept elsewhere, not in the ledger's database")
+        by_spout: dict[str | None, StoredSource] = dict(members.items())
         return row.epoch, by_spout
 
 
@@ -154,7 +161,7 @@ def list_letters(topology: str, *, as_json: bool) -> None:
                 "times_opened": letter.times_opened,
                 "times_failed": letter.times_failed,
                 "dead_at": letter.dead_at,
-                "text": storable_text(letter.payload.decode("utf-8", "backslashreplace")),
+                "text": storable_text(shown_payload(letter.payload)),
                 "history": letter.history,
                 "disposal": letter.disposal,
                 "by": letter.by,

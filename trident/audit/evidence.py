@@ -1,0 +1,99 @@
+"""What a source itself says of its messages: what waits, what is dead, and whether its slices leave holes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from stormproof.core.errors import Json
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.source.protocol import Backlog
+from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.steps import EVERY_MESSAGE_FAILED
+from stormproof.trident.transaction import TxnState
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingMessage:
+    """A message that failed and waits for its retry, or is leased for it."""
+
+    message: str
+    times_failed: int
+    not_before: datetime | None
+    owner: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMessage:
+    """A dead letter, and what an operator decided about it."""
+
+    message: str
+    reason: str
+    error: str
+    times_failed: int
+    dead_at: datetime
+    disposal: str | None
+    by: str | None
+    why: str | None
+    disposed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong with the slices of a source."""
+
+    text: str
+    txid: int | None = None
+
+
+class SourceEvidence(Protocol):
+    """A source's own record, for one topology's subscription."""
+
+    @property
+    def name(self) -> str:
+        """The source, as people see it."""
+        ...
+
+    def backlog(self) -> Backlog:
+        """What is left."""
+        ...
+
+    def waiting(self) -> Mapping[str, WaitingMessage] | None:
+        """Messages that failed and will come again, by shown id; None where the source only knows their number."""
+        ...
+
+    def dead(self) -> Sequence[DeadMessage]:
+        """Dead letters, oldest first, those that were disposed of included."""
+        ...
+
+    def contains(self, position: Mapping[str, Json], message: str) -> bool:
+        """Whether a slice that is no retry holds a message."""
+        ...
+
+    def is_waiting_to_be_opened(self, message: str) -> bool:
+        """Whether the source has the message and it is in no lease: not opened yet, or returned."""
+        ...
+
+    def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
+        """What is wrong with the slices of these batches (all of the topology's): overlaps and holes."""
+        ...
+
+
+class StoredSource(SourceEvidence, Protocol):
+    """A source whose record stands in the ledger's database: a queue, or files."""
+
+    @property
+    def subscription(self) -> str:
+        """The topology's subscription to it."""
+        ...
+
+
+def is_taken(txn: Txn) -> bool:
+    """Whether a batch's messages left the source for good with it: all but what failed by name."""
+    if txn.state is TxnState.ABORTED:
+        return txn.reason == EVERY_MESSAGE_FAILED
+    if txn.state is TxnState.OPEN:
+        return txn.guarantee is Guarantee.AT_MOST_ONCE
+    return txn.state in (TxnState.COMMITTED, TxnState.ABANDONED)
