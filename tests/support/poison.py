@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -64,6 +65,17 @@ class Split:
                 driver = int(os.environ.get(ENV_DRIVER_PID) or os.getpid())
                 os.kill(driver, signal.SIGKILL)
                 threading.Event().wait()
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Splits lines into words, and takes its time for each."""
+
+    each_s: float
+
+    def __call__(self, line: str) -> list[str]:
+        time.sleep(self.each_s)
+        return line.split()
 
 
 def pids_in(path: Path) -> list[int]:
