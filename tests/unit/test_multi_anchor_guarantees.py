@@ -7,55 +7,18 @@ have failed; message 2 only shares a tuple with message 1.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from itertools import pairwise
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.joins import PAYLOADS, pairs
 from support.memory_run import World
 
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core import attempts
-from stormproof.core.bolt import Bolt, Tuple
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.backoff import Backoff
 from stormproof.trident.statistics import RunStatistics
-
-PAYLOADS = [b"x bad", b"x b", b"x c", b"y d", b"y e"]
-PARTS = [payload.decode().split()[1] for payload in PAYLOADS]
-
-
-class Neighbours(Bolt):
-    """Holds the parts of each key to the batch's end, pairs neighbours, and acks all; a part alone goes on by itself."""
-
-    streams = "word string"
-
-    def __init__(self) -> None:
-        self.parts: dict[str, list[Tuple]] = defaultdict(list)
-
-    def execute(self, tuple: Tuple, /) -> None:
-        self.parts[tuple["key"]].append(tuple)
-
-    def finish(self) -> None:
-        for held in self.parts.values():
-            parts = sorted(held, key=lambda part: PARTS.index(part["part"]))
-            for one, other in pairwise(parts):
-                self.collector.emit(f"{one['part']}+{other['part']}", anchors=[one, other])
-            if len(parts) == 1:
-                self.collector.emit(parts[0]["part"], anchors=parts)
-            for part in parts:
-                self.collector.ack(part)
-
-
-def split(line: str) -> list[tuple[str, str]]:
-    key, part = line.split()
-    return [(key, part)]
-
-
-def refuse(word: str) -> list[str]:
-    if "bad" in word:
-        raise ValueError("a bad pair")
-    return [word]
 
 
 class Joined(World):
@@ -68,9 +31,7 @@ class Joined(World):
         )
         self.sinks = [MemorySink("pairs", staging=folder / "pairs")]
         self.topology = t = Topology("join")
-        parts = t.bolt("split", split, t.spout("lines", self.source), schema="key string, part string")
-        pairs = t.bolt("join", Neighbours(), parts.fields("key"))
-        t.sink(self.sinks[0], t.bolt("refuse", refuse, pairs.shuffle(), schema="word string"))
+        t.sink(self.sinks[0], pairs(t, self.source))
 
     def dead(self) -> list[tuple[int, int, str]]:
         """(message, times failed, component of the last failure) of every dead letter."""
