@@ -1,0 +1,162 @@
+"""The command line over a topology that reads files: audit, dead letters, and what it finds where rows were lost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stormproof.core.postgres.database import Database, connect
+from stormproof.trident.cli import main
+
+pytestmark = pytest.mark.postgres
+
+FILE = """
+from stormproof import FileSource, PostgresSink, Topology, count
+
+def check(word: str, n: int) -> str:
+    if word == "poison":
+        raise ValueError("never works")
+    return f"{word}{n}"
+
+def topology(folder: str) -> Topology:
+    t = Topology("files")
+    rows = FileSource(f"{folder}/*.parquet", "parquet", schema="word string, n int not null", name="rows",
+                      max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001, look_interval_s=0)
+    lines = FileSource(f"{folder}/*.jsonl", "jsonl", schema="word string, n int not null", name="lines",
+                       max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001, look_interval_s=0)
+    for name, source in (("rows", rows), ("lines", lines)):
+        (t.stream(name, source).map(check, "word", "n", schema="word string", name=f"check-{name}")
+          .group_by("word").persistent_aggregate(n=count()).into(PostgresSink(f"{name}_sink")))
+    return t
+
+def rows_only(folder: str) -> Topology:
+    t = Topology("files-alone")
+    source = FileSource(f"{folder}/*.parquet", schema="word string, n int not null", name="rows", max_attempts=2,
+                        backoff_base_s=0.001, backoff_max_s=0.001, look_interval_s=0)
+    (t.stream("rows", source).map(check, "word", "n", schema="word string")
+      .group_by("word").persistent_aggregate(n=count()).into(PostgresSink("alone_sink")))
+    return t
+"""
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def command(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Runs a command in this process and gives its JSON."""
+    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "file_topologies.py").write_text(FILE)
+
+    def run(*arguments: str, status: int = 0) -> Any:
+        capsys.readouterr()
+        code: object = 0
+        try:
+            main([*arguments, "--json"])
+        except SystemExit as ended:
+            code = ended.code
+        out, err = capsys.readouterr()
+        assert code == status, (code, out, err)
+        return json.loads(out)
+
+    return run
+
+
+def run_topology(command: Command, folder: Path, name: str) -> None:
+    target = f"{folder / 'file_topologies.py'}:{name}"
+    command("run", target, "--param", f"folder={folder}", "--engine", "inline", "--until-idle", "--max-messages", "7")
+
+
+def write(folder: Path, name: str, words: list[str | None], start: int = 0) -> None:
+    numbers = range(start, start + len(words))
+    if name.endswith("jsonl"):
+        lines = [json.dumps({"word": w, "n": n}) for w, n in zip(words, numbers, strict=True)]
+        (folder / name).write_text("\n".join(lines))
+    else:
+        pq.write_table(pa.table({"n": numbers, "word": words}), folder / name, row_group_size=5)
+
+
+def rows(database: Database, statement: str) -> list[tuple[Any, ...]]:
+    with connect(database, application_name="tests", autocommit=True) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture
+def done(command: Command, tmp_path: Path) -> Command:
+    command("ledger", "migrate")
+    write(tmp_path, "a.parquet", ["w"] * 12 + ["poison"])
+    run_topology(command, tmp_path, "rows_only")
+    write(tmp_path, "b.parquet", ["w"] * 4, start=100)
+    run_topology(command, tmp_path, "rows_only")
+    return command
+
+
+def test_every_row_is_applied_once_or_dead_and_the_audit_is_clean(done: Command, database: Database) -> None:
+    applied = {word for (word,) in rows(database, "select word from alone_sink where n = 1")}
+    assert applied == {f"w{n}" for n in [*range(12), *range(100, 104)]}
+    report = done("audit", "verify", "files-alone")
+    assert report["violations"] == report["unknowns"] == []
+    (topology,) = done("status")["topologies"]
+    assert (topology["backlog"]["ready"], topology["backlog"]["dead"]) == (0, 1)
+    found = done("audit", "message", "files-alone", "2-14")
+    assert found["end"]["kind"] == "committed"
+    done("audit", "message", "files-alone", "1-14", status=2)  # message 14 is not the first file's
+
+
+def test_dead_letters_are_listed_dropped_and_requeued(done: Command, database: Database) -> None:
+    (letter,) = done("dead-letters", "list", "files-alone")["dead_letters"]
+    assert (letter["id"], letter["reason"]) == ("1-12", "error")
+    assert letter["text"] == "{'word': 'poison', 'n': 12}"
+    found = done("audit", "message", "files-alone", "1-12")
+    assert found["end"]["kind"] == "dead_letter"
+    assert done("dead-letters", "requeue", "files-alone", "1-12", "--why", "repaired")["requeued"] == ["1-12"]
+    done("dead-letters", "drop", "files-alone", "1-12", "--why", "no", status=1)
+    assert rows(database, "select id from stormproof.file_retry") == [(12,)]
+
+
+@pytest.mark.parametrize(
+    ("harm", "text"),
+    [
+        ("update stormproof.file_subscription set next_id = next_id + 3", "were handed out to no batch"),
+        (
+            "insert into stormproof.file_slice (source, subscription, first_id, stop_id, messages, bytes, state, epoch)"
+            " select source, subscription, 2, 4, 2, 0, 'returned', 1 from stormproof.file_subscription",
+            "holds messages that another batch holds",
+        ),
+        (
+            "insert into stormproof.file_retry (source, subscription, id, file, payload, times_opened, times_failed,"
+            " not_before, reason, history, slice) select source, subscription, 1, 1, '', 1, 1, now(), 'error', '[]', 99"
+            " from stormproof.file_subscription",
+            "belong to slice 99, which is not there",
+        ),
+    ],
+)
+def test_the_audit_finds_what_was_lost_or_doubled(done: Command, database: Database, harm: str, text: str) -> None:
+    rows(database, harm)
+    report = done("audit", "verify", "files-alone", status=1)
+    assert any(text in json.dumps(violation) for violation in report["violations"])
+
+
+def test_two_kinds_of_files_as_two_spouts(command: Command, database: Database, tmp_path: Path) -> None:
+    command("ledger", "migrate")
+    write(tmp_path, "a.parquet", ["w", None, "w"])
+    write(tmp_path, "b.jsonl", ["w", "w"])
+    (tmp_path / "c.jsonl").write_text('{"word": "half\n{"word": "w", "n": 9}\n')
+    run_topology(command, tmp_path, "topology")
+    assert rows(database, "select count(*) from rows_sink") == [(3,)]
+    assert rows(database, "select word from lines_sink order by 1") == [("w0",), ("w1",), ("w9",)]
+    report = command("audit", "verify", "files")
+    assert report["violations"] == report["unknowns"] == []
+    (letter,) = command("dead-letters", "list", "files")["dead_letters"]
+    assert (letter["id"], letter["reason"], letter["text"]) == ("lines:2-2", "bad_message", '{"word": "half')
