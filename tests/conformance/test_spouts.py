@@ -140,7 +140,8 @@ def run(
 @pytest.mark.parametrize("per_message", [False, True])
 def test_a_message_unit_is_complete_or_fails_as_one(engine: Engine, tmp_path: Path, per_message: bool) -> None:
     batch = run(engine, one_spout(tmp_path), tmp_path, per_message=per_message)
-    assert batch.ran.mismatches == batch.ran.report.violations == batch.ran.report.lost == ()
+    assert batch.ran.mismatches == batch.ran.report.violations == ()
+    assert batch.ran.report.lost == ()
     assert batch.failures() == {"2": "error at split", "3": "bad_message at lines"}
     assert batch.rows("words") == [("a",), ("a",), ("b",), ("c",)]
     assert batch.ran.report.read_messages == 5
@@ -151,7 +152,8 @@ def test_several_spouts_in_one_batch(engine: Engine, tmp_path: Path, per_message
     t = two_spouts(tmp_path)
     assert isinstance(t.source, SourceGroup)
     batch = run(engine, t, tmp_path, per_message=per_message)
-    assert batch.ran.mismatches == batch.ran.report.violations == batch.ran.report.lost == ()
+    assert batch.ran.mismatches == batch.ran.report.violations == ()
+    assert batch.ran.report.lost == ()
     assert batch.failures() == {
         "lines:2": "error at split",
         "lines:3": "bad_message at lines",
