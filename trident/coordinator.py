@@ -332,7 +332,8 @@ class Coordinator:
         self._count_dead(resolution)
         suppressed = sum(outcome is CommitOutcome.ALREADY_HELD for outcome in outcomes.values())
         self._statistics = replace(self._statistics, suppressed=self._statistics.suppressed + suppressed)
-        return self._result(batch, TxnState.COMMITTED, complete.failed, report.tuples)
+        result = self._result(batch, TxnState.COMMITTED, complete.failed, report.tuples)
+        return replace(result, unanchored=report.unanchored)
 
     def _result(self, batch: _Batch, state: TxnState, failed: Sequence[FailedIn] = (), tuples: int = 0) -> BatchResult:
         reasons = Counter(f.failure.reason.value for f in failed if f.failure.counted)
@@ -373,6 +374,7 @@ class Coordinator:
             failed=s.failed + result.failed,
             failed_by_reason=dict(Counter(s.failed_by_reason) + Counter(result.reasons)),
             returned=s.returned + result.returned,
+            unanchored=s.unanchored + result.unanchored,
             replayed=s.replayed + (result.messages if result.retry else 0),
             attempts=s.attempts + result.attempts,
             aborted_batches=s.aborted_batches + (result.state == TxnState.ABORTED.value),
@@ -388,6 +390,7 @@ class Coordinator:
             "messages": result.messages,
             "failed": result.failed,
             "returned": result.returned,
+            "unanchored": result.unanchored,
             "retry": result.retry,
             "tuples": result.tuples,
             "steps_ms": {name: round(value, 1) for name, value in result.steps_ms.items()},

@@ -13,7 +13,8 @@ class BatchResult:
     """What became of one batch. `steps_ms` are wall-clock milliseconds a step.
 
     `messages` were opened, of which `failed` failed (`reasons`: how many for which reason), and `returned` went back with
-    a failed one with which they share a tuple. Both are zero where the batch went back whole or in parts.
+    a failed one with which they share a tuple. Both are zero where the batch went back whole or in parts. `unanchored`
+    are tuples that failed in what was written and that no message anchors: nothing is replayed for them.
     """
 
     txid: int
@@ -26,6 +27,7 @@ class BatchResult:
     steps_ms: dict[str, float] = field(default_factory=dict[str, float])
     returned: int = 0
     reasons: dict[str, int] = field(default_factory=dict[str, int])
+    unanchored: int = 0
 
     @property
     def committed_messages(self) -> int:
@@ -67,9 +69,10 @@ class RunStatistics:
 
     `messages` counts those of batches that committed, failed and returned ones left out; `failed` counts failures, so a
     message that failed twice counts twice, and `failed_by_reason` has the same by reason (`stormproof.core.message`);
-    `returned` counts returns of messages that went back with a failed one, uncounted; `replayed` counts openings of
-    messages that had failed or been returned before; `attempts` counts jobs, so it is above `batches` where some batch
-    ran more than once; `dead_letters` counts messages given up.
+    `unanchored` counts failed tuples that no message anchors, for which nothing comes again; `returned` counts returns of
+    messages that went back with a failed one, uncounted; `replayed` counts openings of messages that had failed or been
+    returned before; `attempts` counts jobs, so it is above `batches` where some batch ran more than once; `dead_letters`
+    counts messages given up.
     """
 
     topology: str
@@ -81,6 +84,7 @@ class RunStatistics:
     failed: int = 0
     failed_by_reason: Mapping[str, int] = field(default_factory=dict[str, int])
     returned: int = 0
+    unanchored: int = 0
     replayed: int = 0
     attempts: int = 0
     dead_letters: int = 0
