@@ -258,8 +258,6 @@ class _Task:
                 self._routers[key] = Router(
                     node.grouping, part.tasks[-1 - bool(part.ackers)], task, component=node.component
                 )
-            elif isinstance(node, BoltNode):
-                self._bolts[key] = self._started(node)
 
     def _started(self, node: BoltNode) -> _Running:
         part = self._part
@@ -284,6 +282,9 @@ class _Task:
 
     def run(self, incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         carried: list[TaskReport] = []
+        for key, node in self._plan.nodes.items():
+            if isinstance(node, BoltNode):  # not before: whatever comes now, those that were prepared are cleaned up
+                self._bolts[key] = self._started(node)
         if self._part.stage == 0:
             yield from self._read()
         else:
