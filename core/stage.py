@@ -614,7 +614,12 @@ class _Task:
             except RoutingError as error:
                 culprits = range(tuples.rows.num_rows) if error.rows is None else error.rows
                 bad = {
-                    row: _Failed(FailureReason.ERROR, node.component, str(error), _shown_row(tuples.rows, row))
+                    row: _Failed(
+                        FailureReason.ERROR,
+                        node.component,
+                        error.texts.get(row, str(error)),
+                        _shown_row(tuples.rows, row),
+                    )
                     for row in culprits
                 }
             tuples = self._without(batch, tuples, bad)
