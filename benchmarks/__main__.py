@@ -85,7 +85,9 @@ def _value(unit: Unit, middle: float, values: Sequence[float]) -> str:
 
 
 def _number(unit: Unit, value: float) -> str:
-    return f"{value:.3f} s" if unit is Unit.SECONDS else f"{value:,.0f}/s"
+    if unit is Unit.SECONDS:
+        return f"{value:.3f} s"
+    return f"{value:,.1f} bytes" if unit is Unit.BYTES else f"{value:,.0f}/s"
 
 
 def _figures(result: Result) -> str:

@@ -12,23 +12,25 @@ from stormproof.core.errors import Json
 
 
 class Unit(StrEnum):
-    """What a run's value is in; seconds are good when they are few, rates when they are high."""
+    """What a run's value is in; seconds and bytes are good when they are few, rates when they are high."""
 
     SECONDS = "s"
     MESSAGES = "messages/s"
     TUPLES = "tuples/s"
+    NOTICES = "notices/s"
+    BYTES = "bytes"
 
     @property
     def less_is_better(self) -> bool:
         """Whether a goal is an upper bound."""
-        return self is Unit.SECONDS
+        return self in (Unit.SECONDS, Unit.BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
     """What a figure should reach: `ratio` bounds ours / theirs, `own` bounds our side alone.
 
-    Both are upper bounds for seconds and lower bounds for rates.
+    Both are upper bounds for seconds and bytes, and lower bounds for rates.
     """
 
     ratio: float | None = None

@@ -19,6 +19,7 @@ TITLES = {
     "P5": "1,000 messages from open to committed, beside foreachBatch",
     "P6": "row-wise Python, beside a plain mapInArrow row loop",
     "P7": "Postgres queue, beside leases by UPDATE and DELETE",
+    "P8": "the acker's memory and speed with a million pending, beside a dict of objects",
     "groupings": "words through an exchange by each grouping, beside Spark's repartition",
 }
 

@@ -8,6 +8,7 @@ from benchmarks.groupings import groupings
 from benchmarks.harness import Figure
 from benchmarks.latency import p5
 from benchmarks.main_job import p3, p4
+from benchmarks.pending import p8
 from benchmarks.queue_reads import p7
 
 FIGURES: dict[str, Figure] = {
@@ -20,5 +21,6 @@ FIGURES: dict[str, Figure] = {
     "P5": p5,
     "P6": p6,
     "P7": p7,
+    "P8": p8,
     "groupings": groupings,
 }

@@ -262,8 +262,10 @@ class Acker:
             return Answers()
         # Where the entries stand: an id is in one of the two runs at most, maybe dead.
         in_main_at, in_main = self._main.find(ids)
-        in_delta_at, in_delta = self._delta.find(ids)
-        in_main_at, in_delta_at = in_main_at[in_main], in_delta_at[in_delta]
+        in_main_at = in_main_at[in_main]
+        elsewhere = np.flatnonzero(~in_main)
+        in_delta_at, found = self._delta.find(ids[elsewhere])
+        in_delta_at, in_delta = in_delta_at[found], elsewhere[found]
         values, states = np.zeros(len(ids), np.uint64), np.zeros(len(ids), np.uint16)
         values[in_main], states[in_main] = self._main.read(in_main_at)
         values[in_delta], states[in_delta] = self._delta.read(in_delta_at)
@@ -298,7 +300,7 @@ class Acker:
         states[gone] = _DEAD
         self._main.write(in_main_at, values[in_main], states[in_main])
         self._delta.write(in_delta_at, values[in_delta], states[in_delta])
-        new = ~(in_main | in_delta | gone)
+        new = elsewhere[~found & ~gone[elsewhere]]
         self._keep(ids[new], values[new], states[new])
         return answers
 

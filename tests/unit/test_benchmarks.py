@@ -47,6 +47,8 @@ def test_the_ratio_is_the_median_of_the_pairs_ratios_and_not_the_ratio_of_the_me
         (Unit.MESSAGES, Goal(ratio=10, own=800_000), (700_000, 60_000), False),
         (Unit.MESSAGES, Goal(ratio=10, own=800_000), (900_000, 100_000), False),
         (Unit.TUPLES, Goal(), (1.0, 2.0), True),
+        (Unit.BYTES, Goal(own=20), (20.0, 40.0), True),
+        (Unit.BYTES, Goal(own=20), (20.1, 40.0), False),
     ],
 )
 def test_seconds_have_upper_bounds_and_rates_lower_ones(
@@ -140,4 +142,4 @@ def test_wrong_arguments_are_refused_before_anything_starts(
 
 
 def test_all_figures_are_measured_where_none_is_named() -> None:
-    assert parse([]) == Options(("P1a", "P1b", "P1q", "P2", "P3", "P4", "P5", "P6", "P7", "groupings"), None, 15)
+    assert parse([]) == Options(("P1a", "P1b", "P1q", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "groupings"), None, 15)
