@@ -13,9 +13,10 @@ from benchmarks.corpus import WORDS_IN_SENTENCE, Corpus
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.parquet_source import RepeatedParquet
-from benchmarks.word_count import row_wise, split, vectorised, word_count
+from benchmarks.word_count import by_bolt, row_wise, split, vectorised, word_count
 from benchmarks.workbench import Stepper, Workbench, delta_total, require_total, timed
 from stormproof.core.compute import pc
+from stormproof.core.engine.protocol import Engine
 from stormproof.core.guarantee import Guarantee
 from stormproof.sinks.delta import DeltaSink
 from stormproof.trident.stream import Stream
@@ -37,11 +38,12 @@ def counting(
     *,
     folds: bool,
     words: Callable[[Stream], Stream] = vectorised,
+    engine: Engine | None = None,
 ) -> Generator[Stepper]:
     """A word count from Parquet to a new Delta table, whose content is checked at the end."""
     table, source = bench.path("counts"), RepeatedParquet(bench.unused("parquet"), corpus)
     topology = word_count(bench.unused("count"), source, DeltaSink(table), words=words, folds=folds)
-    with bench.stepping(topology, guarantee, corpus.messages) as stepper:
+    with bench.stepping(topology, guarantee, corpus.messages, engine=engine) as stepper:
         yield stepper
     require_total(delta_total(table), stepper.batches * corpus.words, f"the Delta table of {topology.name}")
 
@@ -151,6 +153,29 @@ def map_and_count_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
 
 
 @contextmanager
+def bolt_against_row_loop(bench: Workbench, sentences: int, goal: Goal) -> Generator[Case]:
+    """P6-bolt: a Bolt that anchors and acks by hand, beside the plain row loop, which tracks nothing."""
+    corpus, out = bench.corpus(sentences), bench.path("mapped")
+    per_core = corpus.words / bench.cores
+
+    def plain() -> None:
+        lines = bench.rival_session.read.schema("line string").parquet(str(corpus.folder))
+        counted = lines.mapInArrow(map_rows, "word string").groupBy("word").agg(F.count("*").alias("n"))
+        counted.write.mode("append").parquet(str(out))
+
+    with counting(bench, corpus, folds=False, words=by_bolt) as ours:
+        yield Case(
+            key="P6-bolt",
+            title=f"words by a Bolt with explicit emit and ack, and passed on by another, exactly-once to Delta, "
+            f"{size_name(sentences)} words, a core; mapInArrow loop to Parquet",
+            unit=Unit.TUPLES,
+            goal=goal,
+            ours=lambda: per_core / ours.seconds(),
+            theirs=lambda: per_core / timed(plain),
+        )
+
+
+@contextmanager
 def against_row_loop(bench: Workbench, sentences: int, goal: Goal, *, counts_in_python: bool) -> Generator[Case]:
     """P6: a plain Python function a tuple, beside a `mapInArrow` loop that calls the same function."""
     corpus, out = bench.corpus(sentences), bench.path("mapped")
@@ -200,3 +225,4 @@ def p6(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
     """The cases of P6."""
     yield against_row_loop(bench, LARGE, Goal(ratio=0.8, own=2_000_000), counts_in_python=False)
     yield against_row_loop(bench, LARGE, Goal(), counts_in_python=True)
+    yield bolt_against_row_loop(bench, SMALL, Goal(own=500_000))

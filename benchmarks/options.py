@@ -20,7 +20,9 @@ TITLES = {
     "P6": "row-wise Python, beside a plain mapInArrow row loop",
     "P7": "Postgres queue, beside leases by UPDATE and DELETE",
     "P8": "the acker's memory and speed with a million pending, beside a dict of objects",
+    "P10": "one bad message in 10,000, beside none",
     "groupings": "words through an exchange by each grouping, beside Spark's repartition",
+    "verdicts": "a verdict a message, beside one a batch",
 }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stormproof.core.bolt import Bolt, Tuple
 from stormproof.core.compute import pc
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.protocol import Source
@@ -35,6 +36,35 @@ def vectorised(stream: Stream) -> Stream:
 def row_wise(stream: Stream) -> Stream:
     """Lines to words by a plain Python function."""
     return stream.flat_map(split, "line", schema="word string")
+
+
+class SplitBolt(Bolt):
+    """Lines to words, anchored and acked by hand."""
+
+    streams = "word string"
+
+    def execute(self, tuple: Tuple, /) -> None:
+        emit = self.collector.emit
+        for word in split(tuple["line"]):
+            emit(word, anchors=tuple)
+        self.collector.ack(tuple)
+
+
+class PassBolt(Bolt):
+    """One emit and one ack a tuple."""
+
+    streams = "word string"
+
+    def execute(self, tuple: Tuple, /) -> None:
+        self.collector.emit(tuple["word"], anchors=tuple)
+        self.collector.ack(tuple)
+
+
+def by_bolt(stream: Stream) -> Stream:
+    """Lines to words by one Bolt, each word passed on by another."""
+    topology = stream.topology
+    words = topology.bolt("split", SplitBolt(), stream.output)
+    return topology.following(topology.bolt("pass", PassBolt(), words))
 
 
 def word_count(

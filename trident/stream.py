@@ -56,7 +56,7 @@ class Stream:
     in the schema's order, or a dict with exactly its keys. A function that raises fails the message, not the batch.
     """
 
-    def __init__(self, topology: TopologyGraph, component: str, stream: str = DEFAULT_STREAM) -> None:
+    def __init__(self, topology: Topology, component: str, stream: str = DEFAULT_STREAM) -> None:
         self._topology = topology
         self._component = component
         self._input = Subscription(component, stream)
@@ -70,6 +70,11 @@ class Stream:
     def schema(self) -> pa.Schema:
         """The fields of these tuples."""
         return self._topology.schema_of(self._component, self._input.stream)
+
+    @property
+    def topology(self) -> Topology:
+        """The topology that it is part of."""
+        return self._topology
 
     @property
     def output(self) -> OutputStream:
@@ -133,7 +138,7 @@ class Stream:
 class GroupedStream:
     """Tuples grouped by key, waiting for what is to be computed of each group."""
 
-    def __init__(self, topology: TopologyGraph, input_: Subscription, keys: tuple[str, ...]) -> None:
+    def __init__(self, topology: Topology, input_: Subscription, keys: tuple[str, ...]) -> None:
         self._topology = topology
         self._input = input_
         self._keys = keys
