@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -95,6 +95,7 @@ class _State:
         self.source: str | None = None
         self.armed: dict[str, tuple[str, int]] = {}
         self.reached: dict[str, int] = {}
+        self.watcher: Callable[[str], None] | None = None
 
 
 _state = _State()
@@ -114,6 +115,18 @@ def armed(text: str) -> Generator[None]:
         if before is not None:
             os.environ[ENV] = before
         _state.source = None
+
+
+@contextmanager
+def watched(watcher: Callable[[str], None]) -> Generator[None]:
+    """Have `watcher` called with the name of each place that is reached in this process, before anything else is done
+    there; what it raises goes through. For simulations, whose seed decides where a driver ends.
+    """
+    before, _state.watcher = _state.watcher, watcher
+    try:
+        yield
+    finally:
+        _state.watcher = before
 
 
 def parse(text: str) -> dict[str, tuple[str, int]]:
@@ -137,6 +150,8 @@ def failpoint(name: str) -> None:
         FailpointReached: where this place is armed with ``raise``.
         KeyError: where the name is not in `FAILPOINTS`.
     """
+    if _state.watcher is not None:
+        _state.watcher(FAILPOINTS[name].name)
     log = os.environ.get(ENV_LOG)
     text = os.environ.get(ENV)
     if log is None and not text:

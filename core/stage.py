@@ -420,7 +420,9 @@ class _Task:
                 self._beat(chunk.rows.num_rows)
                 batch = _Batch()
                 tuples = _Tuples(chunk.rows, chunk.anchors(self._messages))
-                self._deliver(batch, tuples, None, entry.children, entry.component, entry.stream)
+                (child,) = entry.children  # they were told to the watcher, and split, where they were emitted
+                self._report.tuples += tuples.rows.num_rows
+                self._hand(batch, child, tuples, entry.component, entry.stream)
                 yield from self._finish(batch)
 
     def _merge(self, entry: Entry, group: GroupBy, chunks: list[Chunk]) -> Iterator[pa.RecordBatch]:

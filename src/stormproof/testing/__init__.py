@@ -1,4 +1,4 @@
-"""For tests of what you build on Stormproof: the suite for sources of your own.
+"""For tests of what you build on Stormproof: simulations of whole topologies, and the suite for sources of your own.
 
 `SourceConformance` needs pytest; nothing here is imported before it is used.
 """
@@ -9,16 +9,44 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from stormproof.testing.faults import Event, Fault, FaultKind, Faults
+    from stormproof.testing.simulation import (
+        End,
+        MessageFailed,
+        SimulatedMessage,
+        Simulation,
+        SimulationStatistics,
+        Written,
+        simulate,
+    )
     from stormproof.testing.sources import Message, SourceConformance, SourceHarness, messages_of
 
 _HOMES: Final[dict[str, str]] = {
-    "Message": "stormproof.testing.sources",
-    "SourceConformance": "stormproof.testing.sources",
-    "SourceHarness": "stormproof.testing.sources",
-    "messages_of": "stormproof.testing.sources",
+    **dict.fromkeys(("Event", "Fault", "FaultKind", "Faults"), "stormproof.testing.faults"),
+    **dict.fromkeys(
+        ("End", "MessageFailed", "SimulatedMessage", "Simulation", "SimulationStatistics", "Written", "simulate"),
+        "stormproof.testing.simulation",
+    ),
+    **dict.fromkeys(("Message", "SourceConformance", "SourceHarness", "messages_of"), "stormproof.testing.sources"),
 }
 
-__all__ = ["Message", "SourceConformance", "SourceHarness", "messages_of"]
+__all__ = [
+    "End",
+    "Event",
+    "Fault",
+    "FaultKind",
+    "Faults",
+    "Message",
+    "MessageFailed",
+    "SimulatedMessage",
+    "Simulation",
+    "SimulationStatistics",
+    "SourceConformance",
+    "SourceHarness",
+    "Written",
+    "messages_of",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> object:

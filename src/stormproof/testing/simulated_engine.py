@@ -1,0 +1,242 @@
+"""The inline engine with faults: in users' code, between stages, and in tasks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, FailTuple, Tuple
+from stormproof.core.clock import ManualClock
+from stormproof.core.engine.inline import InlineEngine
+from stormproof.core.engine.protocol import Job, JobReport
+from stormproof.core.errors import JobFailed
+from stormproof.core.plan import BoltNode, Node, OperationNode, Plan
+from stormproof.core.source.group import SpoutReader
+from stormproof.core.source.protocol import SliceReader
+from stormproof.core.stage import Observer, StageJob
+from stormproof.core.topology import UserFunction
+from stormproof.testing.faults import Chance, FaultKind
+
+
+class SimulatedError(Exception):
+    """What a component raises where a fault says so."""
+
+
+class SimulatedHang(JobFailed):
+    """A task hangs, and its job was cancelled."""
+
+
+class SimulatedEngine(InlineEngine):
+    """Runs a job's tasks in this process, in an order and with faults that its random source decides."""
+
+    name = "simulated"
+
+    def __init__(
+        self, parallelism: int, *, chance: Chance, rng: Random, clock: ManualClock, observe: Observer | None = None
+    ) -> None:
+        super().__init__(parallelism, rng=rng, clock=clock, tamper=self._tampered, observe=observe)
+        self._chance = chance
+        self._virtual = clock
+        self.jobs = 0
+
+    def run(self, job: Job) -> JobReport:
+        """Run one attempt to its end, or to a fault's.
+
+        Raises:
+            SimulatedHang: a task hangs; `JobFailed`: for any other reason.
+        """
+        self.jobs += 1
+        kind = " per message" if job.per_message else ""
+        self._chance.tell("job", str(job.txid), f"attempt {job.attempt}{kind}, {len(job.excluded)} left out")
+        return super().run(replace(job, readers=tuple(_misreading(r, job, self._chance) for r in job.readers)))
+
+    def _run_task(self, part: StageJob, task: int, incoming: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        chance, place, where = self._chance, f"stage {part.stage}", f"task {task} of stage {part.stage}"
+        if chance.strikes(FaultKind.DELAY, place, lambda: where):
+            self._virtual.advance(chance.rng.uniform(0, chance.faults.delay_s))
+        if chance.strikes(FaultKind.TIMEOUT, place, lambda: where):
+            raise SimulatedHang(f"{where} hangs", stage=part.stage, task=task)
+        if chance.strikes(FaultKind.WORKER_DEATH, place, lambda: where):
+            late, repeated = chance.rng.random() < 0.5, chance.rng.random() < 0.5
+            if late:
+                super()._run_task(part, task, list(incoming))  # what it did is lost
+            if not repeated:
+                raise JobFailed(f"{where}: its worker was killed", stage=part.stage, task=task)
+        return super()._run_task(part, task, incoming)
+
+    def _tampered(self, stage: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        chance, place = self._chance, f"stage {stage}"
+        if not (chance.possible(FaultKind.DROP, place) or chance.possible(FaultKind.DUPLICATE, place)):
+            return rows
+        made: list[pa.RecordBatch] = []
+        for batch in rows:
+            for number in range(batch.num_rows):
+                row = batch.slice(number, 1)
+                shown = _Shown(row)
+                if chance.strikes(FaultKind.DROP, place, shown):
+                    continue
+                copies = 1
+                if chance.strikes(FaultKind.DUPLICATE, place, shown):
+                    copies = chance.rng.choice((2, 3))
+                made += [row] * copies
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What a wire row is, for the log."""
+
+    row: pa.RecordBatch
+
+    def __call__(self) -> str:
+        dest, source, edge, seq = (self.row.column(i)[0].as_py() for i in range(4))
+        return f"edge {edge} number {seq} from task {source} to task {dest}"
+
+
+def with_faults(plan: Plan, chance: Chance) -> Plan:
+    """The plan with faults in its functions and bolts."""
+    if not any(chance.possible(kind, node.component) for kind in _IN_CODE for node in _code(plan)):
+        return plan
+    stages = tuple(
+        replace(stage, nodes={key: _faulty_node(node, chance) for key, node in stage.nodes.items()})
+        for stage in plan.stages
+    )
+    return replace(plan, stages=stages)
+
+
+_IN_CODE = (FaultKind.RAISE, FaultKind.FAIL)
+
+
+def _code(plan: Plan) -> Iterator[OperationNode | BoltNode]:
+    for stage in plan.stages:
+        for node in stage.nodes.values():
+            if isinstance(node, (OperationNode, BoltNode)):
+                yield node
+
+
+def _faulty_node(node: Node, chance: Chance) -> Node:
+    if isinstance(node, OperationNode):
+        return replace(node, function=_faulty_function(node.function, node.component, chance))
+    if isinstance(node, BoltNode):
+        bolt = node.bolt
+        if isinstance(bolt, Bolt):
+            return replace(node, bolt=_FaultyBolt(bolt, node.component, chance))
+        if isinstance(bolt, BasicBolt):
+            return replace(node, bolt=_FaultyBasicBolt(bolt, node.component, chance))
+        return replace(node, bolt=_FaultyArrowBolt(bolt, node.component, chance))
+    return node
+
+
+def _strike(component: str, chance: Chance) -> None:
+    if chance.strikes(FaultKind.RAISE, component):
+        raise SimulatedError("a simulated fault")
+    if chance.strikes(FaultKind.FAIL, component):
+        raise FailTuple("a simulated failure")
+
+
+def _faulty_function(function: UserFunction, component: str, chance: Chance) -> UserFunction:
+    def call(*arguments: object) -> object:
+        _strike(component, chance)
+        return function(*arguments)
+
+    return call
+
+
+class _FaultyBolt(Bolt):
+    def __init__(self, bolt: Bolt, component: str, chance: Chance) -> None:
+        self._bolt, self._component, self._chance = bolt, component, chance
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _FaultyBolt:
+        return _FaultyBolt(copy.deepcopy(self._bolt, memo), self._component, self._chance)
+
+    def prepare(self, context: BoltContext, collector: Collector, /) -> None:
+        self._bolt.prepare(context, collector)
+
+    def execute(self, tuple: Tuple, /) -> None:
+        _strike(self._component, self._chance)
+        self._bolt.execute(tuple)
+
+    def finish(self) -> None:
+        self._bolt.finish()
+
+    def cleanup(self) -> None:
+        self._bolt.cleanup()
+
+
+class _FaultyBasicBolt(BasicBolt):
+    def __init__(self, bolt: BasicBolt, component: str, chance: Chance) -> None:
+        self._bolt, self._component, self._chance = bolt, component, chance
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _FaultyBasicBolt:
+        return _FaultyBasicBolt(copy.deepcopy(self._bolt, memo), self._component, self._chance)
+
+    def prepare(self, context: BoltContext, /) -> None:
+        self._bolt.prepare(context)
+
+    def execute(self, tuple: Tuple, emit: Emit, /) -> None:
+        _strike(self._component, self._chance)
+        self._bolt.execute(tuple, emit)
+
+    def cleanup(self) -> None:
+        self._bolt.cleanup()
+
+
+class _FaultyArrowBolt(ArrowBolt):
+    """The rate is for a call, not for a tuple: the failed call is repeated with halves."""
+
+    def __init__(self, bolt: ArrowBolt, component: str, chance: Chance) -> None:
+        self._bolt, self._component, self._chance = bolt, component, chance
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _FaultyArrowBolt:
+        return _FaultyArrowBolt(copy.deepcopy(self._bolt, memo), self._component, self._chance)
+
+    def prepare(self, context: BoltContext, /) -> None:
+        self._bolt.prepare(context)
+
+    def execute(self, rows: pa.RecordBatch, /) -> ArrowRows | dict[str, ArrowRows]:
+        _strike(self._component, self._chance)
+        made = self._bolt.execute(rows)
+        return made if isinstance(made, tuple) else dict(made)
+
+    def cleanup(self) -> None:
+        self._bolt.cleanup()
+
+
+@dataclass(frozen=True, slots=True)
+class _MisreadingReader:
+    """A reader that may skip one message of a record batch and give another one twice."""
+
+    reader: SliceReader
+    strikes: Callable[[], bool]
+    rng: Random
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        for rows in self.reader.read(seed, excluded, batch_rows):
+            if not rows.num_rows or not self.strikes():
+                yield rows
+                continue
+            order = np.arange(rows.num_rows)
+            skipped = self.rng.randrange(rows.num_rows)
+            if rows.num_rows > 1:
+                order[skipped] = self.rng.choice([n for n in range(rows.num_rows) if n != skipped])
+            else:
+                order = order[:0]
+            yield rows.take(pa.array(np.sort(order)))
+
+
+def _misreading(reader: SliceReader, job: Job, chance: Chance) -> SliceReader:
+    place = reader.spout if isinstance(reader, SpoutReader) else next(iter(job.plan.decoders))
+    if not chance.possible(FaultKind.MISREAD, place):
+        return reader
+
+    def strikes() -> bool:
+        return chance.strikes(FaultKind.MISREAD, place)
+
+    if isinstance(reader, SpoutReader):
+        return replace(reader, reader=_MisreadingReader(reader.reader, strikes, chance.rng))
+    return _MisreadingReader(reader, strikes, chance.rng)

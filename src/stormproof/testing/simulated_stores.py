@@ -1,0 +1,299 @@
+"""A simulation's sinks and sources: stores in memory that outlive the drivers, and know what became of what."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+
+from stormproof.core.clock import Clock
+from stormproof.core.errors import Fenced
+from stormproof.core.failpoint import failpoint
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.message import MessageFailure
+from stormproof.core.postgres.database import Database
+from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, TaskContext
+from stormproof.core.source.memory import MemorySource
+from stormproof.core.source.protocol import Lease, Limit, Resolution, Slice
+from stormproof.sinks.folding import fold_tables
+from stormproof.sinks.limits import ColumnLimit, Limits
+from stormproof.sinks.protocol import (
+    CommitOutcome,
+    Decision,
+    Evidence,
+    EvidenceReport,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    decide,
+)
+from stormproof.testing.faults import Chance, FaultKind
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    context: TaskContext
+    rows: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What a sink took at once: from which attempt at which batch."""
+
+    batch: int
+    attempt: int
+    digest: str
+    rows: pa.Table
+
+
+class SimulatedSink:
+    """Stands for any sink: what is prepared and committed stays in memory, for all drivers of a simulation."""
+
+    def __init__(self, spec: SinkSpec, input_: SinkInput, chance: Chance) -> None:
+        self.spec = spec
+        self.input = input_
+        self.chance = chance
+        self.staged: dict[str, _Staged] = {}
+        self.applied: list[_Applied] = []
+        self.epoch = 0
+        self._files = 0
+
+    @property
+    def name(self) -> str:
+        """The sink's own."""
+        return self.spec.name
+
+    @property
+    def target(self) -> str:
+        """The sink's own."""
+        return self.spec.target
+
+    def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
+        """What the sink itself refuses."""
+        self.spec.check(input_, guarantee)
+
+    def content(self) -> pa.Table:
+        """What it holds: all rows, or for a fold one a key."""
+        schema = self.input.schema
+        if not self.input.is_fold:
+            return pa.concat_tables([schema.empty_table(), *(a.rows for a in self.applied)])
+        content = schema.empty_table()
+        for applied in self.applied:
+            content = fold_tables(content, applied.rows, self.input, self.name)
+        return content
+
+    # The executors' side.
+
+    def writer(self) -> SimulatedWriter:
+        """Takes prepared rows in memory."""
+        columns = [ColumnLimit(f.name, str(f.type), not_null=f.name in self.input.keys) for f in self.input.schema]
+        return SimulatedWriter(self, Limits(tuple(columns)))
+
+    def stage(self, context: TaskContext, rows: pa.Table) -> PreparedFile:
+        """Keep a task's rows."""
+        buffer = pa.BufferOutputStream()
+        with pa.ipc.new_stream(buffer, rows.schema) as stream:
+            stream.write_table(rows)
+        written = buffer.getvalue()
+        self._files += 1
+        path = f"{context.txid}-{context.attempt}-{context.task}-{self._files}"
+        self.staged[path] = _Staged(context, rows)
+        return PreparedFile(self.name, path, rows.num_rows, written.size, hashlib.sha256(written).hexdigest())
+
+    # The driver's side: without a ledger, and with one.
+
+    def apply(self, batch: int, attempt: int, files: Sequence[PreparedFile]) -> None:
+        """Take the rows of an attempt."""
+        self.add(batch, attempt, "", files)
+        for file in files:
+            del self.staged[file.path]
+
+    def add(self, batch: int, attempt: int, digest: str, files: Sequence[PreparedFile]) -> None:
+        """Take prepared rows in; they stay prepared."""
+        tables = [self.staged[file.path].rows for file in files]
+        rows = pa.concat_tables([self.input.schema.empty_table(), *tables])
+        self.applied.append(_Applied(batch, attempt, digest, rows))
+
+    def placed(self, database: Database, staging: Path) -> SimulatedSink:
+        """This sink: it needs neither."""
+        del database, staging
+        return self
+
+    def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> SimulatedSession:
+        """For one driver; fences older ones out."""
+        del input_, create
+        if epoch < self.epoch:
+            raise Fenced(f"sink {self.name!r}: epoch {self.epoch} holds it, this is epoch {epoch}", epoch=epoch)
+        self.epoch = epoch
+        return SimulatedSession(self, identity, epoch)
+
+    def inspect(self, identity: SinkIdentity, input_: SinkInput) -> SimulatedSession:
+        """For reading only."""
+        del input_
+        return SimulatedSession(self, identity, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedWriter:
+    """The executors' side of a simulated sink."""
+
+    store: SimulatedSink
+    limits: Limits
+
+    @property
+    def sink(self) -> str:
+        """The sink's name."""
+        return self.store.name
+
+    def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
+        """NULL keys, and rows that a fault has the sink refuse."""
+        found = list(self.limits.check(rows))
+        chance = self.store.chance
+        if chance.possible(FaultKind.REJECT, self.sink):
+            found += [
+                (row, "a simulated fault")
+                for row in range(rows.num_rows)
+                if chance.strikes(FaultKind.REJECT, self.sink)
+            ]
+        return found
+
+    def open_task(self, context: TaskContext, schema: pa.Schema) -> SimulatedTaskWriter:
+        """A writer for one task."""
+        return SimulatedTaskWriter(self.store, context, schema)
+
+
+@dataclass(slots=True)
+class SimulatedTaskWriter:
+    """One task's output for one simulated sink."""
+
+    store: SimulatedSink
+    context: TaskContext
+    schema: pa.Schema
+    rows: list[pa.RecordBatch] = field(default_factory=list[pa.RecordBatch])
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Append rows."""
+        self.rows.append(rows)
+
+    def close(self) -> Sequence[PreparedFile]:
+        """Keep them; no rows, no file."""
+        if not self.rows:
+            return ()
+        file = self.store.stage(self.context, pa.Table.from_batches(self.rows, self.schema))
+        failpoint("task.after_file")
+        return (file,)
+
+    def discard(self) -> None:
+        """Forget what was written."""
+        self.rows.clear()
+
+
+class SimulatedSession:
+    """A simulated sink opened by one driver that has a ledger."""
+
+    def __init__(self, sink: SimulatedSink, identity: SinkIdentity, epoch: int) -> None:
+        self._sink = sink
+        self._identity = identity
+        self._epoch = epoch
+
+    @property
+    def identity(self) -> SinkIdentity:
+        """Under what name it keeps its evidence."""
+        return self._identity
+
+    @property
+    def table_id(self) -> str:
+        """There is but one table."""
+        return f"simulated-{self._sink.name}"
+
+    def writer(self) -> SimulatedWriter:
+        """The executors' side."""
+        return self._sink.writer()
+
+    def other_incarnations(self) -> tuple[str, ...]:
+        """None: a simulation is one life."""
+        return ()
+
+    def held(self) -> Held | None:
+        """The last transaction."""
+        applied = self._sink.applied
+        return Held(applied[-1].batch, applied[-1].digest) if applied else None
+
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+        """Adopt one transaction, by the table of `decide`.
+
+        Raises:
+            Fenced: a newer epoch holds this sink.
+            PositionMismatch: the sink holds something else than `previous`.
+        """
+        sink = self._sink
+        if self._epoch != sink.epoch:
+            raise Fenced(f"sink {sink.name!r}: epoch {sink.epoch} holds it", epoch=self._epoch)
+        if checked and decide(self._identity, transaction, self.held()) is Decision.SKIP:
+            return CommitOutcome.ALREADY_HELD
+        attempt = max((sink.staged[file.path].context.attempt for file in transaction.files), default=0)
+        sink.add(transaction.txid, attempt, transaction.digest, transaction.files)
+        return CommitOutcome.APPLIED
+
+    def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
+        """Forget what dead attempts prepared."""
+        staged = self._sink.staged
+        dead = [path for path, s in staged.items() if is_dead(s.context.txid, s.context.attempt)]
+        for path in dead:
+            del staged[path]
+        return len(dead)
+
+    def finished(self, transaction: PreparedTransaction) -> None:
+        """The prepared rows may go."""
+        for file in transaction.files:
+            self._sink.staged.pop(file.path, None)
+
+    def evidence(self, first: int, last: int | None) -> EvidenceReport:
+        """The sink's own log."""
+        entries = tuple(
+            Evidence(a.batch, a.digest, a.rows.num_rows)
+            for a in self._sink.applied
+            if a.batch >= first and (last is None or a.batch <= last)
+        )
+        held = self.held()
+        return EvidenceReport(self.table_id, entries, None if held is None else held.txid)
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+class SimulatedSource(MemorySource):
+    """One spout's messages, and what became of each."""
+
+    def __init__(self, name: str, payloads: Sequence[bytes], *, max_attempts: int, clock: Clock, rng: Random) -> None:
+        super().__init__(name, payloads, max_attempts=max_attempts, clock=clock, rng=rng)
+        self.payloads = tuple(payloads)
+        self.times_opened = [0] * len(payloads)
+        self.failures: list[list[MessageFailure]] = [[] for _ in payloads]
+        self.acked: set[int] = set()
+
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        """Hand out messages, and count it."""
+        slice_ = super().open(lease, limit, seed, tx)
+        if slice_ is not None:
+            for id_ in self._ids_of_lease(lease):
+                self.times_opened[id_] += 1
+        return slice_
+
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        """Confirm, and note who was confirmed and who failed."""
+        ids = self._ids_of_lease(lease)
+        resolution = super().confirm(lease, failed, tx)
+        if ids:
+            for failure in failed:
+                self.failures[failure.id].append(failure)
+            self.acked.update(set(ids).difference(failure.id for failure in failed))
+        return resolution
+
+    def _ids_of_lease(self, lease: Lease) -> tuple[int, ...]:
+        held = self._mine(lease)
+        return () if held is None else held.ids

@@ -1,0 +1,218 @@
+"""Simulations: a topology in virtual time, where a seed and the faults decide what goes wrong, and what is told of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from stormproof import MemorySource, Topology, UsageError, count
+from stormproof.core.bolt import Bolt, Tuple
+from stormproof.core.message import FailureReason
+from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.memory import MemorySink
+from stormproof.testing import End, Fault, FaultKind, Faults, Simulation, simulate
+
+LINES = ["a b", "b", "c a c"]
+GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
+TRACKED = ["at-least-once", "exactly-once"]
+MANY = Faults(
+    raises=0.03,
+    fails=0.02,
+    misreads=0.03,
+    drops=0.02,
+    duplicates=0.02,
+    delays=0.1,
+    worker_deaths=0.05,
+    driver_deaths=0.05,
+)
+
+
+def words() -> Topology:
+    t = Topology("words")
+    lines = t.spout("lines", MemorySource("lines", [b"not read"]))
+    made = t.bolt("split", lambda line: line.split(), lines.shuffle(), schema="word string")
+    upper = t.bolt("upper", lambda word: [word.upper()], made.fields("word"), schema="word string")
+    t.sink(MemorySink("ups"), upper)
+    return t
+
+
+def held(run: Simulation, sink: str = "ups") -> Counter[object]:
+    return Counter(next(iter(row.values())) for row in run.rows(sink))
+
+
+def expected(lines: Sequence[str] = LINES) -> Counter[object]:
+    return Counter(word.upper() for line in lines for word in line.split())
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_without_faults_everything_is_acked_once(guarantee: str) -> None:
+    run = simulate(words(), LINES, guarantee=guarantee, batch_messages=2)
+    assert held(run) == expected()
+    assert [m.end for m in run.messages] == [End.ACKED] * 3
+    assert run.idle
+    assert (run.statistics.drivers, run.statistics.batches, run.statistics.replayed) == (1, 2, 0)
+    assert Counter(row["word"] for row in run.emitted["split"]["default"]) == Counter(" ".join(LINES).split())
+    assert [payload.payload for payload in run.messages] == [line.encode() for line in LINES]
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_the_same_seed_replays_identically(guarantee: str) -> None:
+    runs = [simulate(words(), LINES * 3, seed=5, guarantee=guarantee, faults=MANY, batch_messages=4) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0].statistics.struck != {}
+
+
+def test_another_seed_does_not() -> None:
+    runs = [simulate(words(), LINES * 3, seed=s, guarantee="at-least-once", faults=MANY) for s in range(3)]
+    assert runs[0].events != runs[1].events != runs[2].events
+
+
+@pytest.mark.parametrize("guarantee", TRACKED)
+def test_a_tuple_that_raises_once_is_replayed(guarantee: str) -> None:
+    faults = Faults(at=(Fault(FaultKind.RAISE, "upper", 2),))
+    run = simulate(words(), LINES, guarantee=guarantee, faults=faults)
+    assert len(run.acked) == 3
+    assert len(run.failed) == len(run.replayed) == 1
+    (failure,) = run.failed[0].failures
+    assert (failure.reason, failure.component, failure.counted) == (FailureReason.ERROR, "upper", True)
+    assert run.statistics.failed_by_reason == {"error": 1}
+    assert held(run) >= expected()
+    assert run.statistics.virtual_s > 0
+
+
+def test_a_tuple_that_always_fails_makes_a_dead_letter() -> None:
+    run = simulate(words(), LINES, guarantee="exactly-once", faults=Faults(fails={"upper": 1.0}), max_attempts=2)
+    assert [m.end for m in run.messages] == [End.DEAD] * 3
+    assert [letter.times_failed for letter in run.dead_letters] == [2] * 3
+    assert run.rows("ups") == ()
+    assert run.statistics.failed_by_reason == {"failed": 6}
+
+
+def test_a_crash_after_the_sink_doubles_rows_at_least_once_and_not_exactly_once() -> None:
+    faults = Faults(at=(Fault(FaultKind.DRIVER_DEATH, "commit.after_sink"),))
+    again = simulate(words(), LINES, guarantee="at-least-once", faults=faults)
+    assert held(again) == expected() + expected()
+    assert [w.batch == again.written["ups"][0].batch for w in again.written["ups"]] == [True, False]
+    once = simulate(words(), LINES, guarantee="exactly-once", faults=faults)
+    assert held(once) == expected()
+    assert again.statistics.drivers == once.statistics.drivers == 2
+
+
+def test_a_crash_in_the_job_loses_the_batch_at_most_once() -> None:
+    faults = Faults(at=(Fault(FaultKind.DRIVER_DEATH, "run.after"),))
+    run = simulate(words(), LINES, guarantee="at-most-once", faults=faults, batch_messages=2)
+    assert held(run) == expected(LINES[2:])
+    assert len(run.acked) == 3
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+def test_a_lost_chunk_is_seen(ledger: bool) -> None:
+    faults = Faults(at=(Fault(FaultKind.DROP, "stage 1"),))
+    run = simulate(words(), LINES, guarantee="at-least-once", faults=faults, ledger=ledger)
+    assert held(run) == expected()
+    assert (run.statistics.jobs, run.statistics.struck) == (2, {"drops": 1})
+
+
+def test_a_message_that_hangs_its_task_times_out_alone() -> None:
+    run = simulate(words(), LINES, guarantee="at-least-once", faults=Faults(timeouts={"stage 0": 1.0}), max_attempts=1)
+    assert {m.end for m in run.messages} == {End.DEAD}
+    assert run.statistics.failed_by_reason == {"timeout": 3}
+
+
+def test_a_delay_lets_the_lease_run_out_and_the_batch_comes_again() -> None:
+    run = simulate(words(), LINES, guarantee="at-least-once", seed=1, faults=Faults(delays=0.4, delay_s=60.0))
+    assert held(run) == expected()
+    assert run.statistics.replayed > 0
+    assert run.statistics.drivers == 1
+
+
+def test_what_is_left_at_the_end_is_pending() -> None:
+    run = simulate(words(), LINES, guarantee="at-least-once", batch_messages=1, max_steps=2)
+    assert not run.idle
+    assert [m.end for m in run.messages] == [End.ACKED, End.ACKED, End.PENDING]
+    assert run.backlogs["lines"].ready == 1
+
+
+def test_a_driver_that_gives_up_is_followed_by_another() -> None:
+    run = simulate(words(), LINES, guarantee="at-least-once", faults=Faults(drops={"stage 1": 1.0}), max_steps=20)
+    assert {m.end for m in run.messages} == {End.PENDING}
+    assert "gave_up" in {event.what for event in run.events}
+    assert run.rows("ups") == ()
+
+
+class Together(Bolt):
+    def __init__(self) -> None:
+        self.tuples: list[Tuple] = []
+
+    def execute(self, tuple: Tuple, /) -> None:
+        self.tuples.append(tuple)
+
+    def finish(self) -> None:
+        if self.tuples:
+            self.collector.emit(" ".join(sorted(t["word"] for t in self.tuples)), anchors=self.tuples)
+        for tuple in self.tuples:
+            self.collector.ack(tuple)
+
+
+def joined() -> Topology:
+    t = Topology("joined")
+    left, right = (t.spout(name, MemorySource(name, schema="word string")) for name in ("left", "right"))
+    both = t.bolt("join", Together(), left.global_(), right.global_(), schema="words string")
+    t.sink(MemorySink("ups"), t.bolt("check", lambda w: [w], both.shuffle(), schema="words string"))
+    return t
+
+
+@pytest.mark.parametrize("guarantee", TRACKED)
+def test_several_spouts_and_tuples_with_several_anchors(guarantee: str) -> None:
+    run = simulate(joined(), {"left": ["a"], "right": ["b", "c"]}, guarantee=guarantee)
+    assert held(run) == Counter(["a b c"])
+    faults = Faults(at=(Fault(FaultKind.FAIL, "check"),))
+    run = simulate(joined(), {"left": ["a"], "right": ["b", "c"]}, guarantee=guarantee, faults=faults)
+    assert {(m.spout, m.number, m.end) for m in run.replayed} == {
+        ("left", 0, End.ACKED), ("right", 0, End.ACKED), ("right", 1, End.ACKED)
+    }  # fmt: skip
+
+
+def test_sinks_are_not_touched_and_folds_are_served() -> None:
+    t = Topology("counts")
+    made = t.stream("lines", MemorySource("lines")).flat_map(str.split, "line", schema="word string")
+    made.group_by("word").persistent_aggregate(n=count()).into(DeltaSink("/nowhere/counts"))
+    run = simulate(t, [b"a b", b"a"], batch_messages=1)
+    assert run.rows("delta.counts") == ({"word": "a", "n": 2}, {"word": "b", "n": 1})
+    assert [w.batch for w in run.written["delta.counts"]] == [1, 2]
+
+
+def test_objects_become_json() -> None:
+    t = Topology("orders")
+    t.stream("orders", MemorySource("orders", schema="id long, name string")).into(MemorySink("out"))
+    run = simulate(t, [{"id": 1, "name": "x"}, "{}", b"["], max_attempts=1)
+    assert run.rows("out") == ({"id": 1, "name": "x"}, {"id": None, "name": None})
+    assert run.statistics.failed_by_reason == {"bad_message": 1}
+
+
+def test_what_cannot_be_simulated_is_refused() -> None:
+    with pytest.raises(UsageError, match="no spout 'x'"):
+        simulate(words(), {"x": []})
+    with pytest.raises(UsageError, match="several spouts"):
+        simulate(joined(), ["a"])
+    with pytest.raises(UsageError, match="needs a ledger"):
+        simulate(words(), LINES, ledger=False)
+    with pytest.raises(UsageError, match="probability"):
+        simulate(words(), LINES, faults=Faults(drops=2.0))
+    with pytest.raises(UsageError, match="no sink 'x'"):
+        simulate(words(), LINES).rows("x")
+
+
+def test_an_error_names_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stormproof.core.engine.inline import InlineEngine
+
+    def broken(*_: object) -> object:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(InlineEngine, "run", broken)
+    with pytest.raises(ZeroDivisionError) as caught:
+        simulate(words(), LINES, seed=77)
+    assert any("seed=77" in note for note in caught.value.__notes__)
+    assert "seed=3" in repr(simulate(words(), [], seed=3))
