@@ -39,9 +39,7 @@ def upgrade() -> None:
         sa.Column("expected_messages", sa.BigInteger(), nullable=False),
         sa.Column("expected_xor", sa.BigInteger(), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column(
-            "outcome", sa.Text(), nullable=False, comment="running, complete, job_failed, unverified, moot, dead"
-        ),
+        sa.Column("outcome", sa.Text(), nullable=False, comment="running, complete, job_failed, unverified, dead"),
         sa.Column("error", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("incarnation", "txid", "attempt", name=op.f("pk_attempt")),
         schema="stormproof",
@@ -136,9 +134,6 @@ def upgrade() -> None:
         sa.Column("position", JSONB(), nullable=False, comment="the slice, as its source describes it"),
         sa.Column("messages", sa.BigInteger(), nullable=False, comment="opened"),
         sa.Column("failed", sa.BigInteger(), server_default="0", nullable=False, comment="messages that failed in it"),
-        sa.Column(
-            "returned", sa.BigInteger(), server_default="0", nullable=False, comment="went back with failed ones"
-        ),
         sa.Column("tuples", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("retry", sa.Boolean(), nullable=False, comment="its messages failed before"),
