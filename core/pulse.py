@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, TypeVar
 
-from stormproof.core.errors import SettingsError
+from stormproof.core.errors import TransientError
 from stormproof.core.share import Rows
 
 T = TypeVar("T")
@@ -57,9 +57,10 @@ class Pulse:
         try:
             self._file, path = tempfile.mkstemp(prefix=f"{stage}-{task}-", dir=folder)
         except FileNotFoundError as error:
-            raise SettingsError(
-                f"a task on {socket.gethostname()} does not find its job's folder {folder}: set STORMPROOF_STAGING_DIR to "
-                "a folder that the driver and every executor reach",
+            # No fault of a message, and not for certain one of the settings: a driver that took over sweeps the folder.
+            raise TransientError(
+                f"a task on {socket.gethostname()} does not find its job's folder {folder}: either another driver took "
+                "over, or STORMPROOF_STAGING_DIR is not a folder that the driver and every executor reach",
                 folder=str(folder),
             ) from error
         self.path = Path(path)
@@ -162,7 +163,7 @@ def running(folder: Path | None, stage: int, task: int, *, careful: bool = False
     Left by an exception, the task counts as failed: what it had in hand stays a suspect.
 
     Raises:
-        SettingsError: the folder is not there on this machine.
+        TransientError: the folder is not there on this machine: another driver took over, or the place is wrong.
     """
     if folder is None:
         yield None

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stormproof.core.errors import SettingsError
+from stormproof.core.errors import JobFailed, TransientError
 from stormproof.core.pulse import (
     SUSPECTS_MAX,
     Progress,
@@ -201,5 +201,9 @@ def test_off_costs_and_makes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_a_worker_does_not_reach_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="STORMPROOF_STAGING_DIR"), running(tmp_path / "missing", 0, 0):
+    with (
+        pytest.raises(TransientError, match="STORMPROOF_STAGING_DIR") as raised,
+        running(tmp_path / "missing", 0, 0),
+    ):
         pass
+    assert not isinstance(raised.value, JobFailed), "which would count against the message"
