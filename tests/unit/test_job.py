@@ -71,7 +71,7 @@ def noting(job: Job, message: int) -> None:
 def test_a_job_that_reports_leaves_no_folder(tmp_path: Path) -> None:
     def work(engine: Engine, job: Job) -> JobReport:
         assert job.pulse == tmp_path / "life.1.2"
-        assert job.pulse.is_dir()
+        assert (tmp_path / "life.1.2").is_dir()
         return EMPTY
 
     assert run(work, Watch(FAR_S, FAR_S, tmp_path)) is EMPTY
