@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from stormproof.core.bolt import ArrowBolt, BasicBolt, Bolt, BoltContext, Collector, FailTuple, Tuple
     from stormproof.core.errors import (
         BatchUnverified,
         CannotTell,
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from stormproof.trident.stream import Topology
 
 _HOMES: Final = {
+    **dict.fromkeys(
+        ("ArrowBolt", "BasicBolt", "Bolt", "BoltContext", "Collector", "FailTuple", "Tuple"),
+        "stormproof.core.bolt",
+    ),
     **dict.fromkeys(
         (
             "BatchUnverified",
@@ -77,10 +82,16 @@ _HOMES: Final = {
 }
 
 __all__ = [
+    "ArrowBolt",
+    "BasicBolt",
     "BatchResult",
     "BatchUnverified",
+    "Bolt",
+    "BoltContext",
     "CannotTell",
+    "Collector",
     "DeltaSink",
+    "FailTuple",
     "FatalError",
     "Fenced",
     "FileSource",
@@ -102,6 +113,7 @@ __all__ = [
     "Topology",
     "TopologyError",
     "TransientError",
+    "Tuple",
     "UsageError",
     "count",
     "run",
