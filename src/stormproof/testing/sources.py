@@ -11,7 +11,7 @@ Each case states one promise. A source that breaks one loses messages, doubles t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -131,6 +131,17 @@ def messages_of(
 
 def _lease(owner: str = "a", epoch: int = 1) -> Lease:
     return Lease(owner, epoch)
+
+
+def _each_slice(source: Source, limit: Limit = ANY, epoch: int = 1) -> Iterator[tuple[Lease, Slice]]:
+    """Open slices until there are no more, each under a lease of its own."""
+    for number in range(100):
+        lease = _lease(f"each{number}", epoch)
+        slice_ = source.open(lease, limit, SEED)
+        if slice_ is None:
+            return
+        yield lease, slice_
+    raise AssertionError("the source hands out slices without end")
 
 
 def _numbered(count: int, start: int = 0) -> list[bytes]:
@@ -385,7 +396,7 @@ class SourceConformance:
         last.recover(4)
         last.abort(Lease("b3", 4))
         halves = list[int]()
-        while (slice_ := last.open(_lease(f"c{len(halves)}", 4), ANY, SEED)) is not None:
+        for _, slice_ in _each_slice(last, epoch=4):
             assert len(messages_of(last, slice_)) == slice_.expected.messages
             halves.append(slice_.expected.messages)
         assert sorted(halves) == [1, 2, 2]
@@ -464,7 +475,7 @@ class SourceConformance:
         source.split(slice_, _lease("a"), alone)
         source.split(slice_, _lease("a"), alone)  # repeated: no effect
         found = list[list[bytes]]()
-        while (part := source.open(_lease(f"b{len(found)}"), ANY, SEED)) is not None:
+        for _, part in _each_slice(source):
             read = messages_of(source, part)
             assert part.expected.messages == len(read)
             found.append(_payloads(read))
@@ -483,10 +494,10 @@ class SourceConformance:
         suspect = messages_of(source, retry)[1]
         source.split(retry, _lease("b"), [suspect.id])
         sizes = list[int]()
-        while (part := source.open(_lease(f"c{len(sizes)}"), ANY, SEED)) is not None:
+        for lease, part in _each_slice(source):
             assert part.retry
             sizes.append(part.expected.messages)
-            source.confirm(_lease(f"c{len(sizes) - 1}"), [m.failed() for m in messages_of(source, part)])
+            source.confirm(lease, [m.failed() for m in messages_of(source, part)])
         assert sizes == [1, 1, 1]
         assert len(source.dead_letters()) == (3 if harness.max_attempts == 2 else 0), "each has failed twice by now"
 
@@ -678,7 +689,7 @@ class SourceConformance:
             slice_ = source.open(_lease(str(turn)), Limit(3), SEED)
             assert slice_ is not None
             seen += _payloads(messages_of(source, slice_))
-        while (slice_ := source.open(_lease(f"r{len(seen)}"), Limit(3), SEED)) is not None:
+        for _, slice_ in _each_slice(source, Limit(3)):
             seen += _payloads(messages_of(source, slice_))
         assert seen == _numbered(20)
 

@@ -1,0 +1,270 @@
+"""The suite for sources catches sources that are broken on purpose: one broken promise each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.source_harness import MemoryHarness
+
+from stormproof.core.message import MessageFailure
+from stormproof.core.source.memory import MemorySource
+from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, SliceReader
+from stormproof.testing import SourceConformance
+
+
+class ForgetsAborts(MemorySource):
+    def abort(self, lease: Lease, tx: object | None = None) -> None:
+        self.confirm(lease, (), tx)
+
+
+class ConfirmsForStaleOwners(MemorySource):
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        now = next((leased for leased in self._sub().slices if leased.owner), None)
+        if now is not None and now.owner is not None:
+            lease = Lease(now.owner, now.epoch)
+        return super().confirm(lease, failed, tx)
+
+
+class KnowsNoEpochs(MemorySource):
+    def subscribe(self, subscription: str, epoch: int) -> None:
+        super().subscribe(
+            subscription, max(epoch, self._store.subscriptions[subscription].epoch) if self._known else epoch
+        )
+
+    @property
+    def _known(self) -> bool:
+        return bool(self._store.subscriptions)
+
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        return super().open(replace(lease, epoch=self._sub().epoch), limit, seed, tx)
+
+
+class HandsOneOutTwice(MemorySource):
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        opened = super().open(lease, limit, seed, tx)
+        if opened is not None and opened.expected.messages > 1:
+            self._sub().next -= 1
+        return opened
+
+
+class SkipsOne(MemorySource):
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        opened = super().open(lease, limit, seed, tx)
+        if opened is not None and len(self._store.payloads) > self._sub().next:
+            self._sub().next += 1
+        return opened
+
+
+@dataclass(frozen=True)
+class Altered:
+    """A reader whose batches are changed."""
+
+    inner: SliceReader
+    change: Callable[[pa.RecordBatch], pa.RecordBatch]
+    excludes: bool = True
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        for batch in self.inner.read(seed, excluded if self.excludes else frozenset(), batch_rows):
+            yield self.change(batch)
+
+
+class RepeatsOneAndSkipsAnother(MemorySource):
+    def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
+        return tuple(Altered(inner, _doubled_first) for inner in super().readers(slice_, parallelism))
+
+
+def _doubled_first(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.take(pa.array([0, *range(batch.num_rows - 1)])) if batch.num_rows > 1 else batch
+
+
+class LeavesNothingOut(MemorySource):
+    def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
+        return tuple(
+            Altered(inner, lambda batch: batch, excludes=False) for inner in super().readers(slice_, parallelism)
+        )
+
+
+class ReadsOnlyOnce(MemorySource):
+    _read: set[str]
+
+    def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
+        key = str(slice_.position)
+        read = self.__dict__.setdefault("_read", set[str]())
+        parts = super().readers(slice_, parallelism)
+        if key in read:
+            return super().readers(replace(slice_, position={**slice_.position, "ids": []}), parallelism)
+        read.add(key)
+        return parts
+
+
+class ExpectsOneMore(MemorySource):
+    def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
+        right = super().expect(slice_, seed, excluded, tx)
+        return replace(right, messages=right.messages + 1)
+
+
+class ExpectsTheFirstSeedAlways(MemorySource):
+    def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
+        return super().expect(slice_, 7, excluded, tx)
+
+
+class ConfirmsFailedMessages(MemorySource):
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        return super().confirm(lease, (), tx)
+
+
+class NeverGivesUp(MemorySource):
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        return super().confirm(lease, [replace(failure, counted=False) for failure in failed], tx)
+
+
+class CountsReturnedMessages(MemorySource):
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        return super().confirm(lease, [replace(failure, counted=True) for failure in failed], tx)
+
+
+class LetsHeldLeasesRunOut(MemorySource):
+    def hold(self, lease: Lease, tx: object | None = None) -> None:
+        super().hold(lease, tx)
+        leased = self._mine(lease)
+        if leased is not None:
+            leased.held = False
+
+
+class NoLeaseRunsOut(MemorySource):
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        return super().open(replace(lease, seconds=1e9), limit, seed, tx)
+
+
+class IgnoresLimits(MemorySource):
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        return super().open(lease, Limit(1_000_000), seed, tx)
+
+
+class CountsADeathAtEveryRecovery(MemorySource):
+    def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
+        for leased in self._sub().slices:
+            leased.death_counted = False
+        return super().recover(epoch, tx)
+
+
+class CountsNoDeaths(MemorySource):
+    def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
+        for leased in self._sub().slices:
+            leased.death_counted = True
+        return super().recover(epoch, tx)
+
+
+class SplitsNothing(MemorySource):
+    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+        self.abort(lease, tx)
+
+
+class SplitsWithoutSuspects(MemorySource):
+    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+        super().split(slice_, lease, (), tx)
+
+
+class DropsForGood(MemorySource):
+    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        done = super().drop(ids, by=by, why=why)
+        self._sub().dead.clear()
+        return done
+
+
+class RequeuesWithTheOldCount(MemorySource):
+    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        done = super().requeue(ids, by=by, why=why)
+        for shown in done:
+            self._sub().retries[int(shown)].times_failed = self._max_attempts - 1
+        return done
+
+
+BROKEN: list[tuple[type[MemorySource], str]] = [
+    (ForgetsAborts, "aborted_messages_come_first_and_whole"),
+    (ConfirmsForStaleOwners, "a_lease_that_ran_out_goes_to_another"),
+    (KnowsNoEpochs, "a_new_epoch_takes_the_leases_and_the_old_one_can_do_nothing"),
+    (HandsOneOutTwice, "confirmed_messages_do_not_come_again"),
+    (SkipsOne, "messages_put_later_are_opened_later"),
+    (RepeatsOneAndSkipsAnother, "a_slice_is_read_as_it_was_opened"),
+    (LeavesNothingOut, "tokens_depend_on_the_seed_and_the_expectation_follows"),
+    (ReadsOnlyOnce, "a_slice_is_read_as_it_was_opened"),
+    (ExpectsOneMore, "tokens_depend_on_the_seed_and_the_expectation_follows"),
+    (ExpectsTheFirstSeedAlways, "tokens_depend_on_the_seed_and_the_expectation_follows"),
+    (ConfirmsFailedMessages, "failed_messages_wait_then_come_in_a_batch_of_their_own"),
+    (NeverGivesUp, "a_message_that_fails_too_often_is_a_dead_letter_with_its_history"),
+    (CountsReturnedMessages, "returned"),
+    (LetsHeldLeasesRunOut, "a_held_lease_never_runs_out"),
+    (NoLeaseRunsOut, "a_lease_that_ran_out_goes_to_another"),
+    (IgnoresLimits, "limits_by_messages_and_by_bytes"),
+    (CountsADeathAtEveryRecovery, "a_driver_that_dies_in_recovery_has_not_died_of_the_messages"),
+    (CountsNoDeaths, "a_slice_that_took_two_drivers_down_is_opened_in_halves"),
+    (SplitsNothing, "halves_on_request"),
+    (SplitsWithoutSuspects, "suspects_are_set_apart"),
+    (DropsForGood, "a_dropped_dead_letter_is_recorded_and_never_comes_again"),
+    (RequeuesWithTheOldCount, "a_requeued_dead_letter_comes_again_with_its_failures_counted_anew"),
+]
+
+
+class BrokenHarness(MemoryHarness):
+    """A harness over a broken source."""
+
+    def __init__(self, broken: type[MemorySource]) -> None:
+        self.broken = broken
+        super().__init__()
+
+    def __post_init__(self) -> None:
+        self.store = self.broken("lines", max_attempts=self.max_attempts, clock=self.clock, rng=Random(1))
+
+    def view(self, subscription: str = "s", epoch: int = 1) -> MemorySource:
+        view = object.__new__(self.broken)
+        view.__dict__.update(self.store.view(subscription).__dict__)
+        view.subscribe(subscription, epoch)
+        return view
+
+
+def failing(make: Callable[[], MemoryHarness]) -> set[str]:
+    """The names of the cases that a source fails."""
+    suite = SourceConformance()
+    failed: set[str] = set()
+    for name in dir(suite):
+        if not name.startswith("test_"):
+            continue
+        case = getattr(suite, name)
+        for arguments in _arguments(case):
+            try:
+                case(make(), **arguments)
+            except pytest.skip.Exception:
+                continue
+            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - whatever a broken source leads to
+                failed.add(name.removeprefix("test_"))
+    return failed
+
+
+def _arguments(case: Any) -> Iterator[dict[str, object]]:
+    """Every combination that `pytest.mark.parametrize` asks for."""
+    axes: list[list[dict[str, object]]] = []
+    for mark in getattr(case, "pytestmark", []):
+        assert mark.name == "parametrize"
+        names, values = mark.args[:2]
+        keys = [key.strip() for key in names.split(",")] if isinstance(names, str) else list(names)
+        axes.append([dict(zip(keys, value if len(keys) > 1 else [value], strict=True)) for value in values])
+    for chosen in itertools.product(*axes):
+        yield {key: value for part in chosen for key, value in part.items()}
+
+
+def test_a_right_source_passes_every_case() -> None:
+    assert failing(MemoryHarness) == set()
+    assert failing(lambda: BrokenHarness(MemorySource)) == set()
+
+
+@pytest.mark.parametrize(("broken", "case"), BROKEN, ids=[broken.__name__ for broken, _ in BROKEN])
+def test_a_broken_source_is_caught(broken: type[MemorySource], case: str) -> None:
+    failed = failing(lambda: BrokenHarness(broken))
+    assert any(case in name for name in failed), failed
