@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from support.source_harness import MemoryHarness
+from support.source_suite import failing
 
 from stormproof.core.message import MessageFailure
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, SliceReader
-from stormproof.testing import SourceConformance
 
 
 class ForgetsAborts(MemorySource):
@@ -227,36 +225,6 @@ class BrokenHarness(MemoryHarness):
         view.__dict__.update(self.store.view(subscription).__dict__)
         view.subscribe(subscription, epoch)
         return view
-
-
-def failing(make: Callable[[], MemoryHarness]) -> set[str]:
-    """The names of the cases that a source fails."""
-    suite = SourceConformance()
-    failed: set[str] = set()
-    for name in dir(suite):
-        if not name.startswith("test_"):
-            continue
-        case = getattr(suite, name)
-        for arguments in _arguments(case):
-            try:
-                case(make(), **arguments)
-            except pytest.skip.Exception:
-                continue
-            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - whatever a broken source leads to
-                failed.add(name.removeprefix("test_"))
-    return failed
-
-
-def _arguments(case: Any) -> Iterator[dict[str, object]]:
-    """Every combination that `pytest.mark.parametrize` asks for."""
-    axes: list[list[dict[str, object]]] = []
-    for mark in getattr(case, "pytestmark", []):
-        assert mark.name == "parametrize"
-        names, values = mark.args[:2]
-        keys = [key.strip() for key in names.split(",")] if isinstance(names, str) else list(names)
-        axes.append([dict(zip(keys, value if len(keys) > 1 else [value], strict=True)) for value in values])
-    for chosen in itertools.product(*axes):
-        yield {key: value for part in chosen for key, value in part.items()}
 
 
 def test_a_right_source_passes_every_case() -> None:
