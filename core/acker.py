@@ -363,16 +363,13 @@ def incomplete(
     here, and one that was initialised twice, even where tokens and shares cancel: it was read twice.
     Failed messages are the caller's to take out.
     """
-    ids = np.concatenate([init_ids, ack_ids])
-    if len(ids) == 0:
-        return _no_ids()
-    words = np.concatenate([init_tokens.view(np.uint64), ack_shares.view(np.uint64)])
-    order = np.argsort(ids)
-    ids, words = ids[order], words[order]
-    starts = _starts(ids)
-    inits = np.add.reduceat((order < len(init_ids)).astype(np.int64), starts)
-    found: npt.NDArray[np.int64] = ids[starts][(inits != 1) | (np.bitwise_xor.reduceat(words, starts) != 0)]
-    return found
+    acker = Acker(timeout_s=1.0)
+    # Acks first: a message is decided when it begins, after all of its notices. What is left then runs out of time.
+    acker.ack(ack_ids, ack_shares)
+    doubled = acker.init(init_ids, init_tokens).doubled
+    acker.tick(1.0)
+    over = acker.tick(2.0)
+    return np.unique(np.concatenate([doubled.ids, over.timed_out.ids, over.ghosts]))
 
 
 def acker_of(ids: Rows, ackers: int) -> npt.NDArray[np.int64]:
