@@ -52,17 +52,22 @@ class UntrackedSliceReader:
 
 
 class _Unresolved:
-    """The payloads of messages that may still be needed, by number; those that are resolved take no memory."""
+    """The payloads of messages that may still be needed, by number; those that are resolved take no memory.
+
+    Under at-most-once a slice is confirmed before it is read: what was resolved can be read until `settle`.
+    """
 
     def __init__(self, first: int) -> None:
         self.next = first
         self._payloads: dict[int, bytes] = {}
+        self._resolved: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return self.next
 
     def __getitem__(self, number: int) -> bytes:
-        return self._payloads[number]
+        payload = self._payloads.get(number)
+        return self._resolved[number] if payload is None else payload
 
     def extend(self, payloads: Iterable[bytes]) -> None:
         for payload in payloads:
@@ -71,7 +76,13 @@ class _Unresolved:
 
     def forget(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._payloads.pop(number, None)
+            payload = self._payloads.pop(number, None)
+            if payload is not None:
+                self._resolved[number] = payload
+
+    def settle(self) -> None:
+        """Nobody reads what was resolved any more."""
+        self._resolved.clear()
 
     @property
     def held(self) -> int:
@@ -177,6 +188,7 @@ class IteratorSource(MemorySource):
         """
         self._pay()
         self._drop_untracked()
+        self._unresolved.settle()
         sub = self._fence(lease.epoch)
         if not any(leased.owner is None or self._is_expired(leased) for leased in sub.slices):
             self._pull(limit, sub.next)

@@ -126,6 +126,17 @@ def test_a_confirmation_that_raises_is_owed_and_paid_later() -> None:
     assert calls == [("k",), ("k",)]
 
 
+def test_a_slice_that_is_confirmed_before_it_is_read_can_be_read() -> None:
+    source = source_of(("k", "one"), (None, "two"))
+    slice_ = source.open(A, ANY, 7)
+    assert slice_ is not None
+    source.confirm(A)
+    assert [m.payload for m in messages_of(source, slice_)] == [b"one", b"two"]
+    assert source.open(B, ANY, 7) is None
+    with pytest.raises(KeyError):  # nobody needs it any more
+        messages_of(source, slice_)
+
+
 def test_it_is_advanced_only_as_far_as_the_next_slice_needs() -> None:
     taken = list[int]()
 
