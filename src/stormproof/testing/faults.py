@@ -108,6 +108,8 @@ class Chance:
         self.rng = rng
         self.events: list[Event] = []
         self.struck: Counter[str] = Counter()
+        self.over = False
+        """Whether nothing goes wrong any more."""
         self._clock = clock
         self._named = {(f.kind, f.place, f.number) for f in faults.at}
         self._named_places = {(f.kind, f.place) for f in faults.at}
@@ -119,6 +121,8 @@ class Chance:
 
     def strikes(self, kind: FaultKind, place: str, detail: Callable[[], str] = str) -> bool:
         """Whether this goes wrong now; call it each time that the place is reached."""
+        if self.over:
+            return False
         named = False
         if (kind, place) in self._named_places:
             self._reached[kind, place] += 1

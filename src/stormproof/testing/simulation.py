@@ -201,7 +201,8 @@ def simulate(
     """Run a topology over messages until nothing is left to do, under faults, in virtual time.
 
     `messages` is by spout where there are several. `guarantee` beats the topology's own, which beats exactly-once.
-    `max_steps` bounds how often a driver looks for a batch, over all drivers: what is left then is pending. `ledger` says
+    `max_steps` bounds how often a driver looks for a batch, over all drivers, and the number of drivers: after it comes one
+    that meets no fault and only recovers, and what is left is pending. `ledger` says
     whether the drivers have a ledger (in memory), as in production; by default only for exactly-once, which needs one.
 
     Guarantee:
@@ -291,24 +292,41 @@ class _World:
             raise _DriverDied
 
     def run(self, drivers: _Drivers) -> bool:
-        """One driver after another, until nothing is left (True), or enough was done."""
+        """One driver after another, until nothing is left (True), or enough was done.
+
+        Then one that meets no fault and only recovers comes last: what was prepared is rolled forward, and everything
+        else is given back, so that each message stands at one place.
+        """
         with watched(self._at_step):
-            for epoch in range(1, self.max_steps + 2):
-                self.drivers = epoch
-                self.chance.tell("driver", str(epoch))
-                try:
-                    drivers.drive(epoch)
-                except _DriverDied:
-                    continue
-                except _Enough:
-                    return False
-                except BatchUnverified as error:
-                    self.chance.tell("gave_up", str(epoch), str(error))
-                except TransientError as error:
-                    self.chance.tell("stores_away", str(epoch), str(error))
-                else:
-                    return True
-        return False
+            for epoch in range(1, self.max_steps + 1):
+                ended = self._life(drivers, epoch)
+                if ended is not None:
+                    break
+            else:
+                ended = False
+            if not ended:
+                self.chance.over = True
+                self._steps = self.max_steps
+                self._life(drivers, self.drivers + 1)
+        return ended
+
+    def _life(self, drivers: _Drivers, epoch: int) -> bool | None:
+        """One driver's: True where nothing is left to do, False where enough was done, None where it died."""
+        self.drivers = epoch
+        self.chance.tell("driver", str(epoch))
+        try:
+            drivers.drive(epoch)
+        except _DriverDied:
+            return None
+        except _Enough:
+            return False
+        except BatchUnverified as error:
+            self.chance.tell("gave_up", str(epoch), str(error))
+            return None
+        except TransientError as error:
+            self.chance.tell("stores_away", str(epoch), str(error))
+            return None
+        return True
 
     def note_batch(self, number: int, end: str, messages: int, failed: int, attempts: int) -> None:
         """Write the log."""
