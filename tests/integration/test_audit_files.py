@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def run_topology(command: Command, folder: Path, name: str) -> None:
     command("run", target, "--param", f"folder={folder}", "--engine", "inline", "--until-idle", "--max-messages", "7")
 
 
-def write(folder: Path, name: str, words: list[str | None], start: int = 0) -> None:
+def write(folder: Path, name: str, words: Sequence[str | None], start: int = 0) -> None:
     numbers = range(start, start + len(words))
     if name.endswith("jsonl"):
         lines = [json.dumps({"word": w, "n": n}) for w, n in zip(words, numbers, strict=True)]

@@ -12,15 +12,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
+from support.jobs import SEED, run_job
 from support.queues import prepared_database
 
+from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.errors import PositionMismatch, TopologyError, UsageError
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.files import FileSource
 from stormproof.core.source.files.rows import shown_payload
 from stormproof.core.source.protocol import Lease, Limit, Slice
+from stormproof.core.verdict import mismatches
+from stormproof.sinks.memory import MemorySink
 from stormproof.testing import Message, messages_of
+from stormproof.trident.aggregate import sum_
+from stormproof.trident.stream import Topology
 
 pytestmark = pytest.mark.postgres
 
@@ -103,7 +110,7 @@ class TestParquet:
         source = self.source(sources, database, tmp_path)
         read, real = list[int](), pq.ParquetFile.read_row_group
 
-        def reading(file: pq.ParquetFile, group: int, **options: object) -> pa.Table:
+        def reading(file: pq.ParquetFile, group: int, **options: Any) -> pa.Table:
             read.append(group)
             return real(file, group, **options)
 
@@ -293,3 +300,25 @@ class TestLines:
             source.confirm(Lease("a", 1), tx=tx)
             tx.rollback()
         assert source.backlog().pending == 2
+
+
+@pytest.mark.spark
+def test_rows_of_columns_reach_the_sinks_on_spark(
+    spark: SparkSession, database: Database, sources: list[FileSource], tmp_path: Path
+) -> None:
+    table = pa.table({"word": [f"w{n % 7}" for n in range(1_000)], "n": [*range(999), None]})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=300)
+    source = FileSource(tmp_path / "rows.parquet", schema="word string, n int not null", name="rows", database=database)
+    source.subscribe("s", 1)
+    sources.append(source)
+    topology = Topology("files")
+    topology.stream("rows", source).group_by("word").agg(total=sum_("n")).into(MemorySink("totals", staging=tmp_path))
+    slice_ = source.open(Lease("a", 1), ANY, SEED)
+    assert slice_ is not None
+    ran = run_job(SparkEngine(spark, 2), topology, [], tmp_path, readers=source.readers(slice_, 2))
+    assert mismatches(ran.report, slice_.expected, tracked=True) == ()
+    assert [(f.id, f.reason, f.input) for f in ran.report.failures] == [
+        (999, "bad_message", "{'word': 'w5', 'n': None}")
+    ]
+    wanted = {f"w{k}": sum(n for n in range(999) if n % 7 == k) for k in range(7)}
+    assert {row["word"]: row["total"] for row in ran.rows["totals"]} == wanted

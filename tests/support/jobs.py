@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stormproof.core.engine.protocol import Engine, Job, JobReport
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.message import MessageFailure
 from stormproof.core.plan import compile_topology
 from stormproof.core.sink import SinkWriter, files_of
 from stormproof.core.source.memory import MemorySliceReader, MemorySource, expectation_of
-from stormproof.core.source.protocol import SliceReader
+from stormproof.core.source.protocol import Lease, Limit, SliceReader
 from stormproof.core.topology import TopologyGraph
 from stormproof.core.verdict import mismatches
 from stormproof.sinks.memory import MemorySink
@@ -82,3 +83,69 @@ def run_job(
     }
     ids = [FIRST_ID + i for i in range(len(payloads)) if FIRST_ID + i not in excluded]
     return Ran(report, rows, mismatches(report, expectation_of(ids, SEED), tracked=tracked))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All messages of a topology's spouts, run as one batch. Messages go by the ids that their sources show."""
+
+    report: JobReport
+    rows: Mapping[str, list[dict[str, object]]]
+    mismatches: tuple[str, ...]
+    failed: Mapping[str, str]
+    late: Mapping[str, frozenset[str]]
+    lost: frozenset[str]
+    together: frozenset[frozenset[str]]
+
+    def sorted(self, sink: str) -> list[tuple[object, ...]]:
+        """A sink's rows as tuples, sorted."""
+        return sorted((tuple(row.values()) for row in self.rows[sink]), key=repr)
+
+
+def run_all(
+    engine: Engine,
+    topology: TopologyGraph,
+    staging: Path,
+    *,
+    tracked: bool = True,
+    per_message: bool = False,
+    wrap: Callable[[SinkWriter], SinkWriter] = lambda writer: writer,
+) -> Batch:
+    """Open everything that is in the spouts' sources as one slice, and run one attempt of it.
+
+    The sinks are memory sinks with this staging folder; a message of one of several spouts is shown as `spout:id`.
+    """
+    plan = compile_topology(topology, Guarantee.AT_LEAST_ONCE)
+    source_ = topology.source
+    source_.subscribe("tests", 1)
+    slice_ = source_.open(Lease("life/1", 1), Limit(1_000_000), SEED)
+    assert slice_ is not None
+    sinks = [sink for sink in topology.sinks if isinstance(sink, MemorySink)]
+    writers = {
+        s.name: wrap(s.open(SinkIdentity(topology.name, "life", s.name), plan.sinks[s.name], epoch=1).writer())
+        for s in sinks
+    }
+    readers = source_.readers(slice_, engine.parallelism)
+    job = Job(plan, readers, writers, "life", 1, 1, SEED, tracked, per_message=per_message)
+    report = engine.run(job)
+
+    def shown(failures: Iterable[MessageFailure]) -> list[tuple[str, str]]:
+        return [(source_.shown_id(f.id, f.origin), f"{f.reason} at {f.component}") for f in failures]
+
+    late: dict[str, set[str]] = {}
+    for id_, what in shown(report.late):
+        late.setdefault(id_, set()).add(what)
+    return Batch(
+        report,
+        {
+            s.name: [
+                row for b in prepared_batches(str(staging), files_of(report.files, s.name)) for row in b.to_pylist()
+            ]
+            for s in sinks
+        },
+        mismatches(report, slice_.expected, tracked=tracked, per_message=per_message),
+        dict(shown(report.failures)),
+        {id_: frozenset(whats) for id_, whats in late.items()},
+        frozenset(id_ for id_, _ in shown(report.lost)),
+        frozenset(frozenset(source_.shown_id(id_, 0) for id_ in pair) for pair in report.together.tolist()),
+    )

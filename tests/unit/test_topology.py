@@ -26,8 +26,8 @@ class AppendOnly(MemorySink):
             raise TopologyError(f"sink {self.name!r} can't serve {guarantee}")
 
 
-def lines(schema: str = "line string", **options: str) -> Stream:
-    return Topology("t", **options).stream("lines", source(schema=schema))
+def lines(schema: str = "line string", guarantee: str | None = None) -> Stream:
+    return Topology("t", guarantee).stream("lines", source(schema=schema))
 
 
 def words() -> Stream:

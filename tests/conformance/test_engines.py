@@ -1,0 +1,180 @@
+"""Every topology of the list on every engine, in every mode: the same rows, failures and verdicts, and the right ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from support.engine_topologies import CASES, PARALLELISM, Case
+from support.jobs import Batch, run_all
+
+from stormproof.core import stage, tracking
+from stormproof.core.engine.inline import InlineEngine, Tamper
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.share import Rows, Words
+from stormproof.core.tracking import Anchors, Held
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MODES = {
+    "batch": {"tracked": True, "per_message": False},
+    "per-message": {"tracked": True, "per_message": True},
+    "untracked": {"tracked": False, "per_message": False},
+}
+SHUFFLES = 3
+BY_NAME = {case.name: case for case in CASES}
+
+cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+def run(engine: Engine, case: Case, mode: str, folder: Path) -> Batch:
+    return run_all(engine, case.build(folder), folder, wrap=case.wrap, **MODES[mode])
+
+
+def inline(rng: Random | None = None, tamper: Tamper | None = None) -> InlineEngine:
+    return InlineEngine(PARALLELISM, rng=rng, tamper=tamper)
+
+
+def require_right(case: Case, mode: str, batch: Batch) -> None:
+    """What came of it is what the case says."""
+    assert batch.mismatches == ()
+    assert batch.lost == frozenset()
+    for sink, rows in case.rows.items():
+        assert batch.sorted(sink) == rows, sink
+    if case.failed:
+        assert batch.failed == case.failed
+    assert {id_: set(whats) for id_, whats in batch.late.items()} == case.late
+    assert batch.report.unanchored == case.unanchored
+    assert (batch.report.late_xor != 0) is bool(case.late and mode != "untracked")
+    case.check(batch)
+
+
+def require_same(one: Batch, other: Batch) -> None:
+    """Two runs cannot be told apart by what they report."""
+    assert {sink: one.sorted(sink) for sink in one.rows} == {sink: other.sorted(sink) for sink in other.rows}
+    assert one.mismatches == other.mismatches
+    assert (one.failed, one.late, one.lost, one.together) == (other.failed, other.late, other.lost, other.together)
+    for name in ("failures", "late"):  # with errors and inputs, and how many tasks tell of them
+        assert sorted(map(repr, getattr(one.report, name))) == sorted(map(repr, getattr(other.report, name)))
+    for name in ("read_messages", "read_xor", "ack_xor", "late_xor", "tuples", "unanchored", "violations"):
+        assert getattr(one.report, name) == getattr(other.report, name), name
+
+
+@modes
+@cases
+def test_the_inline_engine_is_right_in_any_order(case: Case, mode: str, tmp_path: Path, seed: int) -> None:
+    plain = run(inline(), case, mode, tmp_path)
+    require_right(case, mode, plain)
+    for number in range(SHUFFLES if len(plain.rows) < 1_000 else 1):
+        require_same(run(inline(Random(seed + number)), case, mode, tmp_path), plain)
+
+
+@pytest.mark.spark
+@cases
+def test_spark_and_the_inline_engine_agree(case: Case, tmp_path: Path, spark: SparkSession) -> None:
+    from stormproof.core.engine.spark import SparkEngine
+
+    engine = SparkEngine(spark, PARALLELISM)
+    for mode in MODES:
+        found = run(engine, case, mode, tmp_path)
+        require_right(case, mode, found)
+        require_same(found, run(inline(), case, mode, tmp_path))
+
+
+@cases
+def test_messages_of_their_own_verdict_and_the_batch_say_the_same(case: Case, tmp_path: Path) -> None:
+    batch, alone, untracked = (run(inline(), case, mode, tmp_path) for mode in MODES)
+    assert {s: batch.sorted(s) for s in batch.rows} == {s: alone.sorted(s) for s in alone.rows}
+    assert {s: batch.sorted(s) for s in batch.rows} == {s: untracked.sorted(s) for s in untracked.rows}
+    assert batch.failed == alone.failed == untracked.failed
+    assert batch.late == alone.late == untracked.late
+    assert batch.report.ack_xor ^ batch.report.late_xor == alone.report.ack_xor ^ alone.report.late_xor
+    assert (untracked.report.ack_xor, untracked.report.late_xor) == (0, 0)
+
+
+# --- negative controls: what the comparisons must see --------------------------------------------------------------
+
+
+def without_a_row(at: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """One chunk less, the first that there is."""
+    for number, batch in enumerate(rows):
+        edges = batch.column("edge").to_pylist()
+        for i, edge in enumerate(edges):
+            if edge >= 0:
+                kept = batch.filter(pa.array([j != i for j in range(batch.num_rows)]))
+                return [*rows[:number], kept, *rows[number + 1 :]]
+    return rows
+
+
+def twice(at: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Every chunk three times, to which an XOR is blind."""
+    more = [batch.filter(pa.array(np.array(batch.column("edge").to_pylist()) >= 0)) for batch in rows]
+    return [*rows, *more, *more]
+
+
+@modes
+@pytest.mark.parametrize("tamper", [without_a_row, twice])
+@pytest.mark.parametrize("name", ["grouping-shuffle", "grouping-all-arrow", "two-spouts-joined", "diamond-none-none"])
+def test_rows_lost_or_tripled_between_stages_are_caught(name: str, tamper: Tamper, mode: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        require_right(BY_NAME[name], mode, run(inline(tamper=tamper), BY_NAME[name], mode, tmp_path))
+
+
+def one_share_for_all(shares: Words, counts: Rows) -> Words:
+    return np.repeat(shares, counts)
+
+
+class ForgetsChildren(Held):
+    """Acks an input's own share, as if nothing had been made of it."""
+
+    def rest(self, handles: Rows) -> Anchors:
+        pairs, counts = self._pairs_of(handles)
+        row = np.repeat(np.arange(len(handles)), counts)
+        return Anchors(len(handles), row, self._message[pairs], self._share[pairs] if self._tracked else None)
+
+
+@pytest.mark.parametrize("mode", ["batch", "per-message"])
+@pytest.mark.parametrize(
+    ("name", "where", "broken", "worse"),
+    [
+        ("grouping-shuffle", tracking, "split_runs", one_share_for_all),
+        ("diamond-none-none", tracking, "split_runs", one_share_for_all),
+        ("two-streams", stage, "Held", ForgetsChildren),
+        ("self-anchor", stage, "Held", ForgetsChildren),
+        ("two-spouts-joined", stage, "Held", ForgetsChildren),
+    ],
+)
+def test_shares_that_do_not_add_up_are_caught(
+    name: str,
+    where: ModuleType,
+    broken: str,
+    worse: object,
+    mode: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(where, broken, worse)
+    with pytest.raises(AssertionError):
+        require_right(BY_NAME[name], mode, run(inline(), BY_NAME[name], mode, tmp_path))
+
+
+@pytest.mark.parametrize("what", ["rows", "late", "ack_xor", "failed"])
+def test_reports_that_differ_are_told_apart(what: str, tmp_path: Path) -> None:
+    one = run(inline(), BY_NAME["two-spouts-joined"], "batch", tmp_path)
+    other = {
+        "rows": replace(one, rows={"out": one.rows["out"][1:]}),
+        "late": replace(one, report=replace(one.report, late=one.report.late[1:])),
+        "ack_xor": replace(one, report=replace(one.report, ack_xor=one.report.ack_xor ^ 1)),
+        "failed": replace(one, failed={**one.failed, "orders:0": "error at join"}),
+    }[what]
+    require_same(one, replace(one))
+    with pytest.raises(AssertionError):
+        require_same(other, one)
