@@ -443,10 +443,11 @@ def reading_by_spark(options: Options) -> Generator[Callable[[], list[tuple[str,
 
 def read_by_delta_rs(table: Path) -> list[tuple[str, int]]:
     """The Delta table without a JVM."""
-    from deltalake import DeltaTable
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
 
-    rows = DeltaTable(str(table)).to_pyarrow_table(columns=["word", "n"]).to_pylist()
-    return [(row["word"], row["n"]) for row in rows]
+    rows = QueryBuilder().register("t", DeltaTable(str(table))).execute("select word, n from t")
+    return [(row["word"], row["n"]) for row in pa.table(rows).to_pylist()]
 
 
 def read_postgres(database: Database) -> list[tuple[str, int]]:
