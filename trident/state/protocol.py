@@ -1,0 +1,206 @@
+"""What a state promises: it takes each txid's rows between `begin_commit` and `commit`, in txid order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import pyarrow as pa
+
+from stormproof.core.postgres.database import Database
+from stormproof.core.sink import Fold
+from stormproof.core.source.kind import SourceKind, kind_of
+from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction, SinkIdentity
+
+__all__ = [
+    "EvidencedState",
+    "MapState",
+    "Merge",
+    "SourceKind",
+    "State",
+    "StateContext",
+    "StateFactory",
+    "StateKind",
+    "StateUpdater",
+    "TellsLastTxid",
+    "kind_of",
+]
+
+Merge: TypeAlias = Callable[[pa.Array, pa.Array], pa.Array]
+"""How a column's held and added values become the new ones: two arrays of one length and type in, one such out.
+
+NULL on the held side: nothing is held yet. Picklable, and associative: rows of one key may be merged with each other
+before they are merged with what is held.
+"""
+
+
+class StateKind(StrEnum):
+    """What a state promises about the same txid again, after a first try that was cut short at any write."""
+
+    NON_TRANSACTIONAL = "non-transactional"
+    """Nothing: rows that come again count again."""
+    TRANSACTIONAL = "transactional"
+    """The same rows again change nothing more."""
+    OPAQUE = "opaque"
+    """Whatever rows come again replace what the first try did, be they the same or others."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateContext:
+    """What a state is made for: whose it is, and what its rows are. Picklable.
+
+    `schema` is that of the rows that arrive; `keys` names their key columns; `merges` says for each other column of a map
+    how it is folded. `epoch` None: for reading only, nothing is made and nobody is fenced. `database` and `folder` are
+    the run's, for a state that names none itself.
+    """
+
+    identity: SinkIdentity
+    schema: pa.Schema
+    keys: tuple[str, ...] = ()
+    merges: Mapping[str, Merge] = field(default_factory=dict[str, Merge])
+    folds: Mapping[str, Fold] = field(default_factory=dict[str, Fold])
+    epoch: int | None = None
+    create: bool = True
+    database: Database | None = None
+    folder: Path | None = None
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key columns."""
+        return pa.schema([self.schema.field(name) for name in self.keys])
+
+    @property
+    def value_schema(self) -> pa.Schema:
+        """The other columns."""
+        return pa.schema([f for f in self.schema if f.name not in self.keys])
+
+    def reading(self) -> StateContext:
+        """The same for one who only reads, such as an executor that answers queries."""
+        return replace(self, epoch=None, create=False)
+
+
+class State(Protocol):
+    """Something durable that takes rows txid by txid; opened by one driver, or by an executor that only reads."""
+
+    @property
+    def kind(self) -> StateKind:
+        """What it promises about a txid that comes again."""
+        ...
+
+    def begin_commit(self, txid: int) -> None:
+        """What follows belongs to this txid. It may be one that was begun before, and cut short."""
+        ...
+
+    def commit(self, txid: int) -> None:
+        """All of the txid's rows are there: when this returns they are durable.
+
+        Raises:
+            TransientError: whether they are is unknown; the txid comes again.
+            FatalError: going on could lose or double a row.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let connections go. What was begun and not committed may be undone or left: the txid comes again."""
+        ...
+
+
+class MapState(State, Protocol):
+    """Values by key, both in Arrow columns; a value whose columns are all NULL is none."""
+
+    @property
+    def context(self) -> StateContext:
+        """What it was made for."""
+        ...
+
+    def multi_get(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+        """The value columns of these keys, row by row; NULLs where there is none.
+
+        Inside a commit an opaque map gives what was there before this txid.
+        """
+        ...
+
+    def multi_update(self, rows: pa.RecordBatch, *, each_once: bool = False) -> None:
+        """Merge the rows' values into what is held for their keys, as the context's `merges` say.
+
+        A key may come any number of times in a txid: its rows are merged with each other first, and written when the
+        txid is committed. `each_once` says that none of these keys comes again in it: they are written at once.
+        """
+        ...
+
+    def multi_put(self, rows: pa.RecordBatch) -> None:
+        """Set the values of these keys; the last of a key's rows in a txid wins."""
+        ...
+
+
+@runtime_checkable
+class TellsLastTxid(Protocol):
+    """A state that remembers the txid of its last `commit`, with its values: an audit can hold it to that."""
+
+    def last_txid(self) -> int | None:
+        """The txid of the last commit that it holds; None: of none."""
+        ...
+
+
+@runtime_checkable
+class EvidencedState(Protocol):
+    """A state that remembers what it committed, and for whom, as a sink does."""
+
+    @property
+    def table_id(self) -> str:
+        """What tells this store from another of the same name."""
+        ...
+
+    def held(self) -> Held | None:
+        """The last transaction that it holds for this context's identity."""
+        ...
+
+    def other_incarnations(self) -> tuple[str, ...]:
+        """Other lives of this topology's name that committed to it."""
+        ...
+
+    def adopts(self, transaction: PreparedTransaction, *, checked: bool) -> None:
+        """The next `begin_commit` is this transaction's: its digest and rows are kept with the values."""
+        ...
+
+    def evidence(self, first: int, last: int | None) -> EvidenceReport:
+        """What it remembers of txids from `first` to `last`."""
+        ...
+
+
+class StateFactory(Protocol):
+    """Makes a state where it is needed: in the driver, which commits, and in executors, which read. Picklable."""
+
+    @property
+    def kind(self) -> StateKind:
+        """What its states promise."""
+        ...
+
+    @property
+    def target(self) -> str:
+        """Where the state is, as people see it; no secrets."""
+        ...
+
+    def make(self, context: StateContext) -> State:
+        """Connect; make what is missing if the context says `create`, and fence older epochs out if it has an epoch.
+
+        Raises:
+            SinkRefused: the store cannot hold such rows, or belongs to another.
+            Fenced: a newer epoch holds it.
+            StoreUnavailable: it cannot be reached.
+        """
+        ...
+
+
+class StateUpdater(Protocol):
+    """What becomes of a txid's rows: called between `begin_commit` and `commit` with one record batch after the other.
+
+    Rows come in the same order and the same batches whenever the txid comes again. Picklable.
+    """
+
+    def update(self, state: State, rows: pa.RecordBatch) -> None:
+        """Bring the rows into the state."""
+        ...
