@@ -13,7 +13,7 @@ from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.word_count import split, word_count
 from benchmarks.workbench import LIMIT_BYTES, Workbench, delta_total, require_total
-from stormproof.core.engine.protocol import Engine, Job, JobReport
+from stormproof.core.engine.protocol import Engine, Job, JobKey, JobReport
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import Limit
@@ -110,9 +110,9 @@ class PerMessage:
             raise RuntimeError(f"{len(report.lost)} messages were lost")
         return report
 
-    def cancel(self) -> None:
+    def cancel(self, key: JobKey) -> None:
         """Pass on."""
-        self._engine.cancel()
+        self._engine.cancel(key)
 
     def close(self) -> None:
         """Pass on."""

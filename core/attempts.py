@@ -8,10 +8,10 @@ one only so many times.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -149,6 +149,9 @@ class Abandoned:
 
 Outcome: TypeAlias = Complete | AllFailed | Divided | GivenUp | Abandoned
 
+Attempts: TypeAlias = Generator[Attempt, JobReport | JobDied, Outcome]
+"""The attempts at one batch, one after another: see `BatchRunner.attempts`."""
+
 
 @dataclass(slots=True)
 class _Batch:
@@ -203,10 +206,22 @@ class BatchRunner:
             BatchUnverified: a message that stands alone cannot be read again.
             TransientError: the journal or the source does not answer; nothing was decided.
         """
+        attempts = self.attempts(name, slice_, seed, journal)
+        attempt = next(attempts)
+        while True:
+            try:
+                attempt = attempts.send(run_job(attempt))
+            except StopIteration as end:
+                return cast("Outcome", end.value)
+
+    def attempts(self, name: str, slice_: Slice, seed: int, journal: Journal) -> Attempts:
+        """The same, for who runs jobs elsewhere: yields each attempt whose job is to be run, is sent what came of it, and
+        returns the outcome. Journal and source are called by whoever sends.
+        """
         # A driver died of it before, perhaps of one of these messages: note which.
         batch = _Batch(name, slice_, journal, Attempt(1, seed, slice_.expected, careful=slice_.deaths > 0))
         while True:
-            result = run_job(batch.attempt)
+            result = yield batch.attempt
             outcome = self._died(batch, result) if isinstance(result, JobDied) else self._judge(batch, result)
             if outcome is not None:
                 return outcome

@@ -136,7 +136,8 @@ class Plan:
 
     `decoders` has one for each spout. `ackers` is the number of acker tasks where each message gets a verdict of its own
     (None: one a core). `fingerprint` tells whether two plans have the same shape, names, schemas and sinks; it says
-    nothing of functions.
+    nothing of functions. `serial`: its jobs read a state that earlier batches change, so that one may run only when the one
+    before it is committed.
     """
 
     topology: str
@@ -148,6 +149,7 @@ class Plan:
     fingerprint: str = ""
     ackers: int | None = None
     message_timeout_s: float | None = None
+    serial: bool = False
 
 
 def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:

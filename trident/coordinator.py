@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import tenacity
 
@@ -23,6 +23,7 @@ from stormproof.core.attempts import (
     Abandoned,
     AllFailed,
     Attempt,
+    Attempts,
     BatchRunner,
     Complete,
     Divided,
@@ -32,14 +33,16 @@ from stormproof.core.attempts import (
     Outcome,
 )
 from stormproof.core.clock import Clock
-from stormproof.core.engine.protocol import Engine, Job, JobReport
+from stormproof.core.engine.protocol import Engine, Job, JobKey, JobReport
 from stormproof.core.errors import BatchUnverified, TransientError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason
 from stormproof.core.plan import Plan
 from stormproof.core.source.protocol import Limit, Resolution, Source
+from stormproof.core.source.serialised import SerialisedSource
 from stormproof.sinks.protocol import CommitOutcome, SinkSession
+from stormproof.trident.in_flight import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.job import Watch, run_watched
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
@@ -57,6 +60,8 @@ DEATHS_ALONE_MAX: Final = 5
 DEATHS_NOTED_MAX: Final = 2
 """So many, where the message was noted in hand when the last one ended."""
 
+CANCEL_AGAIN_S: Final = 0.5
+
 R = TypeVar("R")
 
 
@@ -68,7 +73,8 @@ class RunOptions:
     reach, where jobs say how far they are: one that shows no progress for `message_timeout_s` (a topology's own wins),
     or that has no task running for `start_timeout_s`, is cancelled. Without the folder a job may take
     `message_timeout_s` in all. `outage_s` is how long a store may stay away before the run gives up. `until_idle` ends
-    the run once nothing is left to read, no retry among it.
+    the run once nothing is left to read, no retry among it. So many as `max_batches_in_flight` run while the lowest commits;
+    each holds as many messages and bytes as `limit` says.
     """
 
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
@@ -84,14 +90,20 @@ class RunOptions:
     maintain_interval_s: float = 5.0
     until_idle: bool = False
     max_batches: int | None = None
+    max_batches_in_flight: int = 1
 
 
 @dataclass(slots=True)
 class _Batch:
-    """The batch in hand: which attempt it is at, and how long each step took."""
+    """A batch in flight: which attempt it is at, what came of it, and how long each step took."""
 
     opened: Opened
-    attempts: int = 1
+    started_s: float
+    attempts: Attempts | None = None
+    attempt: int = 1
+    job: JobKey | None = None
+    outcome: Outcome | None = None
+    decided_s: float = 0.0
     steps_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -121,9 +133,10 @@ class Coordinator:
         clock: Clock,
         rng: random.Random,
         on_batch: Callable[[BatchResult], None] | None = None,
+        jobs: Jobs | None = None,
     ) -> None:
         self._plan = plan
-        self._source = source
+        self._source = source = SerialisedSource(source)
         self._writers = {name: session.writer() for name, session in sessions.items()}
         self._run = run
         self._engine = engine
@@ -138,14 +151,20 @@ class Coordinator:
         self._maintained_at_s = clock.monotonic_s()
         self._steps = Steps(ledger, run, source, sessions, lease_s=options.lease_s, pulse_root=options.pulse_root)
         timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
-        self._watch = Watch(timeout_s, options.start_timeout_s, options.pulse_root)
+        # A job may wait for all those before it until Spark has room for it.
+        self._in_flight_max = 1 if plan.serial else options.max_batches_in_flight
+        self._watch = Watch(timeout_s, options.start_timeout_s * self._in_flight_max, options.pulse_root)
+        self._jobs = jobs or (JobsOnThreads(self._in_flight_max) if self._in_flight_max > 1 else JobsInTurn())
+        self._leases = WaitingLeases(source)
+        self._in_flight: dict[int, _Batch] = {}
+        self._looked_at_s: float | None = None
         self._noted: frozenset[int] = frozenset()
         self._statistics = RunStatistics(run.topology, options.guarantee.value, run.epoch)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def request_stop(self) -> None:
-        """End after the batch in hand; may be called from a signal handler or another thread."""
+        """End after the batches in flight; may be called from a signal handler or another thread."""
         self._stop.set()
         self._clock.wake()
 
@@ -169,20 +188,33 @@ class Coordinator:
         stopped = "signal"
         try:
             self._outlasting_outages(lambda: self.recover(sweep=True))
-            while not self._stop.is_set():
-                if self._options.max_batches is not None and self._statistics.batches >= self._options.max_batches:
+            while True:
+                if self._outlasting_outages(self.step) is not None:
+                    continue
+                if self._stop.is_set():
+                    break
+                if self._is_at_limit():
                     stopped = "limit"
                     break
-                if self._outlasting_outages(self.step) is None and not self._outlasting_outages(self._wait):
+                if not self._outlasting_outages(self._wait):
                     stopped = "idle"
                     break
+        except Exception:
+            self._drop_in_flight()
+            raise
         finally:
+            self._jobs.close()
+            self._leases.close()
             elapsed_s = self._clock.monotonic_s() - started_s
             self._statistics = replace(self._statistics, elapsed_s=elapsed_s, stopped=stopped)
         return self._statistics
 
     def recover(self, *, sweep: bool = False) -> RecoveryReport:
-        """Bring ledger, source and sinks to one state: see `stormproof.trident.recovery`."""
+        """Bring ledger, source and sinks to one state: see `stormproof.trident.recovery`.
+
+        Batches in flight are dropped, their jobs cancelled: their messages come again.
+        """
+        self._drop_in_flight()
         report = recover(self._steps, sweep=sweep)
         self._noted |= frozenset(report.in_hand)
         if report.did_something or report.took_over_from:
@@ -223,29 +255,64 @@ class Coordinator:
             self._maintained_at_s = now_s
             self._source.maintain()
 
-    # -- one batch ---------------------------------------------------------------------------------------------------
+    # -- batches in flight -------------------------------------------------------------------------------------------
 
     def step(self) -> BatchResult | None:
-        """Take one batch from open to its end; None where there was nothing to open.
+        """Open what there is room for, and take one batch to its end; None where there is none.
+
+        Batches commit in txid order. One that ends without a commit (all of its messages failed, or it goes back in
+        parts) is ended as soon as that is known: no other batch depends on it.
 
         Raises:
             TransientError: a step's outcome is unknown; `recover` finds out.
         """
+        while True:
+            self._fill()
+            batch = self._decided()
+            if batch is not None:
+                return self._end(batch)
+            if not self._in_flight:
+                return None
+            self._await_job()
+
+    def _is_at_limit(self) -> bool:
+        most = self._options.max_batches
+        return most is not None and self._statistics.batches + len(self._in_flight) >= most
+
+    def _has_room(self) -> bool:
+        """Whether one more batch may be opened: a batch that drivers died over runs by itself."""
+        if self._stop.is_set() or self._is_at_limit():
+            return False
+        if any(batch.opened.slice.deaths for batch in self._in_flight.values()):
+            return False
+        return len(self._in_flight) < self._in_flight_max
+
+    def _fill(self) -> None:
+        """Open batches while there is room and something to open. An empty source is asked once in `poll_interval_s`."""
+        while self._has_room():
+            now_s = self._clock.monotonic_s()
+            empty_s = None if self._looked_at_s is None else now_s - self._looked_at_s
+            if self._in_flight and empty_s is not None and empty_s < self._options.poll_interval_s:
+                return
+            if not self._open():
+                self._looked_at_s = now_s
+                return
+            self._looked_at_s = None
+
+    def _open(self) -> bool:
         started_s = self._clock.monotonic_s()
         seed = self._rng.getrandbits(SEED_BITS)
         opened = self._steps.open(self._options.guarantee, self._options.limit, seed)
         if opened is None:
-            return None
-        batch = _Batch(opened)
+            return False
+        batch = _Batch(opened, started_s)
         batch.steps_ms["open"] = (self._clock.monotonic_s() - started_s) * 1000
-        result = self._conclude(batch, self._outcome(batch))
-        result.steps_ms["total"] = (self._clock.monotonic_s() - started_s) * 1000
-        self._account(result)
-        self._maintain()
-        return result
+        self._in_flight[opened.txid] = batch
+        self._begin(batch)
+        return True
 
-    def _outcome(self, batch: _Batch) -> Outcome:
-        """Run the batch's jobs until it is clear what becomes of it; see `stormproof.core.attempts`."""
+    def _begin(self, batch: _Batch) -> None:
+        """Have its first job run; see `stormproof.core.attempts`."""
         opened = batch.opened
         name, deaths = f"txid {opened.txid} of topology {self._run.topology!r}", opened.slice.deaths
         if opened.slice.expected.messages == 1 and (
@@ -254,10 +321,78 @@ class Coordinator:
             # Slices on which drivers die are opened in parts, so a message that takes its driver down comes to stand
             # alone: it has failed, without running once more.
             error = f"{deaths} drivers ended while they had it in hand"
-            return self._runner.failed_alone(name, opened.slice, opened.seed, FailureReason.WORKER_LOST, error)
-        return self._runner.run(
-            name, opened.slice, opened.seed, self._steps.journal(opened), lambda attempt: self._run_job(batch, attempt)
-        )
+            reason = FailureReason.WORKER_LOST
+            self._decide(batch, self._runner.failed_alone(name, opened.slice, opened.seed, reason, error))
+            return
+        batch.attempts = self._runner.attempts(name, opened.slice, opened.seed, self._steps.journal(opened))
+        self._start_job(batch, next(batch.attempts))
+
+    def _decide(self, batch: _Batch, outcome: Outcome) -> None:
+        batch.outcome, batch.decided_s = outcome, self._clock.monotonic_s()
+        if isinstance(self._jobs, JobsOnThreads) and self._options.guarantee is not Guarantee.AT_MOST_ONCE:
+            self._leases.keep(batch.opened.lease)  # until its turn comes
+
+    def _decided(self) -> _Batch | None:
+        """The batch that may be ended now: the lowest, or one that commits nothing."""
+        for txid in sorted(self._in_flight):
+            batch = self._in_flight[txid]
+            if batch.outcome is None:
+                continue
+            if txid == min(self._in_flight) or isinstance(batch.outcome, AllFailed | Divided | Abandoned):
+                return batch
+        return None
+
+    def _await_job(self) -> None:
+        """Wait for the end of a job, and for no longer than until the source may be asked again."""
+        ended = self._jobs.wait(self._options.poll_interval_s if self._has_room() else None)
+        if ended is None:
+            return
+        if ended.error is not None:
+            raise ended.error
+        assert ended.result is not None
+        batch = self._in_flight[ended.txid]
+        assert batch.attempts is not None
+        batch.job = None
+        if isinstance(ended.result, JobReport):
+            failpoint("run.after")
+            for name, duration_ms in ended.result.steps_ms.items():
+                batch.steps_ms[f"job.{name}"] = batch.steps_ms.get(f"job.{name}", 0.0) + duration_ms
+        try:
+            attempt = batch.attempts.send(ended.result)
+        except StopIteration as end:
+            self._decide(batch, cast("Outcome", end.value))
+        else:
+            self._start_job(batch, attempt)
+
+    def _end(self, batch: _Batch) -> BatchResult:
+        """Act on a batch's outcome."""
+        assert batch.outcome is not None
+        if self._in_flight_max > 1:
+            batch.steps_ms["wait"] = (self._clock.monotonic_s() - batch.decided_s) * 1000
+        self._leases.let_go(batch.opened.lease)
+        result = self._conclude(batch, batch.outcome)
+        del self._in_flight[batch.opened.txid]
+        result.steps_ms["total"] = (self._clock.monotonic_s() - batch.started_s) * 1000
+        self._account(result)
+        self._maintain()
+        return result
+
+    def _drop_in_flight(self) -> None:
+        """Cancel what runs, and forget it: the ledger and the source know of it."""
+        while self._jobs.running:
+            for batch in self._in_flight.values():
+                if batch.job is not None:
+                    self._engine.cancel(batch.job)
+            if isinstance(self._jobs, JobsInTurn):
+                self._jobs.close()
+                break
+            self._jobs.wait(CANCEL_AGAIN_S)  # a job that was just starting is cancelled at the next turn
+        for batch in self._in_flight.values():
+            self._leases.let_go(batch.opened.lease)
+        self._in_flight.clear()
+        self._looked_at_s = None
+
+    # -- one batch ---------------------------------------------------------------------------------------------------
 
     def _is_noted(self, opened: Opened) -> bool:
         """Whether a message of the slice was in hand when an earlier driver ended."""
@@ -267,9 +402,9 @@ class Coordinator:
             for rows in reader.read(opened.seed, frozenset(), opened.slice.expected.messages)
         )
 
-    def _run_job(self, batch: _Batch, attempt: Attempt) -> JobReport | JobDied:
+    def _start_job(self, batch: _Batch, attempt: Attempt) -> None:
         opened = batch.opened
-        batch.attempts = attempt.number
+        batch.attempt = attempt.number
         job = Job(
             plan=self._plan,
             readers=self._source.readers(opened.slice, self._engine.parallelism),
@@ -283,13 +418,13 @@ class Coordinator:
             per_message=attempt.per_message,
             careful=attempt.careful,
         )
-        with self._timed(batch, "job"):
-            result = run_watched(self._engine, job, self._source, opened.lease, self._watch, self._clock)
-        if isinstance(result, JobReport):
-            failpoint("run.after")
-            for name, duration_ms in result.steps_ms.items():
-                batch.steps_ms[f"job.{name}"] = batch.steps_ms.get(f"job.{name}", 0.0) + duration_ms
-        return result
+        batch.job = job.key
+
+        def work() -> JobReport | JobDied:
+            with self._timed(batch, "job"):
+                return run_watched(self._engine, job, self._source, opened.lease, self._watch, self._clock)
+
+        self._jobs.start(opened.txid, work)
 
     def _conclude(self, batch: _Batch, outcome: Outcome) -> BatchResult:
         """Act on the outcome: to the batch's end."""
@@ -298,7 +433,7 @@ class Coordinator:
             case Complete():
                 return self._commit(batch, outcome)
             case AllFailed():
-                self._count_dead(self._steps.abort_failed(opened, batch.attempts, outcome.failed))
+                self._count_dead(self._steps.abort_failed(opened, batch.attempt, outcome.failed))
                 return self._result(batch, TxnState.ABORTED, outcome.failed)
             case Divided():
                 self._steps.abort(opened.txid, outcome.reason, divide=opened.slice, alone=outcome.alone)
@@ -308,7 +443,7 @@ class Coordinator:
                 return self._result(batch, TxnState.ABANDONED)
             case GivenUp():
                 raise BatchUnverified(
-                    f"txid {opened.txid} of topology {self._run.topology!r}: attempt {batch.attempts} does not add up "
+                    f"txid {opened.txid} of topology {self._run.topology!r}: attempt {batch.attempt} does not add up "
                     f"({outcome.error}); nothing was written. Two runs before it failed alike: the reader or a store "
                     f"between the stages loses or doubles rows. Inspect with: stormproof audit txn {self._run.topology} "
                     f"{opened.txid}",
@@ -321,7 +456,7 @@ class Coordinator:
         opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
         with self._timed(batch, "prepare"):
             work = self._steps.fix_content(
-                opened, batch.attempts, guarantee, report.files, complete.failed, report.tuples
+                opened, batch.attempt, guarantee, report.files, complete.failed, report.tuples
             )
         with self._timed(batch, "commit"):
             outcomes = self._steps.commit(opened.txid, guarantee, work)
@@ -343,7 +478,7 @@ class Coordinator:
             messages=batch.opened.slice.expected.messages,
             failed=reasons.total(),
             retry=batch.opened.slice.retry,
-            attempts=batch.attempts,
+            attempts=batch.attempt,
             tuples=tuples,
             steps_ms=batch.steps_ms,
             returned=len(failed) - reasons.total(),

@@ -36,7 +36,7 @@ def run_watched(
         keeper = LeaseKeeper(
             source,
             lease,
-            engine,
+            lambda: engine.cancel(job.key),
             watch.message_timeout_s,
             start_timeout_s=watch.start_timeout_s,
             pulse=folder,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.engine.protocol import Engine
 from stormproof.core.errors import Fenced, TransientError
 from stormproof.core.pulse import Progress, progress
 from stormproof.core.source.protocol import Lease, Source
@@ -22,6 +22,8 @@ PAUSED_S = 5.0
 
 class LeaseKeeper:
     """A context in which a lease is extended every third of its length, for as long as the job moves on.
+
+    `cancel` ends the job, from the keeper's own thread.
 
     Where `pulse` names the job's folder, moving on is what its tasks write there. A job in which some task runs and none
     has moved for `message_timeout_s` hangs: it is cancelled, and `timed_out` says so. A live job may take as long as it
@@ -40,7 +42,7 @@ class LeaseKeeper:
         self,
         source: Source,
         lease: Lease,
-        engine: Engine,
+        cancel: Callable[[], None],
         message_timeout_s: float,
         *,
         start_timeout_s: float = 300.0,
@@ -49,7 +51,7 @@ class LeaseKeeper:
     ) -> None:
         self._source = source
         self._lease = lease
-        self._engine = engine
+        self._cancel = cancel
         self._message_timeout_s = message_timeout_s
         self._start_timeout_s = max(start_timeout_s, message_timeout_s)
         self._pulse = pulse
@@ -77,7 +79,7 @@ class LeaseKeeper:
         every_s = min(LOOK_EVERY_S, self._lease.seconds / 3, self._message_timeout_s / 4)
         while not self._done.wait(every_s):
             if not self.look():
-                self._engine.cancel()
+                self._cancel()
                 return
 
     def look(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeAlias, TypeVar
@@ -11,7 +12,7 @@ from typing import TypeAlias, TypeVar
 import pyarrow as pa
 
 from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.engine.protocol import Job, JobReport
+from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.errors import JobFailed, StormproofError, UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.source.group import SpoutReader
@@ -51,7 +52,9 @@ class InlineEngine:
         self._clock = clock or SystemClock()
         self._tamper = tamper
         self._observe = observe
-        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._running: dict[JobKey, threading.Event] = {}
+        self._mine = threading.local()
 
     @property
     def parallelism(self) -> int:
@@ -66,20 +69,22 @@ class InlineEngine:
         """
         if not job.readers:
             raise UsageError("a job needs at least one reader")
-        self._cancelled.clear()
         started_s = self._clock.monotonic_s()
         rows: list[pa.RecordBatch] = []
         parts = stage_jobs(job, self._parallelism)
-        for part in parts:
-            if part.stage:
-                rows = self._tamper(part.stage, rows) if self._tamper else rows
-            rows = self._run_stage(part, rows)
+        with self._cancellable(job):
+            for part in parts:
+                if part.stage:
+                    rows = self._tamper(part.stage, rows) if self._tamper else rows
+                rows = self._run_stage(part, rows)
         elapsed_ms = (self._clock.monotonic_s() - started_s) * 1_000
         return job_report(rows, parts[0].tasks, {"job": elapsed_ms})
 
-    def cancel(self) -> None:
-        """End the running job at its next record batch; its `run` raises JobFailed."""
-        self._cancelled.set()
+    def cancel(self, key: JobKey) -> None:
+        """End the job with this key at its next record batch; its `run` raises JobFailed. Without effect where none runs."""
+        with self._lock:
+            if key in self._running:
+                self._running[key].set()
 
     def close(self) -> None:
         """Nothing to let go."""
@@ -111,8 +116,19 @@ class InlineEngine:
             yield batch
         self._go_on()
 
+    @contextmanager
+    def _cancellable(self, job: Job) -> Generator[None]:
+        """This thread's job, until its end."""
+        with self._lock:
+            self._mine.cancelled = self._running[job.key] = threading.Event()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[job.key]
+
     def _go_on(self) -> None:
-        if self._cancelled.is_set():
+        if self._mine.cancelled.is_set():
             raise JobFailed("the job was cancelled")
 
     def _shuffled(self, items: list[T]) -> list[T]:
@@ -143,5 +159,11 @@ def _watched(reader: SliceReader, go_on: Callable[[], None]) -> SliceReader:
 
 
 def _rows_for(rows: list[pa.RecordBatch], task: int) -> list[pa.RecordBatch]:
-    found = [batch.filter(pa.array(batch.column("dest").to_numpy() == task)) for batch in rows]
-    return [batch for batch in found if batch.num_rows]
+    found: list[pa.RecordBatch] = []
+    for batch in rows:
+        mine = batch.column(0).to_numpy() == task
+        if mine.all():
+            found.append(batch)
+        elif mine.any():
+            found.append(batch.filter(pa.array(mine)))
+    return found

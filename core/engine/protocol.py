@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from stormproof.core.message import MessageFailure
 from stormproof.core.plan import Plan
 from stormproof.core.sink import PreparedFile, SinkWriter
 from stormproof.core.source.protocol import SliceReader
+
+JobKey: TypeAlias = tuple[str, int, int]
+"""Incarnation, txid and attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,11 @@ class Job:
     per_message: bool = False
     pulse: Path | None = None
     careful: bool = False
+
+    @property
+    def key(self) -> JobKey:
+        """Which attempt at which batch of which life of a topology this is."""
+        return self.incarnation, self.txid, self.attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +91,15 @@ class Engine(Protocol):
         ...
 
     def run(self, job: Job) -> JobReport:
-        """Run one attempt to its end.
+        """Run one attempt to its end. Several threads may run jobs at once.
 
         Raises:
             JobFailed: the job ended without a report; nothing of it counts, its files belong to a dead attempt.
         """
         ...
 
-    def cancel(self) -> None:
-        """End the running job, from another thread; its `run` raises JobFailed."""
+    def cancel(self, key: JobKey) -> None:
+        """End the job with this key, from another thread; its `run` raises JobFailed. Without effect where none runs."""
         ...
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import sysconfig
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, cast
 
@@ -30,7 +31,7 @@ from stormproof.core import failpoint
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.java import delta_jars, find_java
 from stormproof.core.engine.memory_limit import limit_memory
-from stormproof.core.engine.protocol import Job, JobReport
+from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.errors import JobFailed, Json, SettingsError, StormproofError, TopologyError, UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.stage import StageJob, run_task, stage_jobs
@@ -134,6 +135,14 @@ def spark_session(settings: SparkSettings, **more: str) -> SparkSession:
     return session
 
 
+@dataclass(slots=True)
+class _Running:
+    """A job that Spark knows by this tag."""
+
+    tag: str
+    cancelled: bool = False
+
+
 class SparkEngine:
     """Runs a job's tasks on Spark. Closing it leaves the session to whoever made it.
 
@@ -166,8 +175,7 @@ class SparkEngine:
         self._clock = clock or SystemClock()
         self._between = between
         self._lock = threading.Lock()
-        self._running: str | None = None
-        self._cancelled = False
+        self._running: dict[JobKey, _Running] = {}
 
     @property
     def parallelism(self) -> int:
@@ -186,24 +194,25 @@ class SparkEngine:
             raise UsageError("a job needs at least one reader")
         started_s = self._clock.monotonic_s()
         parts = stage_jobs(job, self._parallelism)
-        tag = f"stormproof-{uuid.uuid4().hex}"
+        running = _Running(f"stormproof-{uuid.uuid4().hex}")
         with self._lock:
-            self._running, self._cancelled = tag, False
+            self._running[job.key] = running
         try:
-            rows = self._collect(self._plan(parts), tag)
+            rows = self._collect(self._plan(parts), running)
         finally:
             with self._lock:
-                self._running = None
+                del self._running[job.key]
         elapsed_ms = (self._clock.monotonic_s() - started_s) * 1_000
         return job_report(rows, parts[0].tasks, {"job": elapsed_ms})
 
-    def cancel(self) -> None:
-        """End the running job, from another thread; its `run` raises JobFailed."""
+    def cancel(self, key: JobKey) -> None:
+        """End the job with this key, from another thread; its `run` raises JobFailed. Without effect where none runs."""
         with self._lock:
-            if self._running is None:
+            running = self._running.get(key)
+            if running is None:
                 return
-            self._cancelled = True
-            self._session.sparkContext.cancelJobsWithTag(self._running)
+            running.cancelled = True
+            self._session.sparkContext.cancelJobsWithTag(running.tag)
 
     def close(self) -> None:
         """Nothing to let go: the session is not the engine's own."""
@@ -218,18 +227,18 @@ class SparkEngine:
             frame = frame.mapInArrow(_task_of(part, self._worker_memory_mb), WIRE_DDL)
         return frame
 
-    def _collect(self, frame: DataFrame, tag: str) -> list[pa.RecordBatch]:
+    def _collect(self, frame: DataFrame, running: _Running) -> list[pa.RecordBatch]:
         context = self._session.sparkContext
         try:
-            context.addJobTag(tag)
+            context.addJobTag(running.tag)
             try:
-                if self._cancelled:  # while the job was being put together; there was nothing to cancel on Spark then
+                if running.cancelled:  # while the job was being put together; there was nothing to cancel on Spark then
                     raise JobFailed("the job was cancelled")
                 return cast("list[pa.RecordBatch]", frame.toArrow().to_batches())
             finally:
-                context.removeJobTag(tag)
+                context.removeJobTag(running.tag)
         except (PySparkException, Py4JError, OSError) as error:
-            if self._cancelled:
+            if running.cancelled:
                 raise JobFailed("the job was cancelled") from error
             text = str(error)
             carried = _CARRIED_PATTERN.search(text)
@@ -298,18 +307,20 @@ class _UserModules:
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
+        self._lock = threading.Lock()
         paths = {sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")}
         self._installed = tuple(f"{path}{os.sep}" for path in paths)
 
     def register(self) -> None:
         """Look at the modules that were loaded since the last time."""
-        for name in sys.modules.keys() - self._seen:
-            self._seen.add(name)
-            file = getattr(sys.modules.get(name), "__file__", None)
-            if name == "__main__" or name.partition(".")[0] == "stormproof" or not isinstance(file, str):
-                continue
-            if not os.path.abspath(file).startswith(self._installed):
-                _cloudpickle.register_pickle_by_value(sys.modules[name])
+        with self._lock:
+            for name in set(sys.modules) - self._seen:
+                self._seen.add(name)
+                file = getattr(sys.modules.get(name), "__file__", None)
+                if name == "__main__" or name.partition(".")[0] == "stormproof" or not isinstance(file, str):
+                    continue
+                if not os.path.abspath(file).startswith(self._installed):
+                    _cloudpickle.register_pickle_by_value(sys.modules[name])
 
 
 _by_value: Final = _UserModules()

@@ -196,7 +196,7 @@ def test_a_running_job_is_cancelled(engine: SparkEngine, tmp_path: Path) -> None
     def cancel() -> None:
         with open(started):  # opens once a task has come that far
             pass
-        engine.cancel()
+        engine.cancel(("life", 1, 1))
 
     canceller = threading.Thread(target=cancel)
     canceller.start()

@@ -399,7 +399,7 @@ def test_a_job_is_cancelled_from_within(tmp_path: Path) -> None:
     engine = InlineEngine()
 
     def split(line: str) -> list[str]:
-        engine.cancel()
+        engine.cancel(("life", 1, 1))
         return line.split()
 
     with pytest.raises(JobFailed, match="cancelled"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.attempts import JobDied
 from stormproof.core.clock import SystemClock
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import Job, JobReport
+from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.errors import Fenced, JobFailed, TransientError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import compile_topology
@@ -32,13 +33,18 @@ class Engine(InlineEngine):
     def __init__(self, work: Callable[[Engine, Job], JobReport]) -> None:
         super().__init__()
         self._work = work
+        self._hangs = threading.Event()
 
     def run(self, job: Job) -> JobReport:
         return self._work(self, job)
 
+    def cancel(self, key: JobKey) -> None:
+        assert key == ("life", 1, 2)
+        self._hangs.set()
+
     def hang(self) -> JobReport:
         """Wait to be cancelled."""
-        assert self._cancelled.wait(10)
+        assert self._hangs.wait(10)
         raise JobFailed("the job was cancelled")
 
 

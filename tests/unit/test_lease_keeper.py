@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from stormproof.core.clock import ManualClock
-from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import StoreUnavailable
 from stormproof.core.pulse import Pulse
 from stormproof.core.source.memory import MemorySource
@@ -47,7 +46,7 @@ class World:
         return LeaseKeeper(
             self.source,
             LEASE,
-            InlineEngine(),
+            lambda: None,
             TIMEOUT_S,
             start_timeout_s=START_S,
             pulse=pulse,
@@ -168,25 +167,14 @@ def test_a_folder_that_cannot_be_read_blames_nobody(world: World, tmp_path: Path
     assert world.keeper.stalled
 
 
-class Cancelled(InlineEngine):
-    """Tells when it was cancelled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.was_cancelled = threading.Event()
-
-    def cancel(self) -> None:
-        self.was_cancelled.set()
-
-
 def test_the_thread_cancels_the_job_that_it_gives_up(tmp_path: Path) -> None:
     source = MemorySource("lines", [b"a"])
     source.subscribe("life", 1)
     assert source.open(LEASE, Limit(), 7) is not None
-    engine = Cancelled()
+    cancelled = threading.Event()
     with (
         Pulse(tmp_path, 0, 0, careful=False),
-        LeaseKeeper(source, LEASE, engine, 0.02, start_timeout_s=0.02, pulse=tmp_path) as keeper,
+        LeaseKeeper(source, LEASE, cancelled.set, 0.02, start_timeout_s=0.02, pulse=tmp_path) as keeper,
     ):
-        assert engine.was_cancelled.wait(5)
+        assert cancelled.wait(5)
     assert keeper.timed_out
