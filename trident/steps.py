@@ -6,7 +6,8 @@ order of the two writes is such that recovery can tell what is owed: see each st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,7 +154,8 @@ class Steps:
         work = {name: self._work(name, files) for name in self.sessions}
         with self.ledger.transaction(self.run) as tx:
             if guarantee is not Guarantee.AT_MOST_ONCE:
-                self._hold(opened, tx)
+                with self._while_nobody_took_over(opened):
+                    self.source.hold(opened.lease, self.joined(tx))
             self.ledger.fix_content(
                 tx,
                 opened.txid,
@@ -168,12 +170,17 @@ class Steps:
         failpoint("prepare.after")
         return work
 
-    def _hold(self, opened: Opened, tx: Tx) -> None:
+    @contextmanager
+    def _while_nobody_took_over(self, opened: Opened) -> Generator[None]:
+        """Inside a transaction that holds the ledger's fence, a lease that is not ours any more has only lapsed: a machine
+        was suspended, a clock jumped, or the store was away for longer than the lease.
+
+        Raises:
+            TransientError: so it is; recovery gives back what is left.
+        """
         try:
-            self.source.hold(opened.lease, self.joined(tx))
+            yield
         except Fenced as error:
-            # This transaction holds the ledger's fence: nobody took over. A machine was suspended, a clock jumped, or the
-            # store was away for longer than the lease.
             raise TransientError(
                 f"txid {opened.txid} of topology {self.run.topology!r}: {error}; its messages are opened again",
                 txid=opened.txid,
@@ -339,12 +346,14 @@ class Steps:
                 tx, opened.txid, TxnState.OPEN, TxnState.ABORTED, reason=EVERY_MESSAGE_FAILED, **counts_of(events)
             )
             if joined is not None:
-                resolution = self.source.confirm(opened.lease, failures, joined)
+                with self._while_nobody_took_over(opened):
+                    resolution = self.source.confirm(opened.lease, failures, joined)
                 self.ledger.record(tx, self._resolution_events(opened.txid, resolution, {}))
             failpoint("abort.in_transaction")
         if joined is None:
-            resolution = self.source.confirm(opened.lease, failures)
             with self.ledger.transaction(self.run) as tx:
+                with self._while_nobody_took_over(opened):
+                    resolution = self.source.confirm(opened.lease, failures)
                 self.ledger.record(tx, self._resolution_events(opened.txid, resolution, {}))
         failpoint("abort.after")
         return resolution
