@@ -62,10 +62,14 @@ class CrashMachine(RuleBasedStateMachine):
 
     guarantee = Guarantee.EXACTLY_ONCE
 
-    @initialize(fold=st.booleans(), sinks=st.integers(1, 2), seed=st.integers(0, 2**32))
-    def begin(self, fold: bool, sinks: int, seed: int) -> None:
+    @initialize(
+        fold=st.booleans(), sinks=st.integers(1, 2), seed=st.integers(0, 2**32), in_flight=st.sampled_from([1, 3])
+    )
+    def begin(self, fold: bool, sinks: int, seed: int, in_flight: int) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self.world = World([], Path(self._folder.name), split=Flaky(), fold=fold, sinks=sinks, seed=seed)
+        self.world = World(
+            [], Path(self._folder.name), split=Flaky(), fold=fold, sinks=sinks, seed=seed, in_flight=in_flight
+        )
         self.put: list[str] = []
 
     @rule(kinds=st.lists(st.sampled_from(["plain", "plain", "plain", "flaky", "poison"]), min_size=1, max_size=9))
@@ -100,12 +104,13 @@ class CrashMachine(RuleBasedStateMachine):
             assert not self.world.counts(sink) - self.succeeding()
 
     @invariant()
-    def the_ledger_has_at_most_one_batch_in_hand(self) -> None:
+    def one_batch_at_most_is_prepared_and_so_many_are_open_as_may_be_in_flight(self) -> None:
         if not hasattr(self, "world"):
             return
         with self.world.ledger_engine.execution_options(schema_translate_map={t.SCHEMA: None}).connect() as connection:
             states = connection.execute(sa.select(t.txn.c.state)).scalars().all()
-        assert sum(not TxnState(state).ended for state in states) <= 1
+        assert states.count(TxnState.PREPARED.value) <= 1
+        assert sum(not TxnState(state).ended for state in states) <= self.world.in_flight
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):

@@ -18,10 +18,11 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import compile_topology
 from stormproof.core.source.protocol import Limit
 from stormproof.trident.coordinator import Coordinator, RunOptions
+from stormproof.trident.in_flight import Jobs, JobsInTurn
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.ledger import Ledger, memory_ledger_engine
 from stormproof.trident.run import attached
-from stormproof.trident.statistics import RunStatistics
+from stormproof.trident.statistics import BatchResult, RunStatistics
 
 
 class World:
@@ -40,6 +41,7 @@ class World:
         max_attempts: int = 2,
         first_incarnation: int = 0,
         clock: Clock | None = None,
+        in_flight: int = 1,
     ) -> None:
         self.clock: Clock = clock or ManualClock()
         self.rng = random.Random(seed)
@@ -47,6 +49,7 @@ class World:
         self.sinks = [MemorySink(f"counts{i}", staging=folder / f"staging{i}") for i in range(sinks)]
         self.ledger_engine = memory_ledger_engine()
         self.batch_messages = batch_messages
+        self.in_flight = in_flight
         incarnations = iter(f"life{i}" for i in itertools.count(first_incarnation))
         self.ledger = Ledger(self.ledger_engine, self.clock, lambda: next(incarnations))
         self.topology = Topology("words")
@@ -65,6 +68,8 @@ class World:
         outage_s: float = 60.0,
         message_timeout_s: float = 30.0,
         pulse_root: Path | None = None,
+        jobs: Jobs | None = None,
+        on_batch: Callable[[BatchResult], None] | None = None,
     ) -> RunStatistics:
         """One driver's life, until nothing is left or it dies."""
         plan = compile_topology(self.topology, guarantee)
@@ -76,6 +81,7 @@ class World:
             outage_s=outage_s,
             message_timeout_s=message_timeout_s,
             pulse_root=pulse_root,
+            max_batches_in_flight=self.in_flight,
         )
         with attached(plan, self.source, self.ledger) as (run, sessions):
             coordinator = Coordinator(
@@ -88,6 +94,8 @@ class World:
                 options=options,
                 clock=self.clock,
                 rng=self.rng,
+                jobs=jobs or JobsInTurn(self.rng if self.in_flight > 1 else None),
+                on_batch=on_batch,
             )
             statistics = coordinator.run()
             self.ledger.stop(run)
