@@ -117,9 +117,10 @@ class Anchors:
         """Pairs of messages that anchor one tuple together, as a chain a tuple: (n, 2) message numbers."""
         if self.row is None or self.message is None or len(self.row) < 2:
             return np.empty((0, 2), np.int64)
-        linked = (self.row[1:] == self.row[:-1]) & (self.message[1:] != self.message[:-1])
-        linked &= (self.message[1:] != MANY) & (self.message[:-1] != MANY)
-        return np.stack([self.message[:-1][linked], self.message[1:][linked]], axis=1)
+        known = self.message != MANY  # what stands for many between two messages must not part them
+        row, message = self.row[known], self.message[known]
+        linked = (row[1:] == row[:-1]) & (message[1:] != message[:-1])
+        return np.stack([message[:-1][linked], message[1:][linked]], axis=1)
 
 
 def joined(parts: Sequence[Anchors]) -> Anchors:

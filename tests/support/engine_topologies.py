@@ -688,6 +688,36 @@ def every_word(batch: Batch) -> None:
 case("groups-behind-multi-anchors", groups_behind_multi_anchors, rows={"out": COUNTS}, check=every_word)
 
 
+class AroundGroup(Bolt):
+    """One tuple, anchored to a message, to a group's row, and to another message, in this order."""
+
+    streams = "n int"
+
+    def __init__(self) -> None:
+        self.lines: list[Tuple] = []
+        self.groups: list[Tuple] = []
+
+    def execute(self, tuple: Tuple, /) -> None:
+        (self.groups if tuple.component == "group" else self.lines).append(tuple)
+
+    def finish(self) -> None:
+        if self.groups:
+            first, *rest = self.lines
+            self.collector.emit(len(rest), anchors=[first, *self.groups, *rest])
+        for one in [*self.lines, *self.groups]:
+            self.collector.ack(one)
+
+
+def around_a_group(tmp: Path) -> TopologyGraph:
+    t = Topology("around-a-group")
+    given = lines(t, [b"a", b"a"])
+    counts = t.following(given).group_by("line").agg(n=count(), name="group")
+    return out(t, tmp, t.bolt("around", AroundGroup(), given.global_(), counts.output.global_()))
+
+
+case("anchors-around-a-group", around_a_group, rows={"out": [(1,)]}, check=all_linked({"0", "1"}))
+
+
 # --- failures ------------------------------------------------------------------------------------------------------
 
 
