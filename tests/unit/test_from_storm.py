@@ -13,6 +13,7 @@ from stormproof.core.bolt import Bolt
 from stormproof.core.settings import Settings
 from stormproof.core.topology import OutputStream
 from stormproof.testing import Fault, FaultKind, Faults, Simulation
+from stormproof.trident.coordinator import RunOptions
 from stormproof.trident.statistics import BatchResult, RunStatistics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from_storm.md").read_text()
@@ -63,6 +64,7 @@ def test_settings_that_are_named_exist(name: str) -> None:
         (Simulation, ["emitted", "messages"]),
         (RunStatistics, ["failed_by_reason"]),
         (BatchResult, ["steps_ms"]),
+        (RunOptions, ["max_batches_in_flight"]),
         (Faults, ["worker_deaths", "driver_deaths", "drops"]),
     ],
 )
