@@ -59,8 +59,21 @@ class Settings(BaseSettings):
         default=None,
         description="folder with Delta's jars; by default `.jars` here, else in the clone that is installed",
     )
-    batch_messages: int = Field(default=10_000, ge=1, description="most messages in one batch")
+    batch_messages: int = Field(
+        default=10_000,
+        ge=1,
+        description="most messages in one batch; times `max_batches_in_flight`: most that are pending",
+    )
     batch_bytes: int = Field(default=64 * 2**20, ge=1, description="most bytes of payload in one batch")
+    max_batches_in_flight: int = Field(
+        default=1, ge=1, description="most batches that run while the lowest of them commits"
+    )
+    latency_target_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="tune batch size and batches in flight while running, up to the limits above, for the greatest "
+        "throughput at which batches are committed within so many seconds; by default both stay as they are set",
+    )
     message_timeout_s: float = Field(
         default=30.0,
         gt=0,

@@ -50,6 +50,7 @@ from stormproof.trident.recovery import recover
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
 from stormproof.trident.steps import Opened, Steps
 from stormproof.trident.transaction import TxnState
+from stormproof.trident.tuning import AsSet, LatencyTuner, Sample, Tuner
 
 log = logging.getLogger("stormproof.txn")
 
@@ -61,6 +62,8 @@ DEATHS_NOTED_MAX: Final = 2
 """So many, where the message was noted in hand when the last one ended."""
 
 CANCEL_AGAIN_S: Final = 0.5
+FULL: Final = 0.9
+"""A batch with so great a part of its limit is full: the source may have more."""
 
 R = TypeVar("R")
 
@@ -74,7 +77,8 @@ class RunOptions:
     or that has no task running for `start_timeout_s`, is cancelled. Without the folder a job may take
     `message_timeout_s` in all. `outage_s` is how long a store may stay away before the run gives up. `until_idle` ends
     the run once nothing is left to read, no retry among it. So many as `max_batches_in_flight` run while the lowest commits;
-    each holds as many messages and bytes as `limit` says.
+    each holds as many messages and bytes as `limit` says. Where a `latency_target_s` is given, both are upper bounds, and
+    tuned while running (`stormproof.trident.tuning`).
     """
 
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
@@ -91,6 +95,7 @@ class RunOptions:
     until_idle: bool = False
     max_batches: int | None = None
     max_batches_in_flight: int = 1
+    latency_target_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -99,6 +104,7 @@ class _Batch:
 
     opened: Opened
     started_s: float
+    limit: Limit
     attempts: Attempts | None = None
     attempt: int = 1
     job: JobKey | None = None
@@ -153,6 +159,11 @@ class Coordinator:
         timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
         # A job may wait for all those before it until Spark has room for it.
         self._in_flight_max = 1 if plan.serial else options.max_batches_in_flight
+        self._tuner: Tuner = (
+            AsSet(options.limit, self._in_flight_max)
+            if options.latency_target_s is None
+            else LatencyTuner(options.latency_target_s, options.limit, self._in_flight_max)
+        )
         self._watch = Watch(timeout_s, options.start_timeout_s * self._in_flight_max, options.pulse_root)
         self._jobs = jobs or (JobsOnThreads(self._in_flight_max) if self._in_flight_max > 1 else JobsInTurn())
         self._leases = WaitingLeases(source)
@@ -285,7 +296,7 @@ class Coordinator:
             return False
         if any(batch.opened.slice.deaths for batch in self._in_flight.values()):
             return False
-        return len(self._in_flight) < self._in_flight_max
+        return len(self._in_flight) < self._tuner.in_flight
 
     def _fill(self) -> None:
         """Open batches while there is room and something to open. An empty source is asked once in `poll_interval_s`."""
@@ -302,10 +313,11 @@ class Coordinator:
     def _open(self) -> bool:
         started_s = self._clock.monotonic_s()
         seed = self._rng.getrandbits(SEED_BITS)
-        opened = self._steps.open(self._options.guarantee, self._options.limit, seed)
+        limit = self._tuner.limit
+        opened = self._steps.open(self._options.guarantee, limit, seed)
         if opened is None:
             return False
-        batch = _Batch(opened, started_s)
+        batch = _Batch(opened, started_s, limit)
         batch.steps_ms["open"] = (self._clock.monotonic_s() - started_s) * 1000
         self._in_flight[opened.txid] = batch
         self._begin(batch)
@@ -372,7 +384,10 @@ class Coordinator:
         self._leases.let_go(batch.opened.lease)
         result = self._conclude(batch, batch.outcome)
         del self._in_flight[batch.opened.txid]
-        result.steps_ms["total"] = (self._clock.monotonic_s() - batch.started_s) * 1000
+        ended_s = self._clock.monotonic_s()
+        result.steps_ms["total"] = (ended_s - batch.started_s) * 1000
+        if isinstance(batch.outcome, Complete):
+            self._tuner.learn(_sample(batch, ended_s))
         self._account(result)
         self._maintain()
         return result
@@ -559,6 +574,19 @@ def outlasting_outages(
         reraise=True,
     )
     return retrying(step)
+
+
+def _sample(batch: _Batch, ended_s: float) -> Sample:
+    slice_ = batch.opened.slice
+    return Sample(
+        messages=slice_.expected.messages,
+        latency_s=ended_s - batch.started_s,
+        ended_s=ended_s,
+        # A slice may be cut a little short of its limit, by the source's own bounds or by bytes.
+        full=not slice_.retry
+        and (slice_.expected.messages >= FULL * batch.limit.messages or slice_.bytes >= FULL * batch.limit.bytes),
+        waited_s=batch.steps_ms.get("wait", 0.0) / 1000,
+    )
 
 
 def _summary(report: RecoveryReport) -> dict[str, object]:

@@ -198,7 +198,8 @@ def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: Ex
         with ledger.transaction(run) as tx:
             if not ledger.knows_sink(tx, sink.name):
                 ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
-            description = describe_sink(sink, plan.sinks[sink.name])
+            folder: str | None = getattr(session.writer(), "directory", None)  # where it stages files, if it does
+            description = describe_sink(sink, plan.sinks[sink.name], files=folder)
             ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
     return sessions
 
@@ -208,6 +209,8 @@ def options_of(settings: Settings, guarantee: Guarantee) -> RunOptions:
     return RunOptions(
         guarantee=guarantee,
         limit=Limit(settings.batch_messages, settings.batch_bytes),
+        max_batches_in_flight=settings.max_batches_in_flight,
+        latency_target_s=settings.latency_target_s,
         lease_s=settings.lease_s,
         message_timeout_s=settings.message_timeout_s,
         start_timeout_s=settings.start_timeout_s,

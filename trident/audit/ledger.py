@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from stormproof.core.errors import Json, SettingsError, StoreUnavailable, UsageError
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_event, to_txn, to_work
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction import EventKind, TxnState
 
 _SCHEMA_MISSING = ("42P01", "42703", "3F000")
 """Undefined table, column and schema."""
@@ -141,6 +141,18 @@ class LedgerSnapshot:
             sa.select(t.txn).where(c.incarnation == incarnation, c.ended_at.is_(None)).order_by(c.txid)
         )
         return [txn for row in rows if (txn := self._read("txn", row.txid, to_txn, row)) is not None]
+
+    def last_committed(self, incarnation: str, epoch: int, number: int) -> list[Txn]:
+        """An epoch's last committed batches, at most so many, in txid order."""
+        c = t.txn.c
+        rows = self.connection.execute(
+            sa.select(t.txn)
+            .where(c.incarnation == incarnation, c.epoch == epoch, c.state == TxnState.COMMITTED.value)
+            .order_by(c.txid.desc())
+            .limit(number)
+        )
+        found = [txn for row in rows if (txn := self._read("txn", row.txid, to_txn, row)) is not None]
+        return found[::-1]
 
     def attempts(self, incarnation: str, first: int = 1, last: int | None = None) -> list[AttemptRow]:
         """Attempts at those batches, in order."""

@@ -12,6 +12,7 @@ import psutil
 
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
+from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
 from stormproof.trident.audit.source import SourceReader, queue_reader
 
 START_TOLERANCE_S: Final = 1.0
@@ -52,7 +53,9 @@ class UnresolvedTxn:
 
 @dataclass(frozen=True, slots=True)
 class TopologyStatus:
-    """One topology. `backlog` is None where its source is not in the ledger's database."""
+    """One topology. `backlog` is None where its source is not in the ledger's database; `pace` where the present epoch has
+    committed nothing yet. The batches in flight are those in `unresolved` whose state is open.
+    """
 
     name: str
     incarnation: str
@@ -68,6 +71,7 @@ class TopologyStatus:
     txns: dict[str, int]
     unresolved: tuple[UnresolvedTxn, ...]
     backlog: Backlog | None
+    pace: Pace | None
     sinks: tuple[SinkStatus, ...]
 
 
@@ -105,6 +109,7 @@ def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) 
             for txn in snapshot.unresolved(row.incarnation)
         ),
         backlog=None if evidence is None else evidence.backlog(),
+        pace=pace_of(snapshot.last_committed(row.incarnation, row.epoch, LAST_BATCHES)),
         sinks=tuple(
             SinkStatus(b.sink, b.target, snapshot.last_held(row.incarnation, b.sink))
             for b in snapshot.sinks(row.incarnation)

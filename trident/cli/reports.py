@@ -5,6 +5,7 @@ from __future__ import annotations
 from stormproof.trident import audit
 from stormproof.trident.audit.lifecycle import EndState
 from stormproof.trident.audit.message import MessageReport
+from stormproof.trident.audit.pace import Pace
 from stormproof.trident.audit.replays import ReplaysReport
 from stormproof.trident.audit.report import VerifyReport
 from stormproof.trident.audit.status import StatusReport
@@ -45,10 +46,21 @@ def _status_text(report: StatusReport) -> None:
     for topology in report.topologies:
         for sink in topology.sinks:
             say(f"{topology.name}: sink {sink.sink} ({sink.target}) holds txid {sink.last_txid or '-'}")
+        if topology.pace is not None:
+            say(_pace_text(topology.name, topology.pace))
         for txn in topology.unresolved:
             reason = f": {txn.reason}" if txn.reason else ""
             since = txn.since.isoformat(timespec="seconds")
             say(f"{topology.name}: txid {txn.txid} is {txn.state} since {since}, {txn.messages} messages{reason}")
+
+
+def _pace_text(topology: str, p: Pace) -> str:
+    return (
+        f"{topology}: last {p.batches} batches: {p.messages:.0f} messages each, {p.messages_per_s:.0f} messages/s, "
+        f"committed {p.latency_p50_ms:.0f} ms after open (nine in ten within {p.latency_p90_ms:.0f} ms): job "
+        f"{p.steps_ms['job']:.0f} ms, wait for the sinks {p.steps_ms['wait']:.0f} ms, commit {p.steps_ms['commit']:.0f} ms; "
+        f"back-pressure {p.back_pressure:.0%}"
+    )
 
 
 def show_verify(topology: str, first: int, last: int | None, *, as_json: bool) -> None:

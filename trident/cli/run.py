@@ -40,6 +40,8 @@ class RunRequest:
     max_messages: int | None = None
     max_bytes: int | None = None
     interval_s: float | None = None
+    in_flight: int | None = None
+    latency_target_s: float | None = None
     engine: str = "spark"
     max_batches: int | None = None
     as_json: bool = False
@@ -66,7 +68,7 @@ def run_topology(request: RunRequest) -> None:
             on_batch=_progress_of(topology.name, progress),
             on_ready=stopping.attach,
         ) as coordinator:
-            note(f"running {topology.name!r} {guarantee} on {request.engine}; Ctrl-C stops after the batch in hand")
+            note(f"running {topology.name!r} {guarantee} on {request.engine}; Ctrl-C stops after what is in flight")
             statistics = coordinator.run()
     emit(statistics, as_json=request.as_json, text=lambda: _text(statistics))
     finish(Exit.INTERRUPTED if statistics.stopped == STOPPED_BY_SIGNAL else Exit.DONE)
@@ -85,6 +87,8 @@ def _settings(request: RunRequest) -> Settings:
         "batch_messages": request.max_messages,
         "batch_bytes": request.max_bytes,
         "poll_interval_s": request.interval_s,
+        "max_batches_in_flight": request.in_flight,
+        "latency_target_s": request.latency_target_s,
     }
     return Settings(**{name: value for name, value in chosen.items() if value is not None})
 
@@ -126,12 +130,12 @@ class Stoppable(Protocol):
     """What can be asked to stop."""
 
     def request_stop(self) -> None:
-        """End after the batch in hand."""
+        """End after the batches in flight."""
         ...
 
 
 class Stopping:
-    """SIGINT and SIGTERM stop after the batch in hand, a second one at once: a crash, which the next start recovers.
+    """SIGINT and SIGTERM stop after the batches in flight, a second one at once: a crash, which the next start recovers.
 
     One that comes while everything starts is kept until then: a JVM whose Python dies before it has said where it
     listens stays for ever.
@@ -169,7 +173,7 @@ class Stopping:
             _end_jvm()
             os._exit(Exit.INTERRUPTED)
         self._asked_at_s = now_s
-        when = "as soon as everything has started" if self._running is None else "after the batch in hand"
+        when = "as soon as everything has started" if self._running is None else "after the batches in flight"
         os.write(
             sys.stderr.fileno(),
             f"stormproof: {signal.Signals(number).name}: stopping {when}; once more stops at once\n".encode(),
