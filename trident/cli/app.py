@@ -41,6 +41,13 @@ def run(
     interval: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds before an empty source is asked again.")
     ] = None,
+    in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Most batches that run while the lowest of them commits.")
+    ] = None,
+    latency_target: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Tune batches, up to these limits, to commit within so many seconds of their open."),
+    ] = None,
     engine: Annotated[str, typer.Option(help="spark, or inline: in this process, for trying things out.")] = "spark",
     max_batches: Annotated[int | None, typer.Option(min=1, help="End after so many batches.")] = None,
     as_json: AsJson = False,
@@ -57,6 +64,8 @@ def run(
             max_messages=max_messages,
             max_bytes=max_bytes,
             interval_s=interval,
+            in_flight=in_flight,
+            latency_target_s=latency_target,
             engine=engine,
             max_batches=max_batches,
             as_json=as_json,
