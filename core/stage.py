@@ -178,21 +178,28 @@ End = CombineNode | SendNode | WriteNode
 class _Batch:
     """One record batch on its way through a stage; nothing of it is combined, sent or written until its end.
 
-    The messages `first` to `first + number - 1` are fresh: all of their tuples are in here. `escaped` are those that a
-    bolt which may remember them has seen: for them it is too late to fail early.
+    The messages `first` to `first + number - 1` are fresh: all of their tuples are in here. `escaped` says of each of
+    them, from the first on, whether a bolt which may remember it has seen it: then it is too late to fail early.
     """
 
     first: int = 0
     number: int = 0
     failed: dict[int, _Failed] = field(default_factory=dict[int, _Failed])
-    escaped: list[Rows] = field(default_factory=list[Rows])
+    escaped: npt.NDArray[np.bool_] | None = None
     acked: list[Anchors] = field(default_factory=list[Anchors])
     ends: list[tuple[str, End, _Tuples]] = field(default_factory=list[tuple[str, End, _Tuples]])
 
     def is_early(self, message: int) -> bool:
         """Whether nothing of this message can have gone anywhere."""
         fresh_ = self.first <= message < self.first + self.number
-        return fresh_ and not any((seen == message).any() for seen in self.escaped)
+        return fresh_ and (self.escaped is None or not self.escaped[message - self.first])
+
+    def seen(self, messages: Rows) -> None:
+        """A bolt which may remember them has seen these messages."""
+        if self.escaped is None:
+            self.escaped = np.zeros(self.number, np.bool_)
+        local = messages - self.first
+        self.escaped[local[(local >= 0) & (local < self.number)]] = True
 
     def mask(self, anchors: Anchors) -> npt.NDArray[np.bool_] | None:
         """Which of the tuples belong to messages that have not failed early; None: all."""
@@ -299,7 +306,7 @@ class _Task:
         yield from self._send_notices()
         for writer in self._open.values():
             self._report.files.extend(writer.close())
-        self._report.late = [self._named(message, failed) for message, failed in sorted(self._late.items())]
+        self._report.late = self._named_late()
         if self._together:
             pairs = np.concatenate(self._together)
             ids = np.sort(self._messages.ids(pairs.reshape(-1)).reshape(-1, 2), axis=1)
@@ -360,7 +367,11 @@ class _Task:
         if counts is not None:
             batch.acked.append(anchors.only(counts == 0))
             (anchors,) = anchors.deliveries(counts, 1)
-        tuples = batch.alive(_Tuples(decoded.rows, anchors))
+        tuples = _Tuples(decoded.rows, anchors)
+        if counts is None and batch.failed:  # their rows hold nothing, those of messages that nobody tracks, too
+            good = np.ones(number, np.bool_)
+            good[[message - first for message in batch.failed]] = False
+            tuples = tuples.only(good)
         self._deliver(batch, tuples, None, entry.children, entry.component, entry.stream)
         yield from self._finish(batch)
         if part.ackers:
@@ -388,6 +399,14 @@ class _Task:
             failed.error,
             failed.input,
         )
+
+    def _named_late(self) -> list[MessageFailure]:
+        """Each message once for each component and reason: it has a number for each tuple that came over an exchange."""
+        found: dict[tuple[int, str, FailureReason], MessageFailure] = {}
+        for message, failed in sorted(self._late.items()):
+            named = self._named(message, failed)
+            found.setdefault((named.id, named.component, named.reason), named)
+        return list(found.values())
 
     # Later stages.
 
@@ -521,7 +540,7 @@ class _Task:
         running_.held.append(tuples.anchors)
         # An ArrowBolt keeps no state, by contract: as with a function, nothing of a message stays behind in it.
         if batch.number and tuples.anchors.message is not None and not isinstance(node.bolt, ArrowBolt):
-            batch.escaped.append(tuples.anchors.message)
+            batch.seen(tuples.anchors.message)
         if self._pulse is not None and self._pulse.careful:
             self._pulse.at(self._ids_of(tuples.anchors))
         self._ran(batch, node, running_, running_.runner.run(tuples.rows, component, stream, self._pulse))
@@ -645,14 +664,26 @@ class _Task:
         for sink in node.sinks:
             # Keys are checked once each, and traced to their rows only where one is bad.
             for distinct in partial.select(keys).combine_chunks().to_batches():
-                for number, error in self._part.writers[sink].check(distinct):
-                    for row in rows_with_keys(tuples.rows, keys, distinct.slice(number, 1)).tolist():
-                        shown = _shown_row(tuples.rows, row)
-                        unheld.setdefault(row, _Failed(FailureReason.SINK_ERROR, sink, storable_text(error), shown))
+                for row, error in self._with_refused_keys(tuples.rows, keys, sink, distinct):
+                    shown = _shown_row(tuples.rows, row)
+                    unheld.setdefault(row, _Failed(FailureReason.SINK_ERROR, sink, storable_text(error), shown))
         if unheld:
             tuples = self._without(batch, tuples, unheld)
             return _Checked(tuples, len(batch.failed), node.group.combine(tuples.rows), self._dest(node, tuples))
         return _Checked(tuples, failed, partial, self._dest(node, tuples))
+
+    def _with_refused_keys(
+        self, rows: pa.RecordBatch, keys: list[str], sink: str, distinct: pa.RecordBatch
+    ) -> Iterator[tuple[int, str]]:
+        """The rows with keys that a sink cannot hold, and why: one pass over the rows, however many keys are bad."""
+        errors = dict(self._part.writers[sink].check(distinct))
+        if not errors:
+            return
+        bad = distinct.take(pa.array(list(errors), pa.int64()))
+        error_of = dict(zip(_keys_of(bad, keys), errors.values(), strict=True))
+        numbers = rows_with_keys(rows, keys, bad)
+        for row, key in zip(numbers.tolist(), _keys_of(rows.take(pa.array(numbers)), keys), strict=True):
+            yield row, error_of[key]
 
     def _dest(self, node: CombineNode, tuples: _Tuples) -> npt.NDArray[np.int32] | None:
         """Where rows go that are not combined before, since each message is to get a verdict of its own."""
@@ -743,6 +774,10 @@ class _Task:
             context = replace(self._part.context, task=self._task)
             writer = self._open[sink] = self._part.writers[sink].open_task(context, schema)
         return writer
+
+
+def _keys_of(rows: pa.RecordBatch, keys: list[str]) -> list[tuple[object, ...]]:
+    return list(zip(*(rows.column(key).to_pylist() for key in keys), strict=True))
 
 
 def _shown_row(rows: pa.RecordBatch, row: int) -> str:
