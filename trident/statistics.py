@@ -49,6 +49,8 @@ class RecoveryReport:
     files_swept: int = 0
     in_hand: tuple[int, ...] = ()
     """The numbers of messages that were in hand when a driver died, and were set apart."""
+    late_commits: tuple[tuple[int, str], ...] = ()
+    """(txid, sink) of batches that had been given up, and that a driver which stood still wrote after all."""
 
     @property
     def did_something(self) -> bool:
@@ -59,6 +61,7 @@ class RecoveryReport:
             or self.abandoned
             or self.confirms_repeated
             or self.suppressed
+            or self.late_commits
             or self.files_swept
         )
 

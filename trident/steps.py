@@ -27,6 +27,10 @@ from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
 EVERY_MESSAGE_FAILED = "every message failed"
 
 
+class MovedLate(TransientError):
+    """A sink holds a batch that was given up: a driver that had stood still wrote it. Recovery takes it in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A batch that was just opened."""
@@ -234,6 +238,13 @@ class Steps:
                 self._require_epoch()
                 if isinstance(error, SinkRefused) and guarantee is Guarantee.EXACTLY_ONCE:
                     raise self._block(txid, name, error) from error
+                if isinstance(error, PositionMismatch) and self._moved_late(name, error):
+                    raise MovedLate(
+                        f"txid {txid} of topology {self.run.topology!r}: sink {name!r} holds a batch that was given up, "
+                        "from a driver that had stood still; recovery takes it in",
+                        txid=txid,
+                        sink=name,
+                    ) from error
                 raise
             failpoint("commit.after_sink")
         return outcomes
@@ -243,6 +254,12 @@ class Steps:
         with self.ledger.transaction(self.run):
             pass
 
+    def _moved_late(self, sink: str, error: PositionMismatch) -> bool:
+        """Whether the sink's last txid, which is not the expected one, is a batch that was given up."""
+        held = error.details.get("held")
+        with self.ledger.transaction(self.run) as tx:
+            return held is not None and held in dict(self.ledger.unfinished_work(tx, sink))
+
     def _block(self, txid: int, sink: str, error: SinkRefused) -> SinkRefused:
         reason = storable_text(f"sink {sink!r}: {error}")
         with self.ledger.transaction(self.run) as tx:
@@ -251,7 +268,8 @@ class Steps:
         details: dict[str, Json] = {**error.details, "txid": txid, "sink": sink}
         return SinkRefused(
             f"txid {txid} of topology {self.run.topology!r} is blocked: {reason}. Repair the cause, then: "
-            f"stormproof retry {self.run.topology} {txid}",
+            f"stormproof retry {self.run.topology} {txid}; or give its rows at that sink up, on record: "
+            f"stormproof ledger skip {self.run.topology} {txid} {sink}",
             **details,
         )
 

@@ -253,6 +253,7 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
 class DeadLetterSource(Source, Protocol):
     """A source that keeps its own dead letters, and does with them what an operator decides."""
 

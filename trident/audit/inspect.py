@@ -18,11 +18,11 @@ SinkOpener: TypeAlias = Callable[[SinkIdentity, SinkBinding], SinkSession]
 """Opens a sink for reading only."""
 
 
-def describe_sink(sink: SinkSpec, input_: SinkInput) -> dict[str, Json]:
+def describe_sink(sink: SinkSpec, input_: SinkInput, *, files: str | None = None) -> dict[str, Json]:
     """What the ledger keeps of a sink, so that the audit can open it without the topology's code. Never a secret.
 
     A sink of a kind that is not Stormproof's own is described as `other`; its evidence can only be checked by a caller
-    who passes an opener.
+    who passes an opener. `files` is the folder of its prepared files.
     """
     from stormproof.sinks.delta import DeltaSink
     from stormproof.sinks.postgres import PostgresSink
@@ -35,6 +35,7 @@ def describe_sink(sink: SinkSpec, input_: SinkInput) -> dict[str, Json]:
         "keys": keys,
         "folds": folds,
         "schema": base64.b64encode(input_.schema.serialize().to_pybytes()).decode("ascii"),
+        "files": files,
     }
     if isinstance(sink, DeltaSink):
         return {**description, "kind": "delta", "path": sink.target}

@@ -227,7 +227,7 @@ class LedgerSnapshot:
         """Rows of incarnations that no topology has."""
         known = sa.select(t.topology.c.incarnation)
         found: list[Unreadable] = []
-        for table in (t.topology_sink, t.txn, t.attempt, t.txn_sink, t.event):
+        for table in (t.topology_sink, t.txn, t.attempt, t.txn_sink, t.event, t.graph, t.prune):
             rows = self.connection.execute(
                 sa.select(table.c.incarnation, sa.func.count())
                 .where(table.c.incarnation.not_in(known))

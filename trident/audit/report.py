@@ -48,6 +48,8 @@ class NoticeKind(StrEnum):
     DUPLICATE_POSSIBLE = "duplicate_possible"
     LOSS_POSSIBLE = "loss_possible"
     SINK_NO_LONGER_WRITTEN = "sink_no_longer_written"
+    SKIPPED = "skipped"
+    PRUNED = "pruned"
 
 
 @dataclass(frozen=True, slots=True)

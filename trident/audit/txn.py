@@ -8,6 +8,7 @@ from datetime import datetime
 from stormproof.core.errors import Json, UsageError
 from stormproof.trident.audit.ledger import AttemptRow, AuditLedger
 from stormproof.trident.audit.lifecycle import Failure
+from stormproof.trident.ledger.rows import Event
 from stormproof.trident.transaction import EventKind
 
 
@@ -77,6 +78,13 @@ class TxnReport:
 _OWN_PLACE = (EventKind.FAILURE, EventKind.RETURNED, EventKind.REPLAY)
 
 
+def _text(event: Event) -> str:
+    """A reject is its row; all else is what went wrong, or what was done."""
+    if event.kind is EventKind.REJECT:
+        return event.input or ""
+    return (event.error if event.kind is not EventKind.OPERATOR else None) or event.reason or ""
+
+
 def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
     """One batch; raises UsageError where there is no such topology or txid."""
     with ledger.snapshot() as snapshot:
@@ -130,9 +138,7 @@ def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
         ),
         replayed=tuple(e.message or "" for e in events if e.kind is EventKind.REPLAY),
         events=tuple(
-            OtherEvent(e.kind.value, e.at, e.sink, e.message, e.error or e.reason or "")
-            for e in events
-            if e.kind not in _OWN_PLACE
+            OtherEvent(e.kind.value, e.at, e.sink, e.message, _text(e)) for e in events if e.kind not in _OWN_PLACE
         ),
         returned=tuple(
             MessageFailureRow(e.message or "", Failure.of(e)) for e in events if e.kind is EventKind.RETURNED

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from stormproof.core.sink import transaction_digest
 from stormproof.trident.audit.ledger import AttemptRow, LedgerSnapshot, SinkBinding, TopologyRow, Work
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
-from stormproof.trident.ledger.rows import Event, Txn
+from stormproof.trident.ledger.ledger import SKIPPED
+from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
 
 FIXED = (TxnState.PREPARED, TxnState.BLOCKED, TxnState.COMMITTED)
@@ -206,13 +207,42 @@ def _sink_rows(rows: LedgerRows, findings: Findings) -> None:
             )
     for (txid, sink), work in has.items():
         owner = rows.txns.get(txid)
-        if owner is not None and owner.state is TxnState.COMMITTED and work.committed_at is None:
+        if work.outcome == SKIPPED:
+            _skipped(rows, txid, work, findings)
+        elif owner is not None and owner.state is TxnState.COMMITTED and work.committed_at is None:
             findings.violation(
                 ViolationKind.STATE,
                 f"txid {txid} is committed, and the ledger does not say that sink {sink!r} holds it",
                 txid=txid,
                 sink=sink,
             )
+
+
+def _skipped(rows: LedgerRows, txid: int, work: SinkWork, findings: Findings) -> None:
+    """An operator's decision, which stands on record: its rows are rejects."""
+    decided = [
+        e
+        for e in rows.events
+        if e.kind is EventKind.OPERATOR
+        and (e.txid, e.sink) == (txid, work.sink)
+        and (e.detail or {}).get("action") == "skip"
+    ]
+    if not decided:
+        findings.violation(
+            ViolationKind.STATE,
+            f"txid {txid} was skipped for sink {work.sink!r}, and the ledger does not say by whom",
+            txid=txid,
+            sink=work.sink,
+        )
+        return
+    detail = decided[-1].detail or {}
+    findings.notice(
+        NoticeKind.SKIPPED,
+        f"txid {txid}, sink {work.sink!r}: its {work.rows} rows are rejects, skipped by {detail.get('by')}: "
+        f"{detail.get('why') or 'no reason given'}",
+        txid=txid,
+        sink=work.sink,
+    )
 
 
 def _left_the_topology(missing: Sequence[Txn], fixed: Sequence[Txn], written: Sequence[int]) -> bool:
@@ -249,7 +279,9 @@ def _chain(rows: LedgerRows, sink: str, findings: Findings) -> None:
         txn = rows.txns.get(item.txid)
         if work.sink != sink or txn is None:
             continue
-        if work.committed_at is None and txn.state not in (TxnState.PREPARED, TxnState.BLOCKED):
+        if work.outcome == SKIPPED or (
+            work.committed_at is None and txn.state not in (TxnState.PREPARED, TxnState.BLOCKED)
+        ):
             continue  # ended without it
         if work.previous != held:
             findings.violation(

@@ -13,6 +13,7 @@ from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import SinkBinding
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
 from stormproof.trident.audit.verify_ledger import LedgerRows
+from stormproof.trident.ledger.ledger import SKIPPED
 from stormproof.trident.ledger.rows import SinkWork, Txn
 from stormproof.trident.transaction import TxnState
 
@@ -136,7 +137,9 @@ class _Comparison:
                 f"the sink holds {entry.rows} rows, the ledger prepared {work.rows}",
                 txid,
             )
-        if txn is not None:
+        if work.outcome == SKIPPED:
+            self._wrong(ViolationKind.EVIDENCE_DIFFERS, "the sink holds it, though an operator skipped it there", txid)
+        elif txn is not None:
             self._held_though(txn)
 
     def _held_though(self, txn: Txn) -> None:
@@ -180,7 +183,11 @@ class _Comparison:
     def _require(self, txid: int, work: SinkWork) -> None:
         """What the ledger says that the sink holds must be in its evidence."""
         txn = self._rows.txns.get(txid)
-        if txid in self._held or (work.committed_at is None and (txn is None or txn.state is not TxnState.COMMITTED)):
+        if (
+            txid in self._held
+            or work.outcome == SKIPPED
+            or (work.committed_at is None and (txn is None or txn.state is not TxnState.COMMITTED))
+        ):
             return
         oldest = min(self._held, default=None)
         if self._report.truncated and (oldest is None or txid < oldest):

@@ -46,7 +46,9 @@ def run(
     ] = None,
     latency_target: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Tune batches, up to these limits, to commit within so many seconds of their open."),
+        typer.Option(
+            min=0.001, help="Tune batches, up to these limits, to commit within so many seconds of their open."
+        ),
     ] = None,
     engine: Annotated[str, typer.Option(help="spark, or inline: in this process, for trying things out.")] = "spark",
     max_batches: Annotated[int | None, typer.Option(min=1, help="End after so many batches.")] = None,
@@ -238,6 +240,40 @@ def ledger_adopt(
     from stormproof.trident.cli.operate import adopt_incarnation
 
     adopt_incarnation(topology, incarnation, why=why, as_json=as_json)
+
+
+By = Annotated[str, typer.Option(help="Who decides, for the records; default: the user at the keyboard.")]
+
+
+@ledger_app.command("retry")
+def ledger_retry(
+    topology: TopologyName,
+    txid: Annotated[int, typer.Argument(metavar="TXID")],
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Let a blocked txid be tried again, once its cause is repaired (the same as `stormproof retry`)."""
+    from stormproof.trident.cli.operate import retry_txid
+
+    retry_txid(topology, txid, why=why, as_json=as_json)
+
+
+@ledger_app.command("skip")
+def ledger_skip(
+    topology: TopologyName,
+    txid: Annotated[int, typer.Argument(metavar="TXID")],
+    sink: Annotated[str, typer.Argument(metavar="SINK")],
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Give up the rows of a blocked or prepared txid at one sink: they become rejects, on record.
+
+    The sink goes on from what it holds. The other sinks get the txid at the next start, and its messages are confirmed.
+    """
+    from stormproof.trident.cli.repair import skip_sink
+
+    skip_sink(topology, txid, sink, by=by, why=why, as_json=as_json)
 
 
 @ledger_app.command("sql")

@@ -30,6 +30,8 @@ TAKE_OVER_LOCK_TIMEOUT_MS: Final = 500
 TAKE_OVER_TRIES: Final = 20
 ADOPTED: Final = "adopted"
 """Reason of an operator's event that lets a topology write beside another life of its name."""
+SKIPPED: Final = "skipped"
+"""Outcome of a sink's part of a batch that an operator gave up: its rows are rejects, the sink never holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -542,6 +544,29 @@ class Ledger:
         )
         return {row.sink: to_work(row) for row in rows}
 
+    def owed_work(self, tx: Tx, txid: int) -> tuple[dict[str, SinkWork], bool]:
+        """What a batch still writes, by sink, and whether it has any such row at all: skipped sinks are left out."""
+        work = self.work(tx, txid)
+        return {sink: item for sink, item in work.items() if item.outcome != SKIPPED}, bool(work)
+
+    def last_committed(self, tx: Tx, limit: int) -> list[tuple[int, SinkWork]]:
+        """What the last committed batches wrote, newest first, for each sink that holds it."""
+        rows = tx.connection.execute(
+            sa.select(t.txn_sink)
+            .where(
+                t.txn_sink.c.incarnation == tx.run.incarnation,
+                t.txn_sink.c.committed_at.is_not(None),
+                t.txn_sink.c.txid.in_(
+                    sa.select(t.txn.c.txid)
+                    .where(t.txn.c.incarnation == tx.run.incarnation, t.txn.c.state == TxnState.COMMITTED.value)
+                    .order_by(t.txn.c.txid.desc())
+                    .limit(limit)
+                ),
+            )
+            .order_by(t.txn_sink.c.txid.desc())
+        )
+        return [(row.txid, to_work(row)) for row in rows]
+
     def failures(self, tx: Tx, txid: int) -> list[Event]:
         """The messages that failed in a batch, or were returned, in whichever attempt; recorded once, at its end."""
         rows = tx.connection.execute(
@@ -555,10 +580,21 @@ class Ledger:
         )
         return [to_event(row) for row in rows]
 
-    def unfinished_work(self, tx: Tx, sink: str) -> list[tuple[int, str]]:
-        """(txid, digest) of ended batches whose content was fixed and of which it is unknown whether the sink holds it.
+    def dead_letters_in(self, tx: Tx, txid: int) -> list[str]:
+        """The messages that became dead letters with a batch, as far as that is recorded."""
+        rows = tx.connection.execute(
+            sa.select(t.event.c.message).where(
+                t.event.c.incarnation == tx.run.incarnation,
+                t.event.c.txid == txid,
+                t.event.c.kind == EventKind.DEAD_LETTER.value,
+            )
+        )
+        return [str(message) for message in rows.scalars()]
 
-        There are such only under at-least-once and at-most-once.
+    def unfinished_work(self, tx: Tx, sink: str) -> list[tuple[int, str]]:
+        """(txid, digest) of batches whose content was fixed, which were given up, and which the sink may hold all the same.
+
+        Those that ended without it, under at-least-once and at-most-once; and those for which it was skipped.
         """
         rows = tx.connection.execute(
             sa.select(t.txn_sink.c.txid, t.txn_sink.c.digest)
@@ -567,7 +603,10 @@ class Ledger:
                 t.txn_sink.c.incarnation == tx.run.incarnation,
                 t.txn_sink.c.sink == sink,
                 t.txn_sink.c.committed_at.is_(None),
-                t.txn.c.state.in_((TxnState.ABORTED.value, TxnState.ABANDONED.value)),
+                sa.or_(
+                    t.txn.c.state.in_((TxnState.ABORTED.value, TxnState.ABANDONED.value)),
+                    t.txn_sink.c.outcome == SKIPPED,
+                ),
             )
             .order_by(t.txn_sink.c.txid)
         )

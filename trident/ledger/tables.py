@@ -125,7 +125,7 @@ txn_sink: Final = sa.Table(
     sa.Column("digest", sa.Text, nullable=False),
     sa.Column("files", _json, nullable=False),
     sa.Column("committed_at", _time, comment="set once the sink is known to hold it"),
-    sa.Column("outcome", sa.Text, comment="applied, already_held, held_unfinished"),
+    sa.Column("outcome", sa.Text, comment="applied, already_held, held_unfinished, skipped"),
     sa.Index("ix_txn_sink_held", "incarnation", "sink", "txid", postgresql_where=sa.text("committed_at is not null")),
     comment="what each batch writes to each sink, fixed before any sink is touched",
 )
@@ -153,4 +153,28 @@ event: Final = sa.Table(
     sa.Index(None, "incarnation", "message"),
     sa.Index(None, "incarnation", "kind", "id"),
     comment="append-only: failures, replays, suppressed duplicates, recoveries, operator actions",
+)
+
+graph: Final = sa.Table(
+    "graph",
+    metadata,
+    sa.Column("incarnation", sa.Text, primary_key=True),
+    sa.Column("epoch", sa.BigInteger, primary_key=True, autoincrement=False, comment="the first run of this shape"),
+    sa.Column("after_txid", sa.BigInteger, nullable=False, comment="the highest txid that was allotted before"),
+    sa.Column("fingerprint", sa.Text, nullable=False),
+    sa.Column("description", _json, nullable=False, comment="source, components, sinks with their schemas"),
+    sa.Column("at", _time, nullable=False),
+    comment="one row each time that a topology's graph or its sinks changed",
+)
+
+prune: Final = sa.Table(
+    "prune",
+    metadata,
+    sa.Column("incarnation", sa.Text, primary_key=True),
+    sa.Column("upto", sa.BigInteger, primary_key=True, autoincrement=False, comment="nothing up to here is complete"),
+    sa.Column("at", _time, nullable=False),
+    sa.Column("by", sa.Text, nullable=False),
+    sa.Column("ended_before", _time, nullable=False, comment="the horizon that was asked for"),
+    sa.Column("removed", _json, nullable=False, comment="number of rows by table"),
+    comment="one row a prune: how far the ledger's own record was cut, when and by whom",
 )

@@ -1,0 +1,143 @@
+"""A batch that a sink refuses for good: retried after a repair, or given up at that sink, on record."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.contents import content
+from support.crashes import FENCED, KILLED, Cell, ended, paused_driver, resume, run_driver
+from support.operated import Operated
+from support.queues import prepared_database
+from support.topologies import SinkMode, expected, messages, table_of
+
+from stormproof.core.errors import SinkRefused
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.postgres.database import Database
+
+pytestmark = pytest.mark.postgres
+
+NAME = "skipping"
+REFUSING = SinkMode.POSTGRES_APPEND
+TABLE = table_of(REFUSING, NAME)
+
+
+@pytest.fixture
+def operated(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Operated:
+    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
+    return Operated(Cell(NAME, None, Guarantee.EXACTLY_ONCE, tmp_path, prepared_database(database), NAME, 4), capsys)
+
+
+def held(operated: Operated, mode: SinkMode) -> Counter[str]:
+    return content(mode, NAME, operated.cell.folder, operated.cell.database)
+
+
+def blocked(operated: Operated) -> None:
+    """Txid 1 is prepared, and one sink refuses a row of it, for good."""
+    operated.put(*messages(9))
+    assert run_driver(operated.cell, "prepare.after=kill") == KILLED
+    operated.sql(f"alter table {TABLE} add constraint no_m1 check (word <> 'm1')")
+    with pytest.raises(SinkRefused, match=rf"no_m1.*stormproof retry {NAME} 1.*ledger skip {NAME} 1 {REFUSING}"):
+        operated.run()
+
+
+def test_a_skipped_sink_goes_on_without_the_batch_and_the_others_have_it(operated: Operated) -> None:
+    blocked(operated)
+    with pytest.raises(SinkRefused, match=rf"ledger skip {NAME} 1"):
+        operated.run()  # it stays blocked until somebody decides
+    wrong = operated.command("ledger", "skip", NAME, "1", SinkMode.DELTA_APPEND, status=2)
+    assert "holds it by its own record" in wrong["error"]["message"]
+    assert "writes nothing" in operated.command("ledger", "skip", NAME, "1", "x", status=2)["error"]["message"]
+    report = operated.command("ledger", "skip", NAME, "1", REFUSING, "--by", "Ada", "--why", "m1 is wrong")
+    rejected = Counter(
+        json.loads(text)["word"] for (text,) in operated.sql("select input from stormproof.event where kind = 'reject'")
+    )
+    assert report["rows"] == report["listed"] == rejected.total() > 0
+    assert rejected["m1"]
+    assert "skipped already" in operated.command("ledger", "skip", NAME, "1", REFUSING, status=2)["error"]["message"]
+    operated.run()
+    should = expected(messages(9))
+    assert held(operated, REFUSING) == should - rejected
+    for mode in set(SinkMode) - {REFUSING}:
+        assert held(operated, mode) == should, mode
+    assert operated.sql("select count(*) from stormproof.queue_slice") == [(0,)]  # its messages are confirmed
+    verified = operated.verify()
+    (notice,) = [n for n in verified["notices"] if n["kind"] == "skipped"]
+    assert f"{report['rows']} rows are rejects, skipped by Ada: m1 is wrong" in notice["text"]
+    assert (notice["txid"], notice["sink"]) == (1, REFUSING)
+    operated.put(b"more words")
+    operated.run()
+    operated.verify()
+    assert "m1" in operated.text("audit", "txn", NAME, "1")
+
+
+def test_a_retry_after_the_repair_loses_nothing(operated: Operated) -> None:
+    blocked(operated)
+    operated.sql(f"alter table {TABLE} drop constraint no_m1")
+    operated.command("ledger", "retry", NAME, "1", "--why", "constraint dropped")
+    operated.run()
+    for mode in SinkMode:
+        assert held(operated, mode) == expected(messages(9)), mode
+    assert not operated.verify()["notices"]
+
+
+def test_batches_that_were_prepared_behind_a_skipped_one_follow_what_it_would_have_followed(operated: Operated) -> None:
+    blocked(operated)
+    operated.sql(
+        "insert into stormproof.txn_sink select incarnation, 2, sink, 1, rows, bytes, digest, files from"
+        f" stormproof.txn_sink where txid = 1 and sink = '{REFUSING}'"
+    )
+    operated.command("ledger", "skip", NAME, "1", REFUSING)
+    assert operated.sql(f"select previous from stormproof.txn_sink where txid = 2 and sink = '{REFUSING}'") == [(None,)]
+
+
+def test_a_prepared_batch_is_skipped_only_while_no_driver_can_be_committing_it(operated: Operated) -> None:
+    operated.put(*messages(9))
+    with paused_driver(operated.cell, "prepare.after") as driver:
+        refused = operated.command("ledger", "skip", NAME, "1", REFUSING, status=2)
+        assert "may be committing it" in refused["error"]["message"]
+        driver.kill()
+        driver.join()
+    operated.command("ledger", "skip", NAME, "1", REFUSING)
+    operated.run()
+    operated.verify()
+
+
+def test_control_a_skip_that_nobody_decided_is_a_violation(operated: Operated) -> None:
+    blocked(operated)
+    operated.sql(f"update stormproof.txn_sink set outcome = 'skipped' where txid = 1 and sink = '{REFUSING}'")
+    assert "state" in operated.kinds("violations", operated.verify(status=1))
+
+
+@pytest.mark.parametrize("then", ["prepare.after", "open.after"])
+def test_a_driver_that_wakes_behind_its_successors_check_is_taken_in(operated: Operated, then: str) -> None:
+    """At-least-once, it stands still before it puts its log entry, and its successor opens or prepares the next batch."""
+    cell = replace(operated.cell, mode=SinkMode.DELTA_APPEND)
+    weaker = replace(cell, guarantee=Guarantee.AT_LEAST_ONCE)
+    operated.put(*messages(3))
+    with paused_driver(weaker, "delta.after_check") as zombie, paused_driver(cell, then) as successor:
+        resume(zombie)
+        assert ended(zombie, "the zombie") == FENCED
+        resume(successor)
+        assert ended(successor, "the successor") == 0
+    found = content(SinkMode.DELTA_APPEND, NAME, cell.folder, cell.database)
+    assert not expected(messages(3)) - found
+    report = operated.verify()
+    assert "duplicate_possible" in operated.kinds("notices", report)  # of the weaker batch alone
+    assert operated.sql("select txid, sink from stormproof.event where kind = 'late_commit'") == [(1, "delta-append")]
+    operated.put(b"more words")
+    operated.run(None)
+
+
+def test_staging_files_of_a_batch_that_was_killed_behind_its_commit_are_swept(operated: Operated) -> None:
+    cell = replace(operated.cell, mode=SinkMode.POSTGRES_FOLD)
+    operated.put(*messages(3))
+    assert run_driver(cell, "finish.after=kill") == KILLED
+    assert list(cell.folder.rglob("stormproof-*.parquet"))
+    assert run_driver(cell) == 0
+    assert not list(cell.folder.rglob("stormproof-*.parquet"))

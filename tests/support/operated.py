@@ -1,0 +1,80 @@
+"""A topology over a real queue and real sinks, run in this process, and the command line beside it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from stormproof import Topology
+from stormproof.core.postgres.database import connect
+from stormproof.core.settings import Settings
+from stormproof.trident.cli import main
+from stormproof.trident.run import driver
+from stormproof.trident.statistics import RunStatistics
+from support.crashes import Cell
+from support.queues import put
+from support.topologies import topology
+
+
+@dataclass(frozen=True, slots=True)
+class Operated:
+    """A cell's topology, and what an operator can do to it."""
+
+    cell: Cell
+    capture: pytest.CaptureFixture[str]
+
+    def run(self, built: Topology | None = None) -> RunStatistics:
+        """Run it (or another topology in its place) until its queue is idle."""
+        cell = self.cell
+        settings = Settings(
+            database_url=cell.database.sqlalchemy_url.render_as_string(hide_password=False),
+            home=cell.folder / "home",
+            batch_messages=cell.batch_messages,
+        )
+        if built is None:
+            built = topology(cell.name, cell.mode, cell.folder, cell.database, cell.queue)
+        with driver(
+            built, cell.guarantee, settings=settings, engine="inline", until_idle=True, rng=random.Random(1)
+        ) as coordinator:
+            return coordinator.run()
+
+    def put(self, *payloads: bytes) -> None:
+        put(self.cell.database, self.cell.queue, payloads)
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        """Behind everybody's back."""
+        with connect(self.cell.database, application_name="tests", autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return [] if cursor.description is None else cursor.fetchall()
+
+    def command(self, *arguments: str, status: int = 0) -> Any:
+        """A command with `--json`, which must end with this exit status; what it printed."""
+        self.capture.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--json"])
+        out, err = self.capture.readouterr()
+        assert ended.value.code == status, (ended.value.code, out, err)
+        return json.loads(out)
+
+    def text(self, *arguments: str, status: int = 0) -> str:
+        """A command for people; what it printed."""
+        self.capture.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        out, err = self.capture.readouterr()
+        assert ended.value.code == status, (ended.value.code, out, err)
+        return str(out)
+
+    def verify(self, status: int = 0) -> dict[str, Any]:
+        """`audit verify`, with its exit status."""
+        report: dict[str, Any] = self.command("audit", "verify", self.cell.name, status=status)
+        return report
+
+    def kinds(self, what: str, report: dict[str, Any]) -> Sequence[str]:
+        """The kinds of a report's violations or notices."""
+        return [found["kind"] for found in report[what]]

@@ -1,0 +1,151 @@
+"""What an operator does about a batch or a topology that cannot go on: `ledger skip`, `ledger prune` and their like."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from stormproof.core.clock import SystemClock
+from stormproof.core.errors import Json, StormproofError, UsageError
+from stormproof.core.message import storable_text
+from stormproof.core.sink import PreparedFile
+from stormproof.sinks.protocol import SinkIdentity
+from stormproof.trident.audit import opener_for
+from stormproof.trident.audit.status import DriverState, driver_state
+from stormproof.trident.cli.output import emit, say
+from stormproof.trident.cli.stores import Stores, opened, operator
+from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.ledger.repair import RejectedRow, skip, skippable
+from stormproof.trident.ledger.rows import Run
+from stormproof.trident.transaction import TxnState
+
+if TYPE_CHECKING:
+    from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
+
+REJECTS_LISTED_MAX: Final = 1_000
+"""So many of a skipped batch's rows are copied into the ledger; the rest is counted, and stays in the prepared files."""
+
+ROW_CHARACTERS_MAX: Final = 4_000
+
+
+def the_ledger(stores: Stores) -> Ledger:
+    """The ledger, for a command that starts no topology."""
+
+    def no_incarnation() -> str:
+        raise AssertionError("an operator's command starts no topology")
+
+    return Ledger(stores.engine, SystemClock(), no_incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class SkipReport:
+    """What was given up: so many rows are rejects now, of which so many are listed in the ledger."""
+
+    topology: str
+    txid: int
+    sink: str
+    state: str
+    rows: int
+    listed: int
+    unreadable: tuple[str, ...]
+    holds: str
+    by: str
+    why: str
+
+
+def skip_sink(topology: str, txid: int, sink: str, *, by: str, why: str, as_json: bool) -> None:
+    """Give a batch's rows at one sink up, on record; the topology's next start goes on with the other sinks."""
+    by = by or operator()
+    with opened() as stores:
+        with stores.audit.snapshot() as snapshot:
+            row = snapshot.topology(topology)
+            bindings = {binding.sink: binding for binding in snapshot.sinks(row.incarnation)}
+        ledger, run = the_ledger(stores), Run(topology, row.incarnation, row.epoch)
+        with ledger.transaction(run) as tx:
+            work = skippable(ledger, tx, txid, sink)
+            txn = ledger.txn(tx, txid)
+        assert txn is not None
+        if txn.state is TxnState.PREPARED:
+            _require_no_driver(row, txid)
+        holds = _require_not_held(stores, row, bindings.get(sink), sink, txid)
+        rejected, unreadable = _listed(bindings.get(sink), work.files)
+        with ledger.transaction(run) as tx:
+            skippable(ledger, tx, txid, sink)
+            detail: dict[str, Json] = {"unreadable": [*unreadable], "sink_holds": holds}
+            state = skip(ledger, tx, txid, work, rejected, by=by, why=storable_text(why), detail=detail)
+    report = SkipReport(topology, txid, sink, state.value, work.rows, len(rejected), tuple(unreadable), holds, by, why)
+    emit(report, as_json=as_json, text=lambda: _skip_text(report))
+
+
+def _skip_text(report: SkipReport) -> None:
+    say(
+        f"txid {report.txid} of {report.topology}: its {report.rows} rows for sink {report.sink} are rejects now, "
+        f"{report.listed} of them listed (stormproof audit txn {report.topology} {report.txid}); sink: {report.holds}"
+    )
+    for text in report.unreadable:
+        say(f"not listed: {text}")
+    say(f"the next start of {report.topology} commits it to its other sinks, if any, and confirms its messages")
+
+
+def _require_no_driver(row: TopologyRow, txid: int) -> None:
+    """A batch that is prepared and not blocked may be on its way into the sink at this moment."""
+    if driver_state(row) in (DriverState.RUNNING, DriverState.UNKNOWN):
+        raise UsageError(
+            f"txid {txid} of topology {row.name!r} is prepared, and its driver {row.driver_host}:{row.driver_pid} may be "
+            f"committing it: stop the driver first (stormproof status)",
+            txid=txid,
+        )
+
+
+def _require_not_held(stores: Stores, row: TopologyRow, binding: SinkBinding | None, sink: str, txid: int) -> str:
+    """Refuse where the sink's own evidence says that it holds the batch; returns what was found, for the records.
+
+    A sink that cannot be asked is most often the very reason to skip it.
+    """
+    if binding is None:
+        return "not known to the ledger"
+    identity = SinkIdentity(row.name, row.incarnation, sink)
+    try:
+        with closing(opener_for(stores.database)(identity, binding)) as session:
+            found = session.evidence(txid, txid)
+    except StormproofError as error:
+        return f"could not be asked: {error.message}"
+    if any(entry.txid == txid for entry in found.entries):
+        raise UsageError(
+            f"txid {txid} of topology {row.name!r}: sink {sink!r} holds it by its own record, so there is nothing to skip; "
+            f"inspect with: stormproof audit verify {row.name}",
+            txid=txid,
+            sink=sink,
+        )
+    return "holds no txid" if found.last_txid is None else f"holds txid {found.last_txid}"
+
+
+def _listed(binding: SinkBinding | None, files: Sequence[PreparedFile]) -> tuple[list[RejectedRow], list[str]]:
+    folder = None if binding is None or binding.description is None else binding.description.get("files")
+    if not isinstance(folder, str):
+        return [], [f"{file.path}: the ledger does not say in which folder it lies" for file in files]
+    listed: list[RejectedRow] = []
+    unreadable: list[str] = []
+    for file in files:
+        try:
+            listed += islice(_rows(os.path.join(folder, file.path)), REJECTS_LISTED_MAX - len(listed))
+        except (OSError, ValueError) as error:
+            unreadable.append(storable_text(f"{file.path}: {error}"))
+    return listed, unreadable
+
+
+def _rows(path: str) -> Iterator[RejectedRow]:
+    import pyarrow.parquet as pq
+
+    number = 0
+    with pq.ParquetFile(path) as parquet:
+        for batch in parquet.iter_batches(batch_size=REJECTS_LISTED_MAX):
+            for row in batch.to_pylist():
+                text = json.dumps(row, default=str, ensure_ascii=True)
+                yield RejectedRow(os.path.basename(path), number, text[:ROW_CHARACTERS_MAX])
+                number += 1

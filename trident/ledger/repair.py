@@ -1,0 +1,138 @@
+"""What the ledger does for a batch that cannot go on by itself: a sink is skipped, or turns out to hold more than was known.
+
+Both change what a sink must hold before its next batch (PREV), so both are one transaction with the rows that say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from stormproof.core.errors import Json, UsageError
+from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.ledger import SKIPPED, Ledger, Tx
+from stormproof.trident.ledger.rows import Event, SinkWork
+from stormproof.trident.transaction import EventKind, TxnState
+
+HELD_LATE: Final = "held_unfinished"
+"""Outcome of a commit that was found in the sink after its batch had been given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """One row that a skipped sink will not hold: in which file, which row of it, and the row as JSON."""
+
+    file: str
+    row: int
+    text: str
+
+
+def skippable(ledger: Ledger, tx: Tx, txid: int, sink: str) -> SinkWork:
+    """What a batch writes to a sink that may be skipped for it.
+
+    Raises:
+        UsageError: there is no such batch, it is not waiting for its sinks, or the sink holds it, or was skipped already.
+    """
+    where = f"txid {txid} of topology {tx.run.topology!r}"
+    txn = ledger.txn(tx, txid)
+    if txn is None or txn.state not in (TxnState.BLOCKED, TxnState.PREPARED):
+        now = "does not exist" if txn is None else f"is {txn.state}"
+        raise UsageError(f"{where} {now}; a sink is skipped for a batch that is blocked or prepared", txid=txid)
+    work = ledger.work(tx, txid)
+    if sink not in work:
+        raise UsageError(
+            f"{where} writes nothing to sink {sink!r}; it writes to {', '.join(sorted(work)) or 'no sink'}",
+            txid=txid,
+            sink=sink,
+        )
+    if work[sink].outcome == SKIPPED:
+        raise UsageError(f"{where}: sink {sink!r} was skipped already", txid=txid, sink=sink)
+    if work[sink].committed_at is not None:
+        raise UsageError(f"{where}: sink {sink!r} holds it already, there is nothing to skip", txid=txid, sink=sink)
+    return work[sink]
+
+
+def skip(
+    ledger: Ledger,
+    tx: Tx,
+    txid: int,
+    work: SinkWork,
+    rejected: Sequence[RejectedRow],
+    *,
+    by: str,
+    why: str,
+    detail: dict[str, Json],
+) -> TxnState:
+    """Turn a batch's rows at one sink into rejects; the sink goes on from what it holds. Returns the batch's state.
+
+    The batch is prepared again: the next start commits it to its other sinks and confirms its messages. Batches that were
+    prepared behind it follow, at this sink, what it would have followed.
+    """
+    txn = ledger.txn(tx, txid)
+    assert txn is not None
+    mine = (t.txn_sink.c.incarnation == tx.run.incarnation, t.txn_sink.c.sink == work.sink)
+    tx.connection.execute(sa.update(t.txn_sink).where(*mine, t.txn_sink.c.txid == txid).values(outcome=SKIPPED))
+    tx.connection.execute(
+        sa.update(t.txn_sink)
+        .where(*mine, t.txn_sink.c.previous == txid, t.txn_sink.c.committed_at.is_(None))
+        .values(previous=work.previous)
+    )
+    if txn.state is TxnState.BLOCKED:
+        ledger.move(tx, txid, TxnState.BLOCKED, TxnState.PREPARED, reason=None)
+    reason = txn.reason or why
+    action: dict[str, Json] = {
+        "action": "skip",
+        "by": by,
+        "why": why,
+        "sink": work.sink,
+        "rows": work.rows,
+        "listed": len(rejected),
+        **detail,
+    }
+    ledger.record(
+        tx,
+        [
+            Event(EventKind.OPERATOR, txid=txid, sink=work.sink, reason=f"skip by {by}", error=reason, detail=action),
+            *(
+                Event(
+                    EventKind.REJECT,
+                    txid=txid,
+                    sink=work.sink,
+                    number=row.row,
+                    reason="skipped",
+                    error=reason,
+                    input=row.text,
+                    detail={"file": row.file, "row": row.row},
+                )
+                for row in rejected
+            ),
+        ],
+    )
+    return TxnState.PREPARED
+
+
+def take_late_commit(
+    tx: Tx, ledger: Ledger, sink: str, txid: int, digest: str | None, *, waiting: int | None = None
+) -> bool:
+    """Whether a sink's last txid is a batch that was given up and written after all; then that is recorded.
+
+    A driver that stood still inside its commit can do so, where the store knows no fence. `waiting` is the txid that is
+    to follow in the sink: its PREV becomes the late one. `digest` None: the sink's evidence of the content has expired.
+    """
+    known = dict(ledger.unfinished_work(tx, sink)).get(txid)
+    if known is None or digest not in (None, known) or (waiting is not None and txid >= waiting):
+        return False
+    ledger.sinks_hold(tx, txid, {sink: HELD_LATE})
+    detail: dict[str, Json] = {} if waiting is None else {"followed_by": waiting}
+    ledger.record(tx, [Event(EventKind.LATE_COMMIT, txid=txid, sink=sink, detail=detail)])
+    if waiting is not None:
+        c: Any = t.txn_sink.c
+        tx.connection.execute(
+            sa.update(t.txn_sink)
+            .where(c.incarnation == tx.run.incarnation, c.sink == sink, c.txid == waiting, c.committed_at.is_(None))
+            .values(previous=txid)
+        )
+    return True
