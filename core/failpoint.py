@@ -34,7 +34,7 @@ class Failpoint:
     """One place. `scope` says which runs reach it, so that a test matrix knows which cells exist.
 
     ``every`` batch; a ``recovery`` that finds something; an ``abort``; a ``retry`` of a job; a ``delta`` or ``postgres``
-    sink; the ``queue`` itself.
+    sink; a ``state``; the ``queue`` itself.
     """
 
     name: str
@@ -67,6 +67,9 @@ _ALL: Final = (
     Failpoint("postgres.after_guard", "inside the sink's transaction: the guard row is moved", "postgres"),
     Failpoint("postgres.after_rows", "inside the sink's transaction: every row is written", "postgres"),
     Failpoint("postgres.after_commit", "the sink's transaction is committed, no answer given", "postgres"),
+    Failpoint("state.after_begin", "a state has begun a txid, none of its rows is written", "state"),
+    Failpoint("state.after_rows", "every row was given to the state, its commit was not called", "state"),
+    Failpoint("state.after_commit", "the state has committed, no answer given", "state"),
     Failpoint("finish.before", "every sink has committed; the source has not confirmed"),
     Failpoint("finish.in_transaction", "the source has confirmed, `committed` is not recorded"),
     Failpoint("finish.before_commit", "`committed` is recorded, the transaction is not committed"),

@@ -16,7 +16,8 @@ from stormproof.core.errors import Json, TopologyError
 from stormproof.core.grouping import Grouping, GroupingKind
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import to_ddl
-from stormproof.core.sink import SinkInput, SinkSpec
+from stormproof.core.sink import ChecksSources, SinkInput, SinkSpec
+from stormproof.core.source.kind import kind_of
 from stormproof.core.source.protocol import Decoder
 from stormproof.core.topology import (
     Aggregate,
@@ -162,6 +163,10 @@ def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
     topology.require_tracking(guarantee)
     inputs: dict[str, SinkInput] = {}
     for component in topology.components:
+        if isinstance(component, SinkComponent) and isinstance(component.spec, ChecksSources):
+            spouts = _spouts_behind(topology, component)
+            component.spec.check_sources({spout.name: kind_of(spout.source) for spout in spouts}, guarantee)
+    for component in topology.components:
         if isinstance(component, SinkComponent):
             component.spec.check(component.input, guarantee)
             inputs[component.name] = component.input
@@ -178,6 +183,18 @@ def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
         ackers=topology.ackers,
         message_timeout_s=topology.message_timeout_s,
     )
+
+
+def _spouts_behind(topology: TopologyGraph, sink: SinkComponent) -> list[Spout]:
+    """The spouts whose messages can reach a sink."""
+    wanted = {sink.name}
+    found: list[Spout] = []
+    for component in reversed(topology.components):  # each stands after its inputs
+        if component.name in wanted:
+            wanted.update(input_.component for input_ in component.inputs)
+            if isinstance(component, Spout):
+                found.append(component)
+    return found[::-1]
 
 
 def _require_served(spout: Spout, guarantee: Guarantee) -> None:

@@ -9,12 +9,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.source.kind import SourceKind
 
 
 class Fold(StrEnum):
@@ -56,6 +57,15 @@ class SinkSpec(Protocol):
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Raise TopologyError where this sink cannot take such rows or serve this guarantee; no connection is made."""
+        ...
+
+
+@runtime_checkable
+class ChecksSources(Protocol):
+    """A sink that also depends on where its rows come from."""
+
+    def check_sources(self, sources: Mapping[str, SourceKind], guarantee: Guarantee) -> None:
+        """Raise TopologyError where it cannot serve the guarantee behind these spouts."""
         ...
 
 

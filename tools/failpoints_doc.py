@@ -31,6 +31,7 @@ SCOPES = {
     "retry": "a job that is tried again",
     "delta": "a commit to Delta",
     "postgres": "a commit to Postgres",
+    "state": "a commit to a state",
     "queue": "the queue itself",
 }
 

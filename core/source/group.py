@@ -23,6 +23,7 @@ from stormproof.core.message import MessageFailure, MessageId
 from stormproof.core.postgres.database import Database
 from stormproof.core.share import GAMMA, Rows, mix64, unsigned, xor_signed
 from stormproof.core.source.dead_letter import DeadLetter
+from stormproof.core.source.kind import WEAKEST_FIRST, SourceKind, kind_of
 from stormproof.core.source.protocol import (
     Backlog,
     Decoder,
@@ -233,6 +234,12 @@ class SourceGroup:
     def decoder(self) -> Decoder:
         """There is no one decoder; raises UsageError."""
         raise UsageError(f"sources {self.name}: each spout has a decoder of its own; see `decoders`")
+
+    @property
+    def kind(self) -> SourceKind:
+        """The weakest of its sources' kinds."""
+        kinds = {kind_of(member.source) for member in self._members}
+        return next(kind for kind in WEAKEST_FIRST if kind in kinds)
 
     def serves(self, guarantee: Guarantee) -> str | None:
         """None where every source can serve the guarantee."""

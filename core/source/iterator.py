@@ -16,6 +16,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.decode import Unit
+from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.memory import MemorySource, expectation_of
 from stormproof.core.source.protocol import (
     READER_SCHEMA,
@@ -143,6 +144,11 @@ class IteratorSource(MemorySource):
         self._untracked: set[int] = set()
         self._owed: list[Hashable] = []
         self._broken: str | None = None
+
+    @property
+    def kind(self) -> SourceKind:
+        """What is pending is lost with the process."""
+        return SourceKind.NON_TRANSACTIONAL
 
     def serves(self, guarantee: Guarantee) -> str | None:
         """At-most-once always; at-least-once with `confirm`; exactly-once never."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Source
@@ -18,6 +18,9 @@ class SourceKind(StrEnum):
     """A slice can be read again, with the very same messages."""
     OPAQUE = "opaque"
     """Each message is confirmed once; a batch that is replayed may be put together anew."""
+
+
+WEAKEST_FIRST: Final = (SourceKind.NON_TRANSACTIONAL, SourceKind.OPAQUE, SourceKind.TRANSACTIONAL)
 
 
 @runtime_checkable

@@ -26,6 +26,7 @@ from stormproof.core.share import tokens
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.core.source.decode import Unit, decoder_for
+from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.parts import inner_ends
 from stormproof.core.source.protocol import (
     READER_SCHEMA,
@@ -177,6 +178,11 @@ class MemorySource:
         start = len(self._store.payloads)
         self._store.payloads.extend(payloads)
         return range(start, len(self._store.payloads))
+
+    @property
+    def kind(self) -> SourceKind:
+        """A slice can be read again, for as long as the process lives."""
+        return SourceKind.TRANSACTIONAL
 
     def serves(self, guarantee: Guarantee) -> str | None:
         """All of them, for as long as the process lives."""

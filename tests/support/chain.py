@@ -72,6 +72,6 @@ def chain(database: Database, folder: Path, start: Callable[[Cell, str], int], n
 
 def all_points(rng: random.Random) -> list[Failpoint]:
     """Every failpoint that a run can reach, in an order that the seed decides."""
-    points = [p for p in FAILPOINTS.values() if p.scope != "queue"]
+    points = [p for p in FAILPOINTS.values() if p.scope not in ("queue", "state")]
     rng.shuffle(points)
     return points

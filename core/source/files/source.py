@@ -35,6 +35,7 @@ from stormproof.core.source.files.pending import RetryPolicy, SliceRow, Subscrib
 from stormproof.core.source.files.reader import FileSliceReader, RetryReader, Segment, rows_of
 from stormproof.core.source.files.rows import RowDecoder, pack
 from stormproof.core.source.files.tables import SCHEMA
+from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
 
 LOCK_WAIT_S: Final = 10
@@ -216,6 +217,11 @@ class FileSource(FileStore):
     def decoder(self) -> Decoder:
         """Turns payloads into tuples."""
         return self._decoder
+
+    @property
+    def kind(self) -> SourceKind:
+        """A slice of files can be read again."""
+        return SourceKind.TRANSACTIONAL
 
     def serves(self, guarantee: Guarantee) -> str | None:
         """All of them."""

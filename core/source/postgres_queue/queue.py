@@ -25,6 +25,7 @@ from stormproof.core.share import signed
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.core.source.decode import Unit, decoder_for
+from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.postgres_queue import failures, slices
 from stormproof.core.source.postgres_queue.failures import RetryPolicy
 from stormproof.core.source.postgres_queue.messages import MessageTable, query
@@ -126,6 +127,11 @@ class PostgresQueue:
     def decoder(self) -> Decoder:
         """Turns payloads into tuples."""
         return self._decoder
+
+    @property
+    def kind(self) -> SourceKind:
+        """A slice can be read again, for as long as it is not confirmed."""
+        return SourceKind.TRANSACTIONAL
 
     def serves(self, guarantee: Guarantee) -> str | None:
         """All of them."""

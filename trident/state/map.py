@@ -1,0 +1,315 @@
+"""Maps by key over a store, in three kinds: what is stored of each key, and what a txid that comes again finds there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from stormproof.core.compute import pc
+from stormproof.core.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
+from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction
+from stormproof.trident.state.merge import merge_columns, newest, one_row_a_key
+from stormproof.trident.state.protocol import Merge, StateContext, StateKind
+
+TXID: Final = "txid"
+LIFE: Final = "life"
+"""The incarnation that wrote a txid: numbers of different lives of a topology say nothing about each other."""
+PREVIOUS: Final = "previous_"
+
+BUFFERED_ROWS_MAX: Final = 262_144
+"""Rows that may come again are merged among themselves once there are so many: memory is bounded by their keys."""
+WRITTEN_ROWS_MAX: Final = 65_536
+"""Keys that are read and written at once."""
+
+
+def stored_schema(context: StateContext, kind: StateKind) -> pa.Schema:
+    """What is stored of a key, without the key: its value, and what tells a txid that comes again from a new one."""
+    fields = [f.with_nullable(True) for f in context.value_schema]
+    if kind is StateKind.OPAQUE:
+        fields += [pa.field(PREVIOUS + f.name, f.type) for f in context.value_schema]
+    if kind is not StateKind.NON_TRANSACTIONAL:
+        fields += [pa.field(LIFE, pa.string()), pa.field(TXID, pa.int64())]
+    return pa.schema(fields)
+
+
+def check_map_columns(schema: pa.Schema, keys: Sequence[str], merged: Sequence[str], where: str) -> None:
+    """Refuse rows that no map can hold.
+
+    Raises:
+        TopologyError: there is no key or no value, a value has no merge, or a column is called as one of the map's own.
+    """
+    values = [name for name in schema.names if name not in keys]
+    if not keys or not values:
+        raise TopologyError(f"{where}: a map needs at least one key column and one value column")
+    for name in values:
+        if name not in merged:
+            raise TopologyError(f"{where}: nothing says how column {name!r} is folded; pass merges={{{name!r}: ...}}")
+    own = {LIFE, TXID, *(PREVIOUS + name for name in values)}
+    for name in schema.names:
+        if name.lower() in own:
+            raise TopologyError(f"{where}: a map has a column {name!r} of its own; call this one otherwise", field=name)
+
+
+class Backing(Protocol):
+    """Where a map's rows are stored. It need not be transactional: a crash may leave some keys of a txid written."""
+
+    @property
+    def table_id(self) -> str:
+        """What tells this store from another of the same name."""
+        ...
+
+    def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
+        """What follows belongs to this transaction, until `end`."""
+        ...
+
+    def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+        """What is stored of these keys, row by row; all NULL where there is nothing. What was written counts."""
+        ...
+
+    def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch) -> None:
+        """Store these rows, each under its key; each key once."""
+        ...
+
+    def end(self) -> None:
+        """Make it durable, and after it, or with it, that the transaction is held."""
+        ...
+
+    def held(self) -> Held | None:
+        """The last transaction that it holds for the context's identity."""
+        ...
+
+    def other_incarnations(self) -> tuple[str, ...]:
+        """Other lives of the topology that committed to it."""
+        ...
+
+    def evidence(self, first: int, last: int | None) -> EvidenceReport:
+        """What it remembers."""
+        ...
+
+    def close(self) -> None:
+        """Let connections go; what was begun and not ended may be undone."""
+        ...
+
+
+class StoredMap:
+    """A map over a backing.
+
+    Guarantee:
+        Transactional: a key's rows of one txid are merged into it once, however often the txid comes with the same
+        rows, wherever the tries before were cut short. Opaque: what is held of a key is its value before the txid,
+        merged with the rows of the txid's last try; keys that only earlier tries had keep what those made of them.
+        Non-transactional: each try counts.
+
+    Not guaranteed:
+        That two drivers can write at once. A store that cannot refuse an older epoch may lose what was written between
+        a paused driver's read and its write.
+    """
+
+    def __init__(self, context: StateContext, kind: StateKind, backing: Backing) -> None:
+        self._context = context
+        self._kind = kind
+        self._backing = backing
+        self._where = f"state {context.identity.sink!r} of topology {context.identity.topology!r}"
+        self._values = context.value_schema.names
+        self._keys = list(context.keys)
+        self._stored = stored_schema(context, kind)
+        self._next: tuple[PreparedTransaction, bool] | None = None
+        self._txid: int | None = None
+        self._updates: list[pa.RecordBatch] = []
+        self._puts: list[pa.RecordBatch] = []
+        self._buffer_max = BUFFERED_ROWS_MAX
+
+    @property
+    def kind(self) -> StateKind:
+        """What it promises about a txid that comes again."""
+        return self._kind
+
+    @property
+    def context(self) -> StateContext:
+        """What it was made for."""
+        return self._context
+
+    # -- a txid ------------------------------------------------------------------------------------------------------
+
+    def adopts(self, transaction: PreparedTransaction, *, checked: bool) -> None:
+        """The next `begin_commit` is this transaction's."""
+        self._next = transaction, checked
+
+    def begin_commit(self, txid: int) -> None:
+        """What follows belongs to this txid; what was begun before and not committed is forgotten."""
+        if self._context.epoch is None:
+            raise UsageError(f"{self._where} was opened for reading only")
+        transaction, checked = self._next or (PreparedTransaction(txid, None, "", 0, ()), False)
+        if transaction.txid != txid:
+            raise UsageError(f"{self._where} adopts txid {transaction.txid}, not {txid}")
+        self._next = None
+        self._updates, self._puts, self._buffer_max = [], [], BUFFERED_ROWS_MAX
+        self._txid = None
+        self._backing.begin(transaction, checked=checked)
+        self._txid = txid
+
+    def commit(self, txid: int) -> None:
+        """Write what waits to be written, and make all of it durable."""
+        if txid != self._txid:
+            raise UsageError(f"{self._where}: txid {txid} is not the one that was begun ({self._txid})")
+        if self._puts:
+            self._write_all(self._puts, dict.fromkeys(self._values, newest))
+        if self._updates:
+            self._write_all(self._updates, self._context.merges)
+        self._updates, self._puts = [], []
+        self._backing.end()
+        self._txid = None
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def multi_get(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+        """The value columns of these keys, row by row; NULLs where there is none."""
+        found = self._backing.read(_cast(keys.select(self._keys), self._context.key_schema))
+        columns = {name: found.column(name) for name in self._values}
+        if self._txid is not None and self._kind is StateKind.OPAQUE:
+            columns = self._before(found, self._same(found), columns)
+        return pa.RecordBatch.from_arrays(
+            list(columns.values()), schema=pa.schema([self._stored.field(name) for name in self._values])
+        )
+
+    def multi_update(self, rows: pa.RecordBatch, *, each_once: bool = False) -> None:
+        """Merge the rows' values into what is held for their keys."""
+        rows = self._checked(rows)
+        if each_once:
+            self._write(rows, self._context.merges)
+            return
+        self._updates.append(rows)
+        if sum(part.num_rows for part in self._updates) > self._buffer_max:
+            merged = self._once(self._updates, self._context.merges)
+            self._updates, self._buffer_max = [merged], max(BUFFERED_ROWS_MAX, 2 * merged.num_rows)
+
+    def multi_put(self, rows: pa.RecordBatch) -> None:
+        """Set the values of these keys; not in a txid that has updates."""
+        self._puts.append(self._checked(rows))
+
+    def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if self._txid is None:
+            raise UsageError(f"{self._where}: rows come between begin_commit and commit only")
+        rows = _cast(rows.select(self._context.schema.names), self._context.schema)
+        for name in self._keys:
+            if rows.column(name).null_count:
+                raise SinkRefused(f"{self._where}: key column {name!r} holds NULL, which is no key", column=name)
+        return rows
+
+    def _once(self, parts: Sequence[pa.RecordBatch], merges: Mapping[str, Merge]) -> pa.RecordBatch:
+        rows = pa.concat_batches(parts) if len(parts) > 1 else parts[0]
+        return one_row_a_key(rows, self._keys, merges, self._where)
+
+    def _write_all(self, parts: Sequence[pa.RecordBatch], merges: Mapping[str, Merge]) -> None:
+        rows = self._once(parts, merges)
+        for start in range(0, rows.num_rows, WRITTEN_ROWS_MAX):
+            self._write(rows.slice(start, WRITTEN_ROWS_MAX), merges)
+
+    def _write(self, rows: pa.RecordBatch, merges: Mapping[str, Merge]) -> None:
+        """Bring rows in whose keys all differ."""
+        if rows.num_rows == 0:
+            return
+        keys = rows.select(self._keys)
+        held = self._backing.read(keys)
+        added = {name: rows.column(name) for name in self._values}
+        base = {name: held.column(name) for name in self._values}
+        if self._kind is StateKind.NON_TRANSACTIONAL:
+            self._backing.write(keys, self._batch(merge_columns(base, added, merges, self._where)))
+            return
+        same = self._same(held)
+        self._refuse_later(keys, held)
+        if self._kind is StateKind.TRANSACTIONAL:
+            if pc.any(same).as_py():
+                fresh = pc.invert(same)
+                keys = keys.filter(fresh)
+                base = {name: column.filter(fresh) for name, column in base.items()}
+                added = {name: column.filter(fresh) for name, column in added.items()}
+                if keys.num_rows == 0:
+                    return
+            self._backing.write(keys, self._batch(merge_columns(base, added, merges, self._where)))
+            return
+        base = self._before(held, same, base)
+        merged = merge_columns(base, added, merges, self._where)
+        self._backing.write(keys, self._batch({**merged, **{PREVIOUS + name: c for name, c in base.items()}}))
+
+    def _batch(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        rows = len(next(iter(columns.values())))
+        own: dict[str, pa.Array] = {}
+        if self._kind is not StateKind.NON_TRANSACTIONAL:
+            own = {
+                LIFE: pa.repeat(self._context.identity.incarnation, rows),
+                TXID: pa.repeat(pa.scalar(self._txid, pa.int64()), rows),
+            }
+        found = {**columns, **own}
+        return pa.RecordBatch.from_arrays([found[f.name] for f in self._stored], schema=self._stored)
+
+    def _mine(self, held: pa.RecordBatch) -> pa.Array:
+        return pc.fill_null(pc.equal(held.column(LIFE), self._context.identity.incarnation), False)
+
+    def _same(self, held: pa.RecordBatch) -> pa.Array:
+        """The keys that an earlier try at this very txid wrote."""
+        return pc.and_(self._mine(held), pc.fill_null(pc.equal(held.column(TXID), self._txid), False))
+
+    def _before(self, held: pa.RecordBatch, same: pa.Array, values: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """The values before this txid."""
+        return {name: pc.if_else(same, held.column(PREVIOUS + name), column) for name, column in values.items()}
+
+    def _refuse_later(self, keys: pa.RecordBatch, held: pa.RecordBatch) -> None:
+        later = pc.and_(self._mine(held), pc.fill_null(pc.greater(held.column(TXID), self._txid), False))
+        if pc.any(later).as_py():
+            row = pc.index(later, True).as_py()
+            raise PositionMismatch(
+                f"{self._where}: key {keys.slice(row, 1).to_pylist()[0]!r} holds txid {held.column(TXID)[row]}, which "
+                f"is later than txid {self._txid}: another driver went on, or the ledger was restored. Inspect with: "
+                f"stormproof audit verify {self._context.identity.topology}",
+                txid=self._txid,
+                held=held.column(TXID)[row].as_py(),
+            )
+
+    # -- what it remembers -------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let connections go."""
+        self._txid = None
+        self._backing.close()
+
+
+class EvidencedMap(StoredMap):
+    """A map that remembers what it committed: every kind but the non-transactional one."""
+
+    @property
+    def table_id(self) -> str:
+        """What tells this store from another of the same name."""
+        return self._backing.table_id
+
+    def last_txid(self) -> int | None:
+        """The txid of the last commit that it holds."""
+        held = self.held()
+        return None if held is None else held.txid
+
+    def held(self) -> Held | None:
+        """The last transaction that it holds for this context's identity."""
+        return self._backing.held()
+
+    def other_incarnations(self) -> tuple[str, ...]:
+        """Other lives of this topology's name that committed to it."""
+        return self._backing.other_incarnations()
+
+    def evidence(self, first: int, last: int | None) -> EvidenceReport:
+        """What it remembers of txids from `first` to `last`."""
+        return self._backing.evidence(first, last)
+
+
+def make_map(context: StateContext, kind: StateKind, backing: Backing) -> StoredMap:
+    """A map of this kind."""
+    return (StoredMap if kind is StateKind.NON_TRANSACTIONAL else EvidencedMap)(context, kind, backing)
+
+
+def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if rows.schema.types == schema.types:
+        return rows
+    return pa.RecordBatch.from_arrays(
+        [pc.cast(c, f.type) for c, f in zip(rows.columns, schema, strict=True)], schema=schema
+    )

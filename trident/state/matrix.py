@@ -1,0 +1,112 @@
+"""Sources by states: what each pair gives under exactly-once, and why, for compiler, page and tests alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from stormproof.core.errors import TopologyError
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.source.kind import SourceKind
+from stormproof.trident.state.protocol import StateKind
+
+
+class Outcome(StrEnum):
+    """What a pair gives where exactly-once is asked for."""
+
+    EXACTLY_ONCE = "exactly-once"
+    DOUBLES = "refused: a crash doubles"
+    """The state cannot tell a txid that comes again; served at-least-once."""
+    UNSERVED = "refused: the source"
+    """The source cannot serve it, whatever the state is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One pair. `instead` is what to choose where it is refused; `trident` is what Storm's Trident gives."""
+
+    source: SourceKind
+    state: StateKind
+    outcome: Outcome
+    reason: str
+    instead: str
+    trident: str
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether exactly-once is served."""
+        return self.outcome is Outcome.EXACTLY_ONCE
+
+
+_FIXED: Final = (
+    "a batch's rows are fixed before the state is touched, so a txid that comes again brings the same rows, and the "
+    "state knows which keys have them"
+)
+_FIXED_ALL: Final = (
+    "a batch's rows are fixed before the state is touched; the state could even take other rows for the same txid"
+)
+_DRAWN_ANEW: Final = (
+    "a batch that is run again may have other messages, but only until its rows are fixed, and the state is touched "
+    "after that: the same txid never brings other rows"
+)
+_COUNTS_AGAIN: Final = (
+    "the rows are the same each time, but the state cannot tell that it has them: keys written before a crash are "
+    "written again after it"
+)
+_LOSES: Final = (
+    "the source loses what was in flight, or hands it out again as new messages beside what was done with it; no state "
+    "can see that"
+)
+_ANOTHER_STATE: Final = "a TransactionalMap or OpaqueMap, or run at-least-once"
+_ANOTHER_SOURCE: Final = "put the messages into a PostgresQueue or files first, or run at-least-once"
+
+_S, _T = SourceKind, StateKind
+CELLS: Final = (
+    Cell(_S.NON_TRANSACTIONAL, _T.NON_TRANSACTIONAL, Outcome.UNSERVED, _LOSES, _ANOTHER_SOURCE, "no"),
+    Cell(_S.NON_TRANSACTIONAL, _T.TRANSACTIONAL, Outcome.UNSERVED, _LOSES, _ANOTHER_SOURCE, "no"),
+    Cell(_S.NON_TRANSACTIONAL, _T.OPAQUE, Outcome.UNSERVED, _LOSES, _ANOTHER_SOURCE, "no"),
+    Cell(_S.TRANSACTIONAL, _T.NON_TRANSACTIONAL, Outcome.DOUBLES, _COUNTS_AGAIN, _ANOTHER_STATE, "no"),
+    Cell(_S.TRANSACTIONAL, _T.TRANSACTIONAL, Outcome.EXACTLY_ONCE, _FIXED, "", "yes"),
+    Cell(_S.TRANSACTIONAL, _T.OPAQUE, Outcome.EXACTLY_ONCE, _FIXED_ALL, "", "yes"),
+    Cell(_S.OPAQUE, _T.NON_TRANSACTIONAL, Outcome.DOUBLES, _COUNTS_AGAIN, _ANOTHER_STATE, "no"),
+    Cell(_S.OPAQUE, _T.TRANSACTIONAL, Outcome.EXACTLY_ONCE, _DRAWN_ANEW, "", "no"),
+    Cell(_S.OPAQUE, _T.OPAQUE, Outcome.EXACTLY_ONCE, _DRAWN_ANEW, "", "yes"),
+)
+MATRIX: Final[Mapping[tuple[SourceKind, StateKind], Cell]] = {(cell.source, cell.state): cell for cell in CELLS}
+
+
+def require_served(
+    sources: Mapping[str, SourceKind], state: StateKind, guarantee: Guarantee, *, name: str, target: str
+) -> None:
+    """Refuse a state that cannot serve the guarantee with these spouts. The weaker guarantees are always served.
+
+    Raises:
+        TopologyError: names spout, state, reason, and what to choose instead.
+    """
+    if guarantee is not Guarantee.EXACTLY_ONCE:
+        return
+    for spout, source in sources.items():
+        cell = MATRIX[source, state]
+        if not cell.exactly_once:
+            raise TopologyError(
+                f"state {name!r} ({target}, {state.value}) behind spout {spout!r} ({source.value}) cannot serve "
+                f"exactly-once: {cell.reason}. Choose instead: {cell.instead}",
+                component=name,
+                spout=spout,
+                source=source.value,
+                state=state.value,
+            )
+
+
+def as_markdown() -> str:
+    """The table of the page."""
+    lines = [
+        "| source | state | under exactly-once | why | instead | Trident |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {c.source} | {c.state} | {c.outcome} | {c.reason} | {c.instead or '-'} | {c.trident} |" for c in CELLS
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,347 @@
+"""StateSink: a state that the driver commits as it commits a sink, from a batch's prepared files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol, cast, runtime_checkable
+
+import pyarrow as pa
+
+from stormproof.core.compute import pc
+from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.failpoint import failpoint
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.keyhash import can_be_key
+from stormproof.core.postgres.database import Database
+from stormproof.core.sink import SinkInput
+from stormproof.core.source.kind import SourceKind
+from stormproof.sinks.folding import require_unique_keys
+from stormproof.sinks.limits import ColumnLimit, Limits
+from stormproof.sinks.protocol import (
+    CommitOutcome,
+    Decision,
+    EvidenceReport,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    decide,
+)
+from stormproof.sinks.staging import FileWriter, prepared_batches, remove_files, require_files, sweep_folder
+from stormproof.trident.state.map import check_map_columns
+from stormproof.trident.state.matrix import require_served
+from stormproof.trident.state.merge import MERGES
+from stormproof.trident.state.protocol import (
+    EvidencedState,
+    Merge,
+    State,
+    StateContext,
+    StateFactory,
+    StateKind,
+    StateUpdater,
+    TellsLastTxid,
+)
+from stormproof.trident.state.updater import MapUpdater
+
+STAGING_FOLDER = Path(".stormproof", "staging")
+ROWS_AT_ONCE = 64 * 1024
+
+
+@runtime_checkable
+class ChecksRows(Protocol):
+    """A factory that knows, without a connection, which rows its store cannot hold."""
+
+    def check(self, schema: pa.Schema, where: str) -> None:
+        """Raise TopologyError for such a column."""
+        ...
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A factory whose states the audit can open without the topology's code."""
+
+    def description(self, database: Database | None) -> dict[str, Json]:
+        """What the ledger keeps of it; no secrets."""
+        ...
+
+
+class StateSink:
+    """A state as a topology's sink: `stream.into(StateSink("totals", OpaqueMap(open_store)))`.
+
+    Without an `updater` the state is a map, and each row is merged into its key's value: by the folds of a persistent
+    aggregate, or by `merges`, which win. `keys` names the key columns where the stream has none of its own; then a key
+    may come several times in a batch.
+
+    Guarantee:
+        Under exactly-once a txid's rows are the same however often it comes, since they are read from its prepared
+        files: file by file in path order, in record batches of at most 65,536 rows.
+
+    Not guaranteed:
+        That a store which cannot be fenced refuses a driver that was paused in a commit while another took over.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        factory: StateFactory,
+        *,
+        updater: StateUpdater | None = None,
+        keys: tuple[str, ...] = (),
+        merges: Mapping[str, Merge] | None = None,
+        staging: str | Path | None = None,
+        database: Database | None = None,
+    ) -> None:
+        self._name = name
+        self._factory = factory
+        self._updater = updater
+        self._keys = tuple(keys)
+        self._merges = dict(merges or {})
+        self._staging = None if staging is None else Path(staging).absolute()
+        self._database = database
+
+    @property
+    def name(self) -> str:
+        """Unique within a topology."""
+        return self._name
+
+    @property
+    def target(self) -> str:
+        """Where the state is, for people."""
+        return self._factory.target
+
+    @property
+    def factory(self) -> StateFactory:
+        """What makes the state."""
+        return self._factory
+
+    @property
+    def kind(self) -> StateKind:
+        """What the state promises about a txid that comes again."""
+        return self._factory.kind
+
+    def description(self) -> dict[str, Json]:
+        """What the ledger keeps of it, for an audit without the topology's code; empty where it needs that code."""
+        return self._factory.description(self._database) if isinstance(self._factory, Described) else {}
+
+    def placed(self, database: Database, staging: Path) -> StateSink:
+        """This state, with the database and a folder of `staging` that a run has, where it names none itself."""
+        return StateSink(
+            self._name,
+            self._factory,
+            updater=self._updater,
+            keys=self._keys,
+            merges=self._merges,
+            staging=staging / self._name if self._staging is None else self._staging,
+            database=database if self._database is None else self._database,
+        )
+
+    def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
+        """Raise TopologyError where the state cannot take such rows, or cannot serve the guarantee with any source."""
+        where = f"state {self._name!r}"
+        schema, keys = input_.schema, self._keys_of(input_)
+        for key in keys:
+            if key not in schema.names:
+                raise TopologyError(f"{where}: no column {key!r}; there are {', '.join(schema.names)}", field=key)
+            if not can_be_key(schema.field(key).type):
+                raise TopologyError(f"{where}: column {key!r} is {schema.field(key).type}, which cannot be a key")
+        if self._updater is None:
+            check_map_columns(schema, keys, list(self._merges_of(input_)), where)
+        if isinstance(self._factory, ChecksRows):
+            self._factory.check(schema, where)
+        self.check_sources({"any": SourceKind.TRANSACTIONAL}, guarantee)
+
+    def check_sources(self, sources: Mapping[str, SourceKind], guarantee: Guarantee) -> None:
+        """Raise TopologyError where source and state together cannot serve the guarantee; see `matrix`."""
+        require_served(sources, self.kind, guarantee, name=self._name, target=self.target)
+
+    def context(self, identity: SinkIdentity, input_: SinkInput, epoch: int | None, *, create: bool) -> StateContext:
+        """What the state is made for."""
+        return StateContext(
+            identity,
+            input_.schema,
+            self._keys_of(input_),
+            self._merges_of(input_),
+            input_.folds,
+            epoch=epoch,
+            create=create and epoch is not None,
+            database=self._database,
+            folder=self._staging,
+        )
+
+    def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> StateSession:
+        """Make the state, and fence older epochs out where its store can."""
+        session = self._session(self.context(identity, input_, epoch, create=create), input_)
+        session.state()
+        return session
+
+    def inspect(self, identity: SinkIdentity, input_: SinkInput) -> StateSession:
+        """Open for reading only."""
+        return self._session(self.context(identity, input_, None, create=False), input_)
+
+    def _keys_of(self, input_: SinkInput) -> tuple[str, ...]:
+        return self._keys or input_.keys
+
+    def _merges_of(self, input_: SinkInput) -> dict[str, Merge]:
+        ready = {name: MERGES[fold.value] for name, fold in input_.folds.items() if fold.value in MERGES}
+        return {**ready, **self._merges}
+
+    def _session(self, context: StateContext, input_: SinkInput) -> StateSession:
+        staging = (STAGING_FOLDER / self._name).absolute() if self._staging is None else self._staging
+        # Behind a grouping each key comes once in a batch: its rows are written as they are read.
+        once = self._updater is None and bool(input_.keys) and context.keys == input_.keys
+        updater = MapUpdater(each_once=once) if self._updater is None else self._updater
+        return StateSession(self._factory, context, updater, str(staging), unique_keys=once, target=self.target)
+
+
+class StateSession:
+    """A state opened by one driver. After an error the state is made anew: nothing that it remembers is trusted."""
+
+    def __init__(
+        self,
+        factory: StateFactory,
+        context: StateContext,
+        updater: StateUpdater,
+        staging: str,
+        *,
+        unique_keys: bool,
+        target: str,
+    ) -> None:
+        self._factory = factory
+        self._context = context
+        self._updater = updater
+        self._staging = staging
+        self._unique_keys = unique_keys
+        self._target = target
+        self._where = f"state {context.identity.sink!r} ({target})"
+        self._state: State | None = None
+
+    def state(self) -> State:
+        """The state, made where there is none."""
+        if self._state is None:
+            self._state = self._factory.make(self._context)
+        return self._state
+
+    @property
+    def identity(self) -> SinkIdentity:
+        """Under what name it keeps its evidence."""
+        return self._context.identity
+
+    @property
+    def tells_position(self) -> bool:
+        """Whether the state can say which txid it took last; where it cannot, the ledger alone knows."""
+        return isinstance(self.state(), EvidencedState | TellsLastTxid)
+
+    @property
+    def table_id(self) -> str:
+        """What tells this store from another of the same name, where it says."""
+        state = self.state()
+        return state.table_id if isinstance(state, EvidencedState) else f"state/{self._target}"
+
+    def writer(self) -> FileWriter:
+        """Parquet files in the staging folder."""
+        limits = [ColumnLimit(f.name, str(f.type), not_null=f.name in self._context.keys) for f in self._context.schema]
+        return FileWriter(self.identity.sink, self._staging, Limits(tuple(limits)))
+
+    def other_incarnations(self) -> tuple[str, ...]:
+        """Other lives of this topology's name that committed to it, where it says."""
+        state = self.state()
+        return state.other_incarnations() if isinstance(state, EvidencedState) else ()
+
+    def held(self) -> Held | None:
+        """The last transaction by the state's own word; None also where it has none (`tells_position`)."""
+        state = self.state()
+        if isinstance(state, EvidencedState):
+            return state.held()
+        if isinstance(state, TellsLastTxid):
+            last = state.last_txid()
+            return None if last is None else Held(last, None)
+        return None
+
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+        """Have the state take one transaction, unless it says that it holds it."""
+        done = False
+        try:
+            outcome = self._commit(transaction, checked=checked)
+            done = True
+            return outcome
+        except OSError as error:  # a lost connection, a timeout, a full disk
+            raise StoreUnavailable(
+                f"{self._where}, txid {transaction.txid}: {type(error).__name__}: {error}; the txid comes again"
+            ) from error
+        finally:
+            if not done:
+                self.close()
+
+    def _commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+        where, txid, state = f"{self._where}, txid {transaction.txid}", transaction.txid, self.state()
+        if checked and self._holds(transaction):
+            return CommitOutcome.ALREADY_HELD
+        require_files(self._staging, transaction.files, where=where, digests=True)
+        counted = sum(file.rows for file in transaction.files)
+        if counted != transaction.rows:
+            raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
+        if self._unique_keys:
+            keys = self._context.keys
+            require_unique_keys(prepared_batches(self._staging, transaction.files, keys), keys, where)
+        if isinstance(state, EvidencedState):
+            state.adopts(transaction, checked=checked)
+        state.begin_commit(txid)
+        failpoint("state.after_begin")
+        schema = self._context.schema
+        for rows in prepared_batches(self._staging, transaction.files, schema.names, ROWS_AT_ONCE):
+            self._updater.update(state, _as(rows, schema))
+        failpoint("state.after_rows")
+        state.commit(txid)
+        failpoint("state.after_commit")
+        return CommitOutcome.APPLIED
+
+    def _holds(self, transaction: PreparedTransaction) -> bool:
+        """Whether the state says that it holds this very transaction.
+
+        Raises:
+            PositionMismatch: it holds something else than the one before.
+        """
+        if not self.tells_position:
+            return False
+        held = self.held()
+        if held is not None and held.txid == transaction.txid and held.digest is None:
+            return True  # a txid's rows never change once they are prepared, and only prepared ones come here
+        return decide(self.identity, transaction, held) is Decision.SKIP
+
+    def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
+        """Remove prepared files of dead attempts."""
+        return sweep_folder(self._staging, self.identity.incarnation, is_dead)
+
+    def finished(self, transaction: PreparedTransaction) -> None:
+        """The rows are in the state: the files may go."""
+        remove_files(self._staging, transaction.files)
+
+    def evidence(self, first: int, last: int | None) -> EvidenceReport:
+        """What the state remembers.
+
+        Raises:
+            CannotTell: it remembers nothing.
+        """
+        state = self.state()
+        if isinstance(state, EvidencedState):
+            return state.evidence(first, last)
+        if isinstance(state, TellsLastTxid):
+            return EvidenceReport(self.table_id, (), state.last_txid(), truncated=True)
+        raise CannotTell(
+            f"{self._where} does not remember which txids it took; what it holds can only be compared by hand",
+            sink=self.identity.sink,
+        )
+
+    def close(self) -> None:
+        """Let the state go."""
+        state, self._state = self._state, None
+        if state is not None:
+            state.close()
+
+
+def _as(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if rows.schema.equals(schema):
+        return rows
+    return pa.RecordBatch.from_arrays(
+        [pc.cast(rows.column(f.name), f.type) for f in schema], schema=cast("pa.Schema", schema)
+    )
