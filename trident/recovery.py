@@ -6,19 +6,25 @@ that are owed are repeated; each sink's last txid is compared with the ledger's;
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from stormproof.core.errors import PositionMismatch, SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
-from stormproof.core.source.protocol import Expectation
+from stormproof.core.source.protocol import DeadLetterSource, Expectation, Resolution
 from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
-from stormproof.trident.ledger.rows import Event, Txn
+from stormproof.trident.ledger.repair import take_late_commit
+from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.state.sink import StateSession
 from stormproof.trident.statistics import RecoveryReport
-from stormproof.trident.steps import EVERY_MESSAGE_FAILED, Steps
+from stormproof.trident.steps import EVERY_MESSAGE_FAILED, MovedLate, Steps, to_prepared
 from stormproof.trident.transaction import EventKind, TxnState
+
+LEFTOVER_TXIDS_MAX: Final = 64
+"""Of so many newest committed batches the staging files are looked for: a kill behind the commit leaves them there."""
 
 
 @dataclass(slots=True)
@@ -29,6 +35,7 @@ class _Done:
     confirms_repeated: list[int] = field(default_factory=list[int])
     suppressed: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     in_hand: list[int] = field(default_factory=list[int])
+    late: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
 
 
 def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
@@ -50,7 +57,7 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
         failpoint("recover.after_each")
     _repeat_owed(steps, owners, {txn.txid for txn in unresolved}, done)
     for session in steps.sessions.values():
-        _compare(steps, session)
+        _compare(steps, session, done)
     swept = _sweep(steps) if sweep else 0
     if sweep:
         steps.sweep_pulses()
@@ -64,6 +71,7 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
         suppressed=tuple(done.suppressed),
         files_swept=swept,
         in_hand=tuple(done.in_hand),
+        late_commits=tuple(done.late),
     )
     if report.did_something:
         with steps.ledger.transaction(steps.run) as tx:
@@ -80,6 +88,9 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
                             "confirms_repeated": [*done.confirms_repeated],
                             "files_swept": swept,
                             "in_hand": [*done.in_hand],
+                            "late_commits": [[txid, sink] for txid, sink in done.late],
+                            "suppressed": [[txid, sink] for txid, sink in done.suppressed],
+                            "took_over_from": steps.run.took_over_from,
                         },
                     )
                 ],
@@ -95,7 +106,8 @@ def _end(steps: Steps, txn: Txn, done: _Done) -> None:
         case TxnState.BLOCKED, _:
             raise SinkRefused(
                 f"txid {txn.txid} of topology {steps.run.topology!r} is blocked: {txn.reason}. Repair the cause, then: "
-                f"stormproof retry {steps.run.topology} {txn.txid}",
+                f"stormproof retry {steps.run.topology} {txn.txid}; or give its rows at that sink up, on record: "
+                f"stormproof ledger skip {steps.run.topology} {txn.txid} SINK",
                 txid=txn.txid,
             )
         case _, Guarantee.AT_MOST_ONCE:
@@ -122,9 +134,9 @@ def _give_back(steps: Steps, txn: Txn, done: _Done) -> None:
 
 def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
     with steps.ledger.transaction(steps.run) as tx:
-        work = steps.ledger.work(tx, txn.txid)
+        work, recorded = steps.ledger.owed_work(tx, txn.txid)
         failures = [event.to_failure() for event in steps.ledger.failures(tx, txn.txid)]
-    if not work:
+    if not recorded:
         # Committed like this, the batch would end as one that wrote nothing, and its messages would be lost.
         raise PositionMismatch(
             f"txid {txn.txid} of topology {steps.run.topology!r} is prepared, and the ledger has no row of what it writes: "
@@ -132,12 +144,67 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
             f"{steps.run.topology}",
             txid=txn.txid,
         )
-    outcomes = steps.commit(txn.txid, txn.guarantee, work)
-    steps.finish(txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, outcomes, txn.steps_ms)
+    try:
+        outcomes = steps.commit(txn.txid, txn.guarantee, work)
+    except MovedLate as error:
+        if not _take_late_commits(steps, txn.txid, work, done):
+            raise error.__cause__ or error from None
+        with steps.ledger.transaction(steps.run) as tx:
+            work, _ = steps.ledger.owed_work(tx, txn.txid)
+        outcomes = steps.commit(txn.txid, txn.guarantee, work)
+    resolution = steps.finish(txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, outcomes, txn.steps_ms)
+    _record_dead(steps, txn.txid, failures, resolution, recorded=resolution.dead)
     done.rolled_forward.append(txn.txid)
     done.suppressed.extend(
         (txn.txid, sink) for sink, outcome in outcomes.items() if outcome is CommitOutcome.ALREADY_HELD
     )
+
+
+def _take_late_commits(steps: Steps, txid: int, work: Mapping[str, SinkWork], done: _Done) -> bool:
+    """Whether a sink stands elsewhere because a driver that stood still has written a batch that was given up.
+
+    That batch ran under a weaker guarantee, where it may be written twice, or the sink was skipped for it. It counts as
+    held from here on, and this one follows it; this one's own rows are in no sink yet.
+    """
+    found = False
+    for sink, item in work.items():
+        session = steps.sessions.get(sink)
+        if session is None or item.committed_at is not None:
+            continue
+        held = session.held()
+        if held is None or held.digest is None or held.txid in (txid, item.previous):
+            continue
+        with steps.ledger.transaction(steps.run) as tx:
+            late = take_late_commit(tx, steps.ledger, sink, held.txid, held.digest, waiting=txid)
+        if late:
+            done.late.append((held.txid, sink))
+            found = True
+    return found
+
+
+def _record_dead(
+    steps: Steps,
+    txid: int,
+    failures: Sequence[MessageFailure],
+    resolution: Resolution,
+    *,
+    recorded: Sequence[str] = (),
+) -> None:
+    """Record which of these failed messages are dead letters, as far as that is not recorded yet.
+
+    A confirm that is repeated says nothing any more of what it did; a source that keeps its dead letters still does.
+    """
+    dead = dict.fromkeys(resolution.dead)
+    source = steps.source
+    if failures and not resolution.dead and not resolution.retried and isinstance(source, DeadLetterSource):
+        shown = {source.shown_id(f.id, f.origin) for f in failures}
+        dead = dict.fromkeys(d.shown_id for d in source.dead_letters() if d.shown_id in shown and d.disposal is None)
+    if not dead:
+        return
+    with steps.ledger.transaction(steps.run) as tx:
+        known = {*recorded, *steps.ledger.dead_letters_in(tx, txid)}
+        events = [Event(EventKind.DEAD_LETTER, txid=txid, message=one) for one in dead if one not in known]
+        steps.ledger.record(tx, events)
 
 
 def _repeat_owed(steps: Steps, owners: tuple[str, ...], handled: set[int], done: _Done) -> None:
@@ -156,13 +223,14 @@ def _repeat_owed(steps: Steps, owners: tuple[str, ...], handled: set[int], done:
                 failures = [event.to_failure() for event in steps.ledger.failures(tx, txid)]
         all_failed = txn is not None and txn.reason == EVERY_MESSAGE_FAILED
         if txn is not None and (txn.state is not TxnState.ABORTED or all_failed):
-            steps.source.confirm(steps.lease(txid), failures)
+            resolution = steps.source.confirm(steps.lease(txid), failures)
+            _record_dead(steps, txid, failures, resolution)
             done.confirms_repeated.append(txid)
         else:
             steps.source.abort(steps.lease(txid))
 
 
-def _compare(steps: Steps, session: SinkSession) -> None:
+def _compare(steps: Steps, session: SinkSession, done: _Done) -> None:
     """Hold a sink's own last txid against the ledger's, and note PREV for the next batch.
 
     Raises:
@@ -173,16 +241,13 @@ def _compare(steps: Steps, session: SinkSession) -> None:
     with steps.ledger.transaction(steps.run) as tx:
         known = steps.ledger.last_held(tx, sink)
         if isinstance(session, StateSession) and not session.tells_position:
-            steps.previous[sink] = None if known is None else known[0]  # a state that remembers no txid: the ledger does
+            # It remembers no txid: the ledger alone does.
+            steps.previous[sink] = None if known is None else known[0]
             return
         if not _agrees(held, known):
-            unfinished = dict(steps.ledger.unfinished_work(tx, sink))
-            if held is None or unfinished.get(held.txid) not in (
-                held.digest,
-                *([] if held.digest else unfinished.values()),
-            ):
+            if held is None or not take_late_commit(tx, steps.ledger, sink, held.txid, held.digest):
                 raise _mismatch(steps, session, held, known)
-            steps.ledger.sinks_hold(tx, held.txid, {sink: "held_unfinished"})
+            done.late.append((held.txid, sink))
     steps.previous[sink] = None if held is None else held.txid
 
 
@@ -213,6 +278,10 @@ def _sweep(steps: Steps) -> int:
     """
     with steps.ledger.transaction(steps.run) as tx:
         highest, live = steps.ledger.live_attempts(tx)
+        committed = steps.ledger.last_committed(tx, LEFTOVER_TXIDS_MAX)
+    for txid, work in committed:
+        if work.sink in steps.sessions:
+            steps.sessions[work.sink].finished(to_prepared(txid, work))
 
     def is_dead(txid: int, attempt: int) -> bool:
         return txid <= highest and (txid, attempt) not in live
