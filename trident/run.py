@@ -198,8 +198,7 @@ def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: Ex
         with ledger.transaction(run) as tx:
             if not ledger.knows_sink(tx, sink.name):
                 ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
-            folder: str | None = getattr(session.writer(), "directory", None)  # where it stages files, if it does
-            description = describe_sink(sink, plan.sinks[sink.name], files=folder)
+            description = describe_sink(sink, plan.sinks[sink.name])
             ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
     return sessions
 
