@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from types import NoneType
+from typing import Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,8 @@ from stormproof.core.pulse import Pulse
 from stormproof.core.share import Rows
 from stormproof.core.topology import OperationKind
 from stormproof.core.usercode import CAUGHT, blame
+
+_ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,8 @@ def _flat_map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) ->
         try:
             for argument in arguments:
                 result = call(argument)
-                if result.__class__ is str:
-                    raise TypeError(f"a flat_map's function gives an iterable of values, got the text {result!r:.80}")
+                if result.__class__ in _ONE_VALUE:  # iterable as it is, nobody means its letters or keys
+                    raise TypeError(f"a flat_map's function gives an iterable of values, got {_shown_value(result)}")
                 extend(cast("Iterable[object]", result))
                 mark(len(made))
             break
@@ -135,6 +138,12 @@ def _flat_map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) ->
         for row, text in errors:
             failed.texts.setdefault(int(parent[row]), text)
     return failed.outcome(batch, counts)
+
+
+def _shown_value(value: object) -> str:
+    if value is None:
+        return "None; give [] for nothing"
+    return f"the {'text' if isinstance(value, str) else type(value).__name__} {value!r:.80}; give [it] for one value"
 
 
 def _filter(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Outcome:

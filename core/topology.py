@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from stormproof.core.aggregation import Aggregation
 from stormproof.core.bolt import DEFAULT_STREAM, AnyBolt, ArrowBolt, BasicBolt, Bolt, Streams
+from stormproof.core.bolt.checks import refuse_unfit_bolt, refuse_unfit_function
 from stormproof.core.errors import TopologyError
 from stormproof.core.grouping import Grouping, GroupingKind
 from stormproof.core.guarantee import Guarantee
@@ -346,6 +347,7 @@ class TopologyGraph:
         if not inputs:
             raise TopologyError(f"bolt {name!r} has no input; name one like words.fields('word')", component=name)
         taken = tuple(self._subscription(name, input_) for input_ in inputs)
+        refuse_unfit_bolt(name, bolt)
         if isinstance(bolt, (Bolt, BasicBolt, ArrowBolt)):
             made = self._add(
                 BoltComponent(checked_name(name, "bolt"), taken, bolt, _streams(bolt.streams, schema, streams))
@@ -364,8 +366,13 @@ class TopologyGraph:
         """End an output stream in a sink.
 
         Raises:
-            TopologyError: the sink's name is taken, or it cannot take such tuples.
+            TopologyError: the sink's name is taken, or it cannot take such tuples; or `stream` is no output stream.
         """
+        if not isinstance(stream, OutputStream):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TopologyError(
+                f"sink {sink.name!r}: {stream!r} is no output stream; a sink takes one as it is, without a grouping",
+                component=sink.name,
+            )
         self.add_sink(Subscription(stream.component, stream.stream), sink)
 
     # -- what both ways of building use ------------------------------------------------------------------------------
@@ -396,6 +403,7 @@ class TopologyGraph:
         if not callable(function):
             raise TopologyError(f"{kind} needs a function, got {function!r}", parent=inputs[0].component)
         name = self._own_name(name, kind, function)
+        refuse_unfit_function(name, function, yields=kind is OperationKind.FLAT_MAP)
         for other in inputs[1:]:
             if not self._stream_schema(other).equals(given):
                 raise TopologyError(
@@ -494,6 +502,13 @@ class TopologyGraph:
             raise TopologyError(
                 f"bolt {name!r}: a direct grouping needs a bolt that names tasks with emit(..., task=n); "
                 f"{emitter.name!r} is none",
+                component=name,
+            )
+        is_arrow = isinstance(emitter, BoltComponent) and isinstance(emitter.bolt, ArrowBolt)
+        if subscription.grouping.kind is GroupingKind.DIRECT and is_arrow:
+            raise TopologyError(
+                f"bolt {name!r}: a direct grouping needs a bolt that names tasks with emit(..., task=n); "
+                f"{emitter.name!r} is an ArrowBolt, which cannot: make it a BasicBolt, or use custom()",
                 component=name,
             )
         return subscription

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from support.jobs import run_job, source
+from support.memory_run import World
 
-from stormproof import MemorySink, Topology, count, sum_
-from stormproof.core.bolt import BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
+from stormproof import MemorySink, MemorySource, Topology, count, sum_
+from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
 from stormproof.core.engine.inline import InlineEngine
+from stormproof.core.errors import TopologyError
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
+from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.iterator import UntrackedSliceReader
 from stormproof.core.source.memory import MemorySliceReader
+from stormproof.core.topology import OutputStream
 from stormproof.core.wire import WireRow, wire_batch, wire_rows
 
 FIRST_ID = 100
@@ -215,3 +225,210 @@ def test_a_task_names_a_message_once_however_many_of_its_tuples_fail_behind_an_e
     ran = run_job(InlineEngine(1), refused_words(tmp_path, exchange=True), [b"a", b"b"], tmp_path)
     assert [f.id - FIRST_ID for f in ran.report.late] == [0, 1]
     assert ran.mismatches == ()
+
+
+# -- everything hangs together ---------------------------------------------------------------------------------------
+
+
+class Total(Bolt):
+    """Counts all tuples of the batch: the total is anchored to each, and each goes on by itself, too."""
+
+    streams = {"default": "word string", "each": "word string"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.held: list[Tuple] = []
+
+    def execute(self, tuple: Tuple, /) -> None:
+        self.held.append(tuple)
+        self.collector.emit(tuple["line"], stream="each", anchors=tuple)
+
+    def finish(self) -> None:
+        if self.held:
+            self.collector.emit(f"total {len(self.held)}", anchors=self.held)
+        for held in self.held:
+            self.collector.ack(held)
+
+
+class FirstFails(Bolt):
+    """Fails the first tuple of whatever it gets: in each run another message fails late."""
+
+    streams = "word string"
+    first = True
+
+    def execute(self, tuple: Tuple, /) -> None:
+        if self.first:
+            self.first = False
+            self.collector.fail(tuple, "the first")
+            return
+        self.collector.emit(tuple["line"], anchors=tuple)
+        self.collector.ack(tuple)
+
+
+def not_bad(word: str) -> list[str]:
+    if word.startswith("bad"):
+        raise ValueError("bad")
+    return [word]
+
+
+def total(t: Topology, lines: OutputStream) -> OutputStream:
+    counted = t.bolt("total", Total(), lines.global_())
+    checked = t.bolt("checked", not_bad, counted["each"].shuffle(), schema="word string")
+    return t.bolt("both", lambda word: [word], checked, counted, schema="word string")
+
+
+def first_fails(t: Topology, lines: OutputStream) -> OutputStream:
+    early = t.bolt("early", not_bad, lines, schema="line string")
+    return t.bolt("first", FirstFails(), early.global_())
+
+
+class Hung(World):
+    """One bolt or two between memory source and memory sink; whatever failed comes again at once."""
+
+    def __init__(
+        self,
+        payloads: list[bytes],
+        folder: Path,
+        build: Callable[[Topology, OutputStream], OutputStream],
+        attempts: int,
+    ) -> None:
+        super().__init__([], folder, batch_messages=9)
+        self.source = MemorySource(
+            "lines", payloads, max_attempts=attempts, backoff=Backoff(0.0), clock=self.clock, rng=self.rng
+        )
+        self.sinks = [MemorySink("out", staging=folder / "out")]
+        self.topology = t = Topology("hung")
+        t.sink(self.sinks[0], build(t, t.spout("lines", self.source)))
+
+    def dead(self) -> list[int]:
+        return sorted(d.id for d in self.source.dead_letters())
+
+
+def messages(number: int, *bad_ones: int) -> list[bytes]:
+    return [b"bad%d" % i if i in bad_ones else b"m%d" % i for i in range(number)]
+
+
+@pytest.mark.parametrize("poisons", [(4,), (1, 4, 7), tuple(range(9))], ids=len)
+def test_messages_that_all_hang_together_come_as_often_as_their_poison_may_fail(
+    tmp_path: Path, poisons: tuple[int, ...]
+) -> None:
+    """Returned messages count no failure: what bounds their coming is that the poison counts one each time."""
+    world = Hung(messages(9, *poisons), tmp_path, total, attempts=3)
+    statistics = world.run(max_batches=20)
+    assert world.dead() == list(poisons)
+    good = 9 - len(poisons)
+    assert statistics.batches == (4 if good else 3)
+    assert (statistics.failed, statistics.returned) == (3 * len(poisons), 3 * good)
+    expected = {f"m{i}": 1 for i in range(9) if i not in poisons} | ({f"total {good}": 1} if good else {})
+    assert world.counts() == Counter(expected)
+
+
+def test_batches_that_hang_together_stay_apart(tmp_path: Path) -> None:
+    world = Hung(messages(25, *range(0, 25, 5)), tmp_path, total, attempts=3)
+    statistics = world.run(max_batches=40)
+    assert world.dead() == list(range(0, 25, 5))
+    words = world.counts()
+    assert {word: n for word, n in words.items() if word.startswith("m")} == {f"m{i}": 1 for i in range(25) if i % 5}
+    assert sum(int(word.split()[1]) * n for word, n in words.items() if word.startswith("total")) == 20
+    assert statistics.batches <= 3 * 4
+    assert world.source.backlog().waiting == 0
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE])
+def test_a_bolt_that_fails_another_message_each_time_ends(tmp_path: Path, guarantee: Guarantee) -> None:
+    """Early failures beside late ones, batches that are split after their reruns, retries that fail late: all end."""
+    world = Hung(messages(9, 2, 5), tmp_path, first_fails, attempts=2)
+    statistics = world.run(guarantee, max_batches=60)
+    words = world.counts()
+    dead = world.dead()
+    assert {2, 5} <= set(dead)
+    assert sorted([f"m{i}" for i in range(9) if i not in dead]) == sorted(words.elements())
+    assert statistics.failed <= 2 * 9
+    assert world.source.backlog().waiting == 0
+
+
+# -- wrong use that would lose tuples silently -----------------------------------------------------------------------
+
+
+class YieldingBolt(BasicBolt):
+    streams = "word string"
+
+    def execute(self, tuple: Tuple, emit: Emit, /) -> Any:
+        yield tuple["line"]
+
+
+class AsyncBolt(Bolt):
+    streams = "word string"
+
+    async def execute(self, tuple: Tuple, /) -> Any:  # type: ignore[override]
+        self.collector.ack(tuple)
+
+
+class LateYieldingBolt(Pass):
+    def finish(self) -> Any:
+        yield "the rest"
+
+
+class Columns(ArrowBolt):
+    streams = "word string"
+
+    def execute(self, rows: pa.RecordBatch, /) -> ArrowRows:
+        return rows, np.arange(rows.num_rows)
+
+
+async def later(line: str) -> list[str]:
+    return [line]
+
+
+def yielding(line: str) -> Iterator[str]:
+    yield line
+
+
+def built(add: Callable[[Topology, OutputStream], object]) -> None:
+    t = Topology("t")
+    add(t, t.spout("lines", source()))
+
+
+WRONG: list[tuple[Callable[[Topology, OutputStream], object], str]] = [
+    (lambda t, s: t.bolt("b", YieldingBolt(), s), "YieldingBolt.execute is a generator function"),
+    (lambda t, s: t.bolt("b", AsyncBolt(), s), "AsyncBolt.execute is async"),
+    (lambda t, s: t.bolt("b", LateYieldingBolt(), s), "LateYieldingBolt.finish is a generator function"),
+    (lambda t, s: t.bolt("b", Pass, s, schema="word string"), "Pass is a class; give an object of it: Pass()"),
+    (lambda t, s: t.bolt("b", later, s, schema="word string"), "its function is async"),
+    (lambda t, s: t.following(s).filter(yielding, "line"), "its function is a generator function"),
+    (lambda t, s: t.following(s).map(yielding, "line", schema="word string"), "use flat_map for one that yields"),
+    (lambda t, s: t.following(s).map(partial(later), "line", schema="word string"), "its function is async"),
+    (lambda t, s: t.sink(MemorySink("out"), s.shuffle()), "is no output stream; a sink takes one as it is"),  # type: ignore[arg-type]
+    (lambda t, s: t.bolt("c", Pass(), t.bolt("b", Columns(), s).direct()), "'b' is an ArrowBolt, which cannot"),
+]
+
+
+@pytest.mark.parametrize(("add", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_refused_before_it_runs(add: Callable[[Topology, OutputStream], object], said: str) -> None:
+    with pytest.raises(TopologyError, match=re.escape(said)):
+        built(add)
+
+
+def test_a_function_that_yields_is_a_flat_map(tmp_path: Path) -> None:
+    t = Topology("t")
+    t.sink(MemorySink("out", staging=tmp_path), t.bolt("b", yielding, t.spout("lines", source()), schema="word string"))
+    assert run_job(InlineEngine(1), t, [b"a", b"b"], tmp_path).sorted("out") == [("a",), ("b",)]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"word": "a"}, "got the dict {'word': 'a'}; give [it] for one value"),
+        (b"a", "got the bytes b'a'"),
+        ("a", "got the text 'a'"),
+        (None, "got None; give [] for nothing"),
+    ],
+    ids=["dict", "bytes", "text", "none"],
+)
+def test_a_single_value_is_not_taken_for_several(tmp_path: Path, value: Any, said: str) -> None:
+    """The keys of a dict are iterable, too, and would be words like any others."""
+    t = Topology("t")
+    words = t.bolt("b", lambda line: value, t.spout("lines", source()), schema="word string")
+    t.sink(MemorySink("out", staging=tmp_path), words)
+    ran = run_job(InlineEngine(1), t, [b"x"], tmp_path)
+    assert ran.failed() == {0: "error at b"}
+    assert said in ran.report.failures[0].error
