@@ -7,7 +7,7 @@ row that it was called with; the other rows go on. Values are checked before any
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Final, cast
 
@@ -70,6 +70,13 @@ def apply(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None = None)
             return _flat_map(node, rows, pulse)
         case OperationKind.FILTER:
             return _filter(node, rows, pulse)
+        case OperationKind.EACH | OperationKind.FLAT_EACH:
+            return _each(node, rows, pulse)
+        case OperationKind.PROJECT:
+            columns = [rows.column(name) for name in node.fields]
+            return Outcome(pa.RecordBatch.from_arrays(columns, schema=node.schema), None, {})
+        case OperationKind.PEEK:
+            return _peek(node, rows, pulse)
         case OperationKind.ARROW:
             return _arrow(node, rows, pulse)
 
@@ -138,6 +145,31 @@ def _flat_map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) ->
         for row, text in errors:
             failed.texts.setdefault(int(parent[row]), text)
     return failed.outcome(batch, counts)
+
+
+def _each(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Outcome:
+    """What the function gives stands beside the tuple's own fields."""
+    own = rows.num_columns
+    added = replace(node, schema=pa.schema(list(node.schema)[own:]))
+    made = (_map if node.kind is OperationKind.EACH else _flat_map)(added, rows, pulse)
+    if made.counts is not None:
+        rows = rows.take(pa.array(np.repeat(np.arange(rows.num_rows), made.counts)))
+    return replace(made, rows=pa.RecordBatch.from_arrays([*rows.columns, *made.rows.columns], schema=node.schema))
+
+
+def _peek(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Outcome:
+    call, arguments = _called_with_one(node), _arguments(node, rows, pulse)
+    seen, failed = 0, _Failures()
+    while True:
+        try:
+            for argument in arguments:
+                call(argument)
+                seen += 1
+            break
+        except CAUGHT as error:
+            failed.raised(seen, error)
+            seen += 1
+    return failed.outcome(rows, None)
 
 
 def _shown_value(value: object) -> str:

@@ -15,6 +15,7 @@ from stormproof.core.bolt import AnyBolt
 from stormproof.core.errors import Json, TopologyError
 from stormproof.core.grouping import Grouping, GroupingKind
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.join import JoinOn
 from stormproof.core.schema import to_ddl
 from stormproof.core.sink import ChecksSources, SinkInput, SinkSpec
 from stormproof.core.source.kind import kind_of
@@ -23,6 +24,7 @@ from stormproof.core.topology import (
     Aggregate,
     BoltComponent,
     Component,
+    Join,
     Operation,
     OperationKind,
     SinkComponent,
@@ -49,24 +51,55 @@ class OperationNode:
 class BoltNode:
     """A bolt that is an object: a task's one instance takes from all its inputs. `children` are by output stream.
 
-    `consumers` are the components behind it; `direct` are the streams whose tuples name their task.
+    `consumers` are the components behind it, with the number of their tasks where it was asked for; `direct` are the
+    streams whose tuples name their task.
     """
 
     component: str
     bolt: AnyBolt
     streams: Mapping[str, pa.Schema]
     children: Mapping[str, tuple[str, ...]]
-    consumers: tuple[str, ...]
+    consumers: Mapping[str, int | None]
     direct: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class CombineNode:
-    """Rows leave the stage for the exchange, combined by key. `sinks` are those that the keys reach unchanged."""
+    """Rows leave the stage for the exchange, combined by key where that can be. `sinks` are those that the keys reach
+    unchanged; `tasks` is the number of tasks that the exchange leads to, None: the engine's.
+    """
 
     edge: int
     group: GroupBy
     sinks: tuple[str, ...]
+    tasks: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatherNode:
+    """Each task groups what it has, and gives the results at its end."""
+
+    component: str
+    group: GroupBy
+    children: tuple[str, ...]
+    sinks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSideNode:
+    """Rows that wait for the end of their task, to be joined: those of the left side (0) or the right one (1)."""
+
+    component: str
+    side: int
+
+
+@dataclass(frozen=True, slots=True)
+class JoinNode:
+    """What waits on both sides is joined at the end of the task."""
+
+    component: str
+    on: JoinOn
+    children: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +109,7 @@ class SendNode:
     edge: int
     grouping: Grouping
     component: str
+    tasks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +119,15 @@ class WriteNode:
     sink: str
 
 
-Node: TypeAlias = OperationNode | BoltNode | CombineNode | SendNode | WriteNode
+Node: TypeAlias = OperationNode | BoltNode | CombineNode | GatherNode | JoinSideNode | JoinNode | SendNode | WriteNode
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
     """What crosses an exchange: from one component's stream to another component, `hops` stages further.
 
-    `given` are the rows as they were emitted; `group` says how an aggregate merges them.
+    `given` are the rows as they were emitted; `group` says how an aggregate merges them. `to` is the key of the node that
+    takes them, `tasks` the number of tasks that they are divided among (None: the engine's).
     """
 
     number: int
@@ -102,11 +137,15 @@ class Edge:
     hops: int
     given: pa.Schema
     group: GroupBy | None
+    to: str
+    tasks: int | None = None
+    grouping: Grouping | None = None
 
-    @property
-    def schema(self) -> pa.Schema:
+    def schema(self, *, per_message: bool) -> pa.Schema:
         """The rows that travel: partial results where they are combined before."""
-        return self.given if self.group is None else self.group.schema
+        if self.group is None or per_message or not self.group.combines:
+            return self.given
+        return self.group.partial
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +168,11 @@ class StagePlan:
     entries: tuple[Entry, ...]
     nodes: Mapping[str, Node]
     relayed: tuple[Edge, ...] = ()
+
+    def tasks(self, parallelism: int) -> int:
+        """How many tasks a stage behind an exchange has: enough for all that comes in and passes through."""
+        edges = [entry.edge for entry in self.entries if entry.edge is not None]
+        return max((edge.tasks or parallelism for edge in (*edges, *self.relayed)), default=parallelism)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +267,8 @@ class _Compiler:
             self._stage[component.name] = max((self._after(component, i) for i in component.inputs), default=0)
 
     def _after(self, component: Component, input_: Subscription) -> int:
-        return self._stage[input_.component] + (isinstance(component, Aggregate) or not input_.grouping.fused)
+        exchanged = isinstance(component, Aggregate) and not component.local
+        return self._stage[input_.component] + (exchanged or not input_.grouping.fused)
 
     def stages(self) -> tuple[StagePlan, ...]:
         number = 1 + max(self._stage.values())
@@ -247,6 +292,16 @@ class _Compiler:
                     )
                 case BoltComponent():
                     nodes[stage][component.name] = self._bolt(component, nodes)
+                case Join():
+                    for side in (0, 1):
+                        nodes[stage][_side(component.name, side)] = JoinSideNode(component.name, side)
+                    nodes[stage][component.name] = JoinNode(
+                        component.name, component.on, self._children(component, "default", nodes)
+                    )
+                case Aggregate() if component.local:
+                    nodes[stage][component.name] = GatherNode(
+                        component.name, _group_of(component), self._children(component, "default", nodes)
+                    )
                 case Aggregate():
                     # What it gives enters its stage merged; its node is the combining one, in the stage before.
                     (edge,) = (e for _, e in self._edges if e.component == component.name)
@@ -257,7 +312,7 @@ class _Compiler:
                     pass  # its node was made with the stream that it ends
         for from_stage, edge in self._edges:
             if edge.group is None:
-                entries[from_stage + edge.hops].append(Entry(edge.origin, edge.stream, edge, (edge.component,)))
+                entries[from_stage + edge.hops].append(Entry(edge.origin, edge.stream, edge, (edge.to,)))
         return tuple(StagePlan(tuple(entries[stage]), nodes[stage], self._relayed(stage)) for stage in range(number))
 
     def _relayed(self, stage: int) -> tuple[Edge, ...]:
@@ -266,16 +321,14 @@ class _Compiler:
     def _bolt(self, component: BoltComponent, nodes: list[dict[str, Node]]) -> BoltNode:
         children: dict[str, tuple[str, ...]] = {}
         direct: set[str] = set()
-        consumers: dict[str, None] = {}
+        consumers: dict[str, int | None] = {}
         for stream in component.streams:
             for consumer, subscription in self._topology.subscribers(component.name, stream):
-                consumers[consumer.name] = None
+                consumers[consumer.name] = _tasks_of(consumer)
                 if subscription.grouping.kind is GroupingKind.DIRECT:
                     direct.add(stream)
             children[stream] = self._children(component, stream, nodes)
-        return BoltNode(
-            component.name, component.bolt, component.streams, children, tuple(consumers), frozenset(direct)
-        )
+        return BoltNode(component.name, component.bolt, component.streams, children, consumers, frozenset(direct))
 
     def _children(self, parent: Component, stream: str, nodes: list[dict[str, Node]]) -> tuple[str, ...]:
         """The keys of the nodes that take a stream; those that end a stage are made here."""
@@ -286,22 +339,33 @@ class _Compiler:
             match component:
                 case SinkComponent():
                     nodes[stage][key] = WriteNode(component.name)
-                case Aggregate():
-                    group = GroupBy(component.name, component.keys, component.aggregations, component.schema)
-                    edge = self._edge(stage, parent, stream, component, group)
+                case Aggregate() if not component.local:
+                    group = _group_of(component)
+                    edge = self._edge(stage, parent, stream, component, group, subscription)
                     reached = [
                         c.name for c, _ in self._topology.subscribers(component.name) if isinstance(c, SinkComponent)
                     ]
-                    nodes[stage][key] = CombineNode(edge.number, group, tuple(reached))
+                    nodes[stage][key] = CombineNode(edge.number, group, tuple(reached), edge.tasks)
                 case _ if self._stage[component.name] == stage:
                     key = component.name
                 case _:
-                    edge = self._edge(stage, parent, stream, component, None)
-                    nodes[stage][key] = SendNode(edge.number, subscription.grouping, component.name)
+                    edge = self._edge(stage, parent, stream, component, None, subscription)
+                    nodes[stage][key] = SendNode(edge.number, subscription.grouping, component.name, edge.tasks)
             found.append(key)
         return tuple(found)
 
-    def _edge(self, stage: int, parent: Component, stream: str, component: Component, group: GroupBy | None) -> Edge:
+    def _edge(
+        self,
+        stage: int,
+        parent: Component,
+        stream: str,
+        component: Component,
+        group: GroupBy | None,
+        subscription: Subscription,
+    ) -> Edge:
+        to = component.name
+        if isinstance(component, Join):  # where both sides are one stream, by one key, they are told apart by identity
+            to = _side(component.name, 0 if subscription is component.left else 1)
         edge = Edge(
             number=len(self._edges),
             origin=parent.name,
@@ -310,9 +374,26 @@ class _Compiler:
             hops=self._stage[component.name] - stage,
             given=parent.streams[stream],
             group=group,
+            to=to,
+            tasks=_tasks_of(component),
+            grouping=None if group is not None else subscription.grouping,
         )
         self._edges.append((stage, edge))
         return edge
+
+
+def _side(component: str, side: int) -> str:
+    return f"{component}<{side}"
+
+
+def _group_of(component: Aggregate) -> GroupBy:
+    return GroupBy(component.name, component.keys, component.aggregations, component.schema, component.given)
+
+
+def _tasks_of(component: Component) -> int | None:
+    """The number of tasks that was asked for; the inputs of a component agree."""
+    grouped = isinstance(component, Aggregate) and not component.local
+    return next((i.tasks for i in component.inputs if grouped or not i.grouping.fused), None)
 
 
 def _fingerprint(topology: TopologyGraph) -> str:
@@ -332,7 +413,11 @@ def _described(component: Component) -> list[Json]:
         case BoltComponent():
             return base
         case Aggregate():
-            results: list[Json] = [f"{a.output}={a.kind}({a.field or ''})" for a in component.aggregations]
-            return [*base, list[Json](component.keys), results, component.persistent]
+            results: list[Json] = [f"{a.output}={a.name}" for a in component.aggregations]
+            where: list[Json] = ["local"] if component.local else []
+            return [*base, list[Json](component.keys), results, component.persistent, *where]
+        case Join():
+            pairs: list[Json] = [f"{one}={other}" for one, other in component.on.keys]
+            return [*base, component.on.kind.value, pairs]
         case SinkComponent():
             return [*base, component.spec.target]

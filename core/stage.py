@@ -23,11 +23,24 @@ from stormproof.core.bolt import ArrowBolt, BoltContext, Ran, fresh
 from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.engine.protocol import Job
 from stormproof.core.errors import JobFailed, RoutingError
+from stormproof.core.gather import evaluate
 from stormproof.core.grouping import Router
-from stormproof.core.keyhash import hash_keys, task_numbers
+from stormproof.core.join import join_rows
+from stormproof.core.keyhash import task_numbers
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, MessageFailure, MessageId, Token, storable_text
 from stormproof.core.operate import apply, input_text
-from stormproof.core.plan import BoltNode, CombineNode, Entry, OperationNode, SendNode, StagePlan, WriteNode
+from stormproof.core.plan import (
+    BoltNode,
+    CombineNode,
+    Entry,
+    GatherNode,
+    JoinNode,
+    JoinSideNode,
+    OperationNode,
+    SendNode,
+    StagePlan,
+    WriteNode,
+)
 from stormproof.core.pulse import Pulse, running
 from stormproof.core.share import Rows, Words, as_signed, as_words, signed, split_one, xor_reduce
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
@@ -52,7 +65,8 @@ class StageJob:
     """What the tasks of one stage are given: a job's part for that stage. Picklable where the plan is.
 
     `plan` None is the stage of the ackers, which there is where each message gets a verdict of its own; `ackers` is the
-    number of its tasks, 0 where there is none. `tasks` is the number of tasks of every stage.
+    number of its tasks, 0 where there is none. `tasks` is the number of tasks of every stage; `parallelism` is how many an
+    exchange leads to where no number was asked for.
     """
 
     stage: int
@@ -68,13 +82,16 @@ class StageJob:
     excluded: frozenset[int] = frozenset()
     pulse: Path | None = None
     careful: bool = False
+    parallelism: int = 1
 
 
 def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
-    """A job cut into the parts for its stages. The first stage has a task a reader, the others `parallelism`."""
+    """A job cut into the parts for its stages. The first stage has a task a reader, the others `parallelism`, but for
+    those that were asked to have another number.
+    """
     stages = job.plan.stages
     ackers = (job.plan.ackers or parallelism) if job.per_message and job.tracked else 0
-    tasks = (len(job.readers), *(parallelism for _ in stages[1:]), *([ackers] if ackers else []))
+    tasks = (len(job.readers), *(s.tasks(parallelism) for s in stages[1:]), *([ackers] if ackers else []))
     made: list[StageJob] = []
     for number, plan in enumerate((*stages, None) if ackers else stages):
         part = StageJob(
@@ -88,6 +105,7 @@ def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
             seed=job.seed,
             pulse=job.pulse,
             careful=job.careful,
+            parallelism=parallelism,
         )
         if number == 0:
             part = replace(part, decoders=job.plan.decoders, readers=job.readers, excluded=job.excluded)
@@ -171,7 +189,7 @@ class _Failed:
     input: str
 
 
-End = CombineNode | SendNode | WriteNode
+End = CombineNode | GatherNode | JoinSideNode | SendNode | WriteNode
 
 
 @dataclass(slots=True)
@@ -255,20 +273,29 @@ class _Task:
         self._acks: list[tuple[Rows, Words]] = []
         last = part.stage == len(part.tasks) - 1
         self._sender = None if last else Sender(task, part.tasks[part.stage + 1], self._messages)
-        self._combiners: dict[int, Combiner] = {}
+        self._combiners: dict[str, Combiner] = {}
+        self._waiting: dict[str, list[_Tuples]] = {}
         self._routers: dict[str, Router] = {}
         self._bolts: dict[str, _Running] = {}
         for key, node in plan.nodes.items():
-            if isinstance(node, CombineNode):
-                self._combiners[node.edge] = Combiner(node.group)
+            if isinstance(node, (CombineNode, GatherNode)) and not self._raw(node):
+                self._combiners[key] = Combiner(node.group)
+            elif isinstance(node, (GatherNode, JoinSideNode)):
+                self._waiting[key] = []
             elif isinstance(node, SendNode):
                 self._routers[key] = Router(
-                    node.grouping, part.tasks[-1 - bool(part.ackers)], task, component=node.component
+                    node.grouping, node.tasks or part.parallelism, task, component=node.component
                 )
+
+    def _raw(self, node: CombineNode | GatherNode) -> bool:
+        """Whether rows are not combined before they are all together: a result cannot be made of parts, or each message
+        is to get a verdict of its own.
+        """
+        return bool(self._part.ackers) or not node.group.combines
 
     def _started(self, node: BoltNode) -> _Running:
         part = self._part
-        consumers = dict.fromkeys(node.consumers, part.tasks[-1 - bool(part.ackers)])
+        consumers = {name: tasks or part.parallelism for name, tasks in node.consumers.items()}
         context = BoltContext(
             component=node.component,
             task=self._task,
@@ -296,11 +323,18 @@ class _Task:
             yield from self._read()
         else:
             yield from self._receive(incoming, carried)
-        for key, running_ in self._bolts.items():
-            node = self._plan.nodes[key]
-            assert isinstance(node, BoltNode)
+        for key, node in self._plan.nodes.items():  # each behind all that it takes from
             batch = _Batch()
-            self._ran(batch, node, running_, running_.runner.finish(self._pulse))
+            match node:
+                case BoltNode():
+                    running_ = self._bolts[key]
+                    self._ran(batch, node, running_, running_.runner.finish(self._pulse))
+                case GatherNode():
+                    self._gathered(batch, key, node)
+                case JoinNode():
+                    self._join(batch, node)
+                case _:
+                    continue
             yield from self._finish(batch)
         yield from self._send_combined()
         yield from self._send_notices()
@@ -413,9 +447,10 @@ class _Task:
     def _receive(self, incoming: Iterable[pa.RecordBatch], carried: list[TaskReport]) -> Iterator[pa.RecordBatch]:
         part = self._part
         edges = [entry.edge for entry in self._plan.entries if entry.edge is not None]
-        ways = {e.number: Way(e.component, e.given if part.ackers else e.schema) for e in edges}
+        per_message = bool(part.ackers)
+        ways = {e.number: Way(e.component, e.schema(per_message=per_message)) for e in edges}
         for edge in self._plan.relayed:
-            ways[edge.number] = Way(edge.component, edge.given if part.ackers else edge.schema, passes=True)
+            ways[edge.number] = Way(edge.component, edge.schema(per_message=per_message), passes=True)
         received = receive(incoming, part.stage, self._task, part.tasks[part.stage - 1], ways, tracked=part.tracked)
         carried += received.reports
         self._report.violations += received.violations
@@ -445,35 +480,89 @@ class _Task:
                 yield from self._finish(batch)
 
     def _merge(self, entry: Entry, group: GroupBy, chunks: list[Chunk]) -> Iterator[pa.RecordBatch]:
-        if not chunks:
+        # Without keys there is one group, also where nothing is in it; it is the first task's.
+        if not chunks and (group.keys or self._task):
             return
-        if self._part.ackers:
-            made = self._grouped(group, chunks)
+        batch = _Batch()
+        if self._part.ackers or not group.combines or not chunks:
+            rows = [_Tuples(chunk.rows, chunk.anchors(self._messages)) for chunk in chunks]
+            self._evaluated(batch, group, rows, entry.children, entry.component)
         else:
             combiner = Combiner(group)
             for chunk in chunks:
                 if chunk.share is not None:
                     combiner.share ^= xor_reduce(chunk.share)
                 combiner.absorb(pa.Table.from_batches([chunk.rows]))
-            merged = combiner.finish()
-            share = split_one(combiner.share, merged.num_rows) if self._part.tracked else None
-            made = _Tuples(merged, Anchors(merged.num_rows, None, None, share))
-        batch = _Batch()
-        self._deliver(batch, made, None, entry.children, entry.component, entry.stream)
+            self._deliver(batch, self._merged(combiner), None, entry.children, entry.component, entry.stream)
         yield from self._finish(batch)
 
-    def _grouped(self, group: GroupBy, chunks: list[Chunk]) -> _Tuples:
-        """Rows that were not combined before, to groups: each anchored to every message that went into it."""
-        rows = pa.concat_batches([chunk.rows for chunk in chunks])
-        anchors = joined([chunk.anchors(self._messages) for chunk in chunks])
-        merged = group.in_key_order(group.combine(rows))
-        hashes = hash_keys(merged, group.keys)
-        order = np.argsort(hashes)
-        group_of = order[np.searchsorted(hashes[order], hash_keys(rows, group.keys))]
-        row = group_of[anchors.row_of_pairs()]
-        by_group = np.argsort(row, kind="stable")
-        share = None if anchors.share is None else anchors.share[by_group]
-        return _Tuples(merged, Anchors(merged.num_rows, row[by_group], anchors.messages()[by_group], share))
+    def _merged(self, combiner: Combiner) -> _Tuples:
+        """Results that are anchored to many together."""
+        rows = combiner.finish()
+        share = split_one(combiner.share, rows.num_rows) if self._part.tracked else None
+        return _Tuples(rows, Anchors(rows.num_rows, None, None, share))
+
+    def _gathered(self, batch: _Batch, key: str, node: GatherNode) -> None:
+        """What this task grouped for itself, at its end."""
+        if self._raw(node):
+            waiting = self._waiting.pop(key)
+            if waiting:
+                self._evaluated(batch, node.group, waiting, node.children, node.component)
+            return
+        combiner = self._combiners.pop(key)
+        made = self._merged(combiner)
+        if made.rows.num_rows:
+            self._deliver(batch, made, None, node.children, node.component, "default")
+
+    def _evaluated(
+        self, batch: _Batch, group: GroupBy, parts: list[_Tuples], children: tuple[str, ...], component: str
+    ) -> None:
+        """Rows that were not combined before, to the results of their groups.
+
+        Where each message gets a verdict of its own, a result is anchored to every message that went into its group; else
+        to many together.
+        """
+        rows = pa.concat_batches([p.rows for p in parts]) if parts else _no_rows(group.given)
+        anchors = joined([p.anchors for p in parts]) if parts else Anchors.none(0, tracked=self._part.tracked)
+        if self._pulse is not None and self._pulse.careful:
+            self._pulse.at(self._ids_of(anchors))
+        result = evaluate(group, rows, self._pulse)
+        if result.failed:
+            for row, (reason, error) in sorted(result.failed.items()):
+                self._fail_row(batch, anchors, row, _Failed(reason, component, error, _shown_row(rows, row)))
+            anchors = anchors.only(result.group_of_row >= 0)
+        of_row = result.group_of_row[result.group_of_row >= 0]
+        groups, of_pair, share = len(result.counts), of_row[anchors.row_of_pairs()], anchors.share
+        if self._part.ackers:
+            order = np.argsort(of_pair, kind="stable")
+            message = anchors.messages()[order]
+            by_group = Anchors(groups, of_pair[order], message, None if share is None else share[order])
+        else:
+            total = None if share is None else np.zeros(groups, np.uint64)
+            if total is not None and share is not None:
+                np.bitwise_xor.at(total, of_pair, share)
+            by_group = Anchors(groups, None, None, total)
+        batch.acked.append(by_group.only(result.counts == 0))
+        self._deliver(batch, _Tuples(result.rows, by_group), result.counts, children, component, "default")
+
+    def _join(self, batch: _Batch, node: JoinNode) -> None:
+        """Both sides are there: join them."""
+        sides: list[tuple[pa.RecordBatch, Anchors]] = []
+        for side, schema in ((0, node.on.left), (1, node.on.right)):
+            parts = self._waiting.pop(f"{node.component}<{side}")
+            rows = pa.concat_batches([p.rows for p in parts]) if parts else _no_rows(schema)
+            anchors = joined([p.anchors for p in parts]) if parts else Anchors.none(0, tracked=self._part.tracked)
+            sides.append((rows, anchors))
+        made = join_rows(node.on, sides[0], sides[1], len(node.children))
+        batch.acked += made.unmatched
+        self._report.tuples += made.rows.num_rows * len(node.children)
+        if self._observe is not None:
+            self._observe(node.component, "default", made.rows)
+        together = made.deliveries[0].together()
+        if len(together):
+            self._together.append(together)
+        for key, anchors in zip(node.children, made.deliveries, strict=True):
+            self._hand(batch, key, _Tuples(made.rows, anchors), node.component, "default")
 
     # Both.
 
@@ -502,6 +591,8 @@ class _Task:
                 self._operate(batch, batch.alive(tuples), node)
             case BoltNode():
                 self._bolt(batch, batch.alive(tuples), node, component, stream)
+            case JoinNode():
+                raise AssertionError(f"{node.component!r} takes tuples by its sides")
             case _:
                 batch.ends.append((key, node, tuples))
 
@@ -581,7 +672,7 @@ class _Task:
         for anchors in batch.acked:
             mask = batch.mask(anchors)
             self._ack(anchors if mask is None else anchors.only(mask))
-        for (_, node, _), check in zip(batch.ends, checked, strict=True):
+        for (key, node, _), check in zip(batch.ends, checked, strict=True):
             mask = None if check.failed == len(batch.failed) else batch.mask(check.tuples.anchors)
             tuples = check.tuples if mask is None else check.tuples.only(mask)
             dest = check.dest if mask is None or check.dest is None else check.dest[mask]
@@ -589,8 +680,11 @@ class _Task:
                 if tuples.rows.num_rows:
                     self._writer(node.sink, tuples.rows.schema).write(tuples.rows)
                     self._ack(tuples.anchors)
-            elif isinstance(node, CombineNode) and not self._part.ackers:
-                combiner = self._combiners[node.edge]
+            elif isinstance(node, JoinSideNode) or (isinstance(node, GatherNode) and self._raw(node)):
+                if tuples.rows.num_rows:
+                    self._waiting[key].append(tuples)
+            elif isinstance(node, GatherNode) or (isinstance(node, CombineNode) and not self._raw(node)):
+                combiner = self._combiners[key]
                 combiner.absorb(
                     node.group.combine(tuples.rows) if mask is not None or check.partial is None else check.partial
                 )
@@ -602,7 +696,7 @@ class _Task:
         self, node: CombineNode | SendNode, tuples: _Tuples, dest: npt.NDArray[np.int32] | None
     ) -> Iterator[pa.RecordBatch]:
         assert self._sender is not None
-        tasks = self._part.tasks[-1 - bool(self._part.ackers)]
+        tasks = node.tasks or self._part.parallelism
         if dest is None:
             yield from self._sender.copies(node.edge, tuples.rows, tuples.anchors, tasks)
         else:
@@ -623,8 +717,10 @@ class _Task:
                 return _Checked(tuples, len(batch.failed))
             case SendNode():
                 return self._routed(batch, key, node, tuples)
-            case CombineNode():
+            case CombineNode() | GatherNode():
                 return self._combined(batch, node, tuples)
+            case JoinSideNode():
+                return _Checked(tuples, len(batch.failed))
 
     def _routed(self, batch: _Batch, key: str, node: SendNode, tuples: _Tuples) -> _Checked:
         router = self._routers[key]
@@ -647,49 +743,49 @@ class _Task:
         dest = None if router.copies else np.empty(0, np.int32)
         return _Checked(tuples, len(batch.failed), dest=dest)
 
-    def _combined(self, batch: _Batch, node: CombineNode, tuples: _Tuples) -> _Checked:
+    def _combined(self, batch: _Batch, node: CombineNode | GatherNode, tuples: _Tuples) -> _Checked:
+        group, raw = node.group, self._raw(node)
         bad: dict[int, _Failed] = {}
-        for key in node.group.keys:
+        for key in group.keys:
             column = tuples.rows.column(key)
             if column.null_count:
                 for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
                     shown = _shown_row(tuples.rows, row)
                     error = f"group key {key!r} is NULL"
-                    bad.setdefault(row, _Failed(FailureReason.SINK_ERROR, node.group.component, error, shown))
+                    bad.setdefault(row, _Failed(FailureReason.SINK_ERROR, group.component, error, shown))
         tuples = self._without(batch, tuples, bad)
+        if not raw:
+            tuples = self._prepared(batch, group, tuples)
         failed = len(batch.failed)
-        partial = node.group.combine(tuples.rows)
-        keys = list(node.group.keys)
+        partial = None if raw else group.combine(tuples.rows)
+        keys = list(group.keys)
         unheld: dict[int, _Failed] = {}
-        for sink in node.sinks:
+        for sink in node.sinks if keys else ():
             # Keys are checked once each, and traced to their rows only where one is bad.
-            for distinct in partial.select(keys).combine_chunks().to_batches():
-                for row, error in self._with_refused_keys(tuples.rows, keys, sink, distinct):
-                    shown = _shown_row(tuples.rows, row)
-                    unheld.setdefault(row, _Failed(FailureReason.SINK_ERROR, sink, storable_text(error), shown))
+            there = group.distinct_keys(tuples.rows) if partial is None else partial.select(keys)
+            for distinct in there.combine_chunks().to_batches():
+                refused = dict(self._part.writers[sink].check(distinct))
+                for row, number in rows_with_keys(tuples.rows, keys, distinct, refused):
+                    error, shown = storable_text(refused[number]), _shown_row(tuples.rows, row)
+                    unheld.setdefault(row, _Failed(FailureReason.SINK_ERROR, sink, error, shown))
         if unheld:
             tuples = self._without(batch, tuples, unheld)
-            return _Checked(tuples, len(batch.failed), node.group.combine(tuples.rows), self._dest(node, tuples))
-        return _Checked(tuples, failed, partial, self._dest(node, tuples))
+            failed, partial = len(batch.failed), None if raw else group.combine(tuples.rows)
+        dest = None
+        if raw and isinstance(node, CombineNode):
+            dest = task_numbers(tuples.rows, group.keys, node.tasks or self._part.parallelism)
+        return _Checked(tuples, failed, partial, dest)
 
-    def _with_refused_keys(
-        self, rows: pa.RecordBatch, keys: list[str], sink: str, distinct: pa.RecordBatch
-    ) -> Iterator[tuple[int, str]]:
-        """The rows with keys that a sink cannot hold, and why: one pass over the rows, however many keys are bad."""
-        errors = dict(self._part.writers[sink].check(distinct))
-        if not errors:
-            return
-        bad = distinct.take(pa.array(list(errors), pa.int64()))
-        error_of = dict(zip(_keys_of(bad, keys), errors.values(), strict=True))
-        numbers = rows_with_keys(rows, keys, bad)
-        for row, key in zip(numbers.tolist(), _keys_of(rows.take(pa.array(numbers)), keys), strict=True):
-            yield row, error_of[key]
-
-    def _dest(self, node: CombineNode, tuples: _Tuples) -> npt.NDArray[np.int32] | None:
-        """Where rows go that are not combined before, since each message is to get a verdict of its own."""
-        if not self._part.ackers:
-            return None
-        return task_numbers(tuples.rows, node.group.keys, self._part.tasks[-2])
+    def _prepared(self, batch: _Batch, group: GroupBy, tuples: _Tuples) -> _Tuples:
+        """What users' combiners make of each row, beside the row; rows that they refuse fail."""
+        if self._pulse is not None and self._pulse.careful:
+            self._pulse.at(self._ids_of(tuples.anchors))
+        prepared = group.prepare(tuples.rows, self._pulse)
+        bad = {
+            row: _Failed(reason, group.component, error, _shown_row(tuples.rows, row))
+            for row, (reason, error) in prepared.failed.items()
+        }
+        return self._without(batch, replace(tuples, rows=prepared.rows), bad)
 
     def _without(self, batch: _Batch, tuples: _Tuples, bad: Mapping[int, _Failed]) -> _Tuples:
         """Fail these rows; the rows that are left."""
@@ -736,18 +832,19 @@ class _Task:
             self._acks.append((self._messages.ids(anchors.message), anchors.share))
 
     def _send_combined(self) -> Iterator[pa.RecordBatch]:
-        if self._part.ackers:
-            return
-        for edge, combiner in self._combiners.items():
-            rows = combiner.finish()
+        for key, combiner in self._combiners.items():
+            node = self._plan.nodes[key]
+            if not isinstance(node, CombineNode):
+                continue
+            rows = combiner.partials()
             if rows.num_rows == 0:
                 self._report.ack(combiner.share)
                 continue
             assert self._sender is not None
             share = split_one(combiner.share, rows.num_rows) if self._part.tracked else None
-            tasks = self._sender.tasks
+            tasks = node.tasks or self._part.parallelism
             dest = task_numbers(rows, combiner.group.keys, tasks)
-            yield from self._sender.send(edge, rows, Anchors(rows.num_rows, None, None, share), dest, tasks)
+            yield from self._sender.send(node.edge, rows, Anchors(rows.num_rows, None, None, share), dest, tasks)
 
     def _send_notices(self) -> Iterator[pa.RecordBatch]:
         """What the ackers are to know, one ack notice a message and task, towards the acker that each message has."""
@@ -786,3 +883,7 @@ def _shown_row(rows: pa.RecordBatch, row: int) -> str:
     except UnicodeDecodeError:  # an Arrow-wise function can make text that is none
         text = f"a row of {', '.join(rows.schema.names)} whose text is not UTF-8"
     return storable_text(text, INPUT_TEXT_MAX)
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)

@@ -17,12 +17,14 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.aggregation import Aggregation
+from stormproof.core.aggregation import Aggregation, AggregationKind, AnyAggregation
+from stormproof.core.aggregators import UserAggregation
 from stormproof.core.bolt import DEFAULT_STREAM, AnyBolt, ArrowBolt, BasicBolt, Bolt, Streams
 from stormproof.core.bolt.checks import refuse_unfit_bolt, refuse_unfit_function
 from stormproof.core.errors import TopologyError
 from stormproof.core.grouping import Grouping, GroupingKind
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.join import JoinOn
 from stormproof.core.keyhash import can_be_key
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.sink import Fold, SinkInput, SinkSpec
@@ -30,6 +32,7 @@ from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.protocol import Source
 
 NAME_MAX_CHARACTERS: Final = 64
+TASKS_MAX: Final = 1_024
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 UserFunction: TypeAlias = Callable[..., object]
@@ -44,6 +47,14 @@ class OperationKind(StrEnum):
     """Any number of tuples."""
     FILTER = "filter"
     """The tuple itself, or nothing."""
+    EACH = "each"
+    """The tuple itself with what the function gives as further fields."""
+    FLAT_EACH = "flat_each"
+    """The same for each of any number of results."""
+    PROJECT = "project"
+    """Some of its fields, under other names where asked; no function is called."""
+    PEEK = "peek"
+    """The tuple itself, after the function saw it."""
     ARROW = "arrow"
     """A record batch to a record batch, and for each row of that the row that it was made of."""
 
@@ -58,6 +69,8 @@ class Subscription:
     component: str
     stream: str = DEFAULT_STREAM
     grouping: Grouping = NO_EXCHANGE
+    tasks: int | None = None
+    """How many tasks an exchange leads to; None: as many as the engine has."""
 
 
 class OutputStream:
@@ -178,14 +191,19 @@ class BoltComponent:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Groups within a batch. `persistent`: the results are folded into what its sinks hold."""
+    """Groups within a batch; no keys: one group. `persistent`: the results are folded into what its sinks hold.
+
+    `local`: each task groups what it has, without an exchange.
+    """
 
     name: str
     input: Subscription
     keys: tuple[str, ...]
-    aggregations: tuple[Aggregation, ...]
+    aggregations: tuple[AnyAggregation, ...]
     persistent: bool
     schema: pa.Schema
+    given: pa.Schema
+    local: bool = False
 
     @property
     def inputs(self) -> tuple[Subscription, ...]:
@@ -196,6 +214,26 @@ class Aggregate:
     def streams(self) -> Mapping[str, pa.Schema]:
         """One."""
         return {DEFAULT_STREAM: self.schema}
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Two streams joined within a batch; both reach it by their keys."""
+
+    name: str
+    left: Subscription
+    right: Subscription
+    on: JoinOn
+
+    @property
+    def inputs(self) -> tuple[Subscription, ...]:
+        """The left side, and the right one."""
+        return (self.left, self.right)
+
+    @property
+    def streams(self) -> Mapping[str, pa.Schema]:
+        """One."""
+        return {DEFAULT_STREAM: self.on.schema}
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +256,7 @@ class SinkComponent:
         return {}
 
 
-Component: TypeAlias = Spout | Operation | BoltComponent | Aggregate | SinkComponent
+Component: TypeAlias = Spout | Operation | BoltComponent | Aggregate | Join | SinkComponent
 BoltOrFunction: TypeAlias = AnyBolt | UserFunction
 BoltInput: TypeAlias = Subscription | OutputStream
 
@@ -347,6 +385,7 @@ class TopologyGraph:
         if not inputs:
             raise TopologyError(f"bolt {name!r} has no input; name one like words.fields('word')", component=name)
         taken = tuple(self._subscription(name, input_) for input_ in inputs)
+        self._require_agreed_tasks(name, taken)
         refuse_unfit_bolt(name, bolt)
         if isinstance(bolt, (Bolt, BasicBolt, ArrowBolt)):
             made = self._add(
@@ -403,37 +442,39 @@ class TopologyGraph:
         if not callable(function):
             raise TopologyError(f"{kind} needs a function, got {function!r}", parent=inputs[0].component)
         name = self._own_name(name, kind, function)
-        refuse_unfit_function(name, function, yields=kind is OperationKind.FLAT_MAP)
+        flat = kind in {OperationKind.FLAT_MAP, OperationKind.FLAT_EACH}
+        refuse_unfit_function(name, function, yields=flat)
+        self._require_agreed_tasks(name, inputs)
         for other in inputs[1:]:
-            if not self._stream_schema(other).equals(given):
+            if not _alike(self._stream_schema(other), given):
                 raise TopologyError(
-                    f"component {name!r}: its inputs have different fields ({', '.join(given.names)} and "
-                    f"{', '.join(self._stream_schema(other).names)}); a function takes one kind of tuple, a BasicBolt "
-                    "several",
+                    f"component {name!r}: its inputs have different fields ({_shown(given)} and "
+                    f"{_shown(self._stream_schema(other))}); a function takes one kind of tuple, a BasicBolt several",
                     component=name,
                 )
         self._require_fields(name, fields, given)
         taken = tuple(fields) or tuple(given.names)
-        return self._add(
-            Operation(name, tuple(inputs), kind, function, taken, given if schema is None else schema),
-        )
+        if schema is None:
+            nullable = [any(self._stream_schema(i).field(f.name).nullable for i in inputs) for f in given]
+            schema = pa.schema([f.with_nullable(n) for f, n in zip(given, nullable, strict=True)])
+        elif kind in {OperationKind.EACH, OperationKind.FLAT_EACH}:
+            schema = pa.schema([*given, *schema])
+            _refuse_twice(name, schema.names)
+        return self._add(Operation(name, tuple(inputs), kind, function, taken, schema))
 
     def add_aggregate(
         self,
         name: str | None,
         input_: Subscription,
         keys: Sequence[str],
-        aggregations: Sequence[Aggregation],
+        aggregations: Sequence[AnyAggregation],
         *,
         persistent: bool,
+        local: bool = False,
     ) -> str:
-        """Add groups."""
+        """Add groups; no keys make one group of everything."""
         given = self._stream_schema(input_)
         name = self._own_name(name, "aggregate", None)
-        if not keys:
-            raise TopologyError(
-                f"component {name!r}: group_by needs at least one field; known: {', '.join(given.names)}"
-            )
         if not aggregations:
             raise TopologyError(f"component {name!r}: no results; name one like n=count()", component=name)
         self._require_fields(name, keys, given)
@@ -445,10 +486,32 @@ class TopologyGraph:
                     component=name,
                     field=key,
                 )
-        results = [a.result(given, name) for a in aggregations]
-        _refuse_twice(name, [*keys, *(a.output for a in aggregations)])
+        results: list[pa.Field] = []
+        for a in aggregations:
+            if isinstance(a, Aggregation):
+                results.append(a.result(given, name))
+            else:
+                self._require_fields(name, a.fields, given)
+                results += list(a.results)
+            if persistent:
+                _require_fold(name, a)
+        _refuse_twice(name, [*keys, *(f.name for f in results)])
         schema = pa.schema([given.field(key) for key in keys] + results)
-        return self._add(Aggregate(name, input_, tuple(keys), tuple(aggregations), persistent, schema))
+        return self._add(
+            Aggregate(name, input_, tuple(keys), tuple(aggregations), persistent, schema, given, local=local)
+        )
+
+    def add_join(
+        self, name: str | None, left: Subscription, right: Subscription, keys: Mapping[str, str], kind: str
+    ) -> str:
+        """Add a join of two streams by `keys`, the left side's fields and their partners on the right side.
+
+        Raises:
+            TopologyError: see `JoinOn.of`.
+        """
+        name = self._own_name(name, "join", None)
+        on = JoinOn.of(name, kind, keys, self._stream_schema(left), self._stream_schema(right))
+        return self._add(Join(name, left, right, on))
 
     def add_sink(self, input_: Subscription, spec: SinkSpec) -> str:
         """Add a sink; its own name is the component's.
@@ -460,6 +523,12 @@ class TopologyGraph:
         component = self._component(input_.component)
         rows = SinkInput(schema)
         if isinstance(component, Aggregate) and component.persistent:
+            if not component.keys:
+                raise TopologyError(
+                    f"component {component.name!r}: a sink holds results by key, and this aggregate has none; group by a "
+                    "field, or keep the result in a State",
+                    component=component.name,
+                )
             rows = SinkInput(schema, component.keys, {a.output: Fold.SUM for a in component.aggregations})
         name = checked_name(spec.name, "sink")
         # What a sink can take is known now; whether it serves the guarantee, again when one is chosen.
@@ -497,6 +566,8 @@ class TopologyGraph:
             )
         schema = self._stream_schema(subscription)
         subscription.grouping.check(schema, name)
+        if subscription.tasks is not None:
+            checked_tasks(subscription.tasks, name)
         emitter = self._component(subscription.component)
         if subscription.grouping.kind is GroupingKind.DIRECT and not isinstance(emitter, BoltComponent):
             raise TopologyError(
@@ -531,6 +602,16 @@ class TopologyGraph:
                 component=component.name,
             )
         return schema
+
+    def _require_agreed_tasks(self, name: str, inputs: Sequence[Subscription]) -> None:
+        """Equal keys of two inputs meet in one task only where both have as many."""
+        asked = {i.tasks for i in inputs if not i.grouping.fused}
+        if len(asked) > 1:
+            shown = " and ".join(sorted("the engine's number" if n is None else str(n) for n in asked))
+            raise TopologyError(
+                f"component {name!r}: its inputs ask for different numbers of tasks: {shown}; give them one parallelism",
+                component=name,
+            )
 
     def _require_fields(self, name: str, fields: Sequence[str], schema: pa.Schema) -> None:
         for field in fields:
@@ -587,6 +668,49 @@ def as_guarantee(guarantee: Guarantee | str) -> Guarantee:
         return Guarantee(guarantee)
     except ValueError:
         raise TopologyError(f"no guarantee {guarantee!r}; known: {', '.join(g.value for g in Guarantee)}") from None
+
+
+def checked_tasks(tasks: int, component: str) -> int:
+    """The number of tasks that an exchange may lead to.
+
+    Raises:
+        TopologyError: it is none.
+    """
+    if isinstance(tasks, bool) or not isinstance(tasks, int) or not 1 <= tasks <= TASKS_MAX:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TopologyError(
+            f"component {component!r}: parallelism is {tasks!r}; use 1 to {TASKS_MAX}: every task tells every task of the "
+            "next stage what it sent there",
+            component=component,
+        )
+    return tasks
+
+
+def _require_fold(component: str, aggregation: AnyAggregation) -> None:
+    """Raise TopologyError where a sink could not fold a batch's result into what it holds."""
+    if isinstance(aggregation, Aggregation) and aggregation.kind in {AggregationKind.COUNT, AggregationKind.SUM}:
+        return
+    if isinstance(aggregation, UserAggregation):
+        why = "sinks know no function of yours: use .agg(...), or keep the result in a State"
+    elif aggregation.kind is AggregationKind.MEAN:
+        why = "two means do not make one: persist sum_ and count, and divide when you read"
+    elif aggregation.kind is AggregationKind.DISTINCT:
+        why = "two distinct counts do not make one: persist the values themselves as keys, with count()"
+    else:
+        why = "sinks fold sums and counts only: use .agg(...), or keep the result in a State"
+    raise TopologyError(
+        f"component {component!r}: {aggregation.output} = {aggregation.name} can't be persisted across batches: {why}",
+        component=component,
+        field=aggregation.output,
+    )
+
+
+def _alike(one: pa.Schema, other: pa.Schema) -> bool:
+    """Whether two streams have the same fields, NULLs aside."""
+    return bool(one.names == other.names and one.types == other.types)
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name} {f.type}" for f in schema)
 
 
 def _refuse_twice(component: str, names: Sequence[str]) -> None:

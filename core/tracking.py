@@ -58,7 +58,10 @@ class Anchors:
 
     def pairs_of(self, row: int) -> npt.NDArray[np.int64]:
         """The numbers of one tuple's pairs."""
-        return np.array([row], np.int64) if self.row is None else np.flatnonzero(self.row == row)
+        if self.row is None:
+            return np.array([row], np.int64)
+        start, stop = np.searchsorted(self.row, [row, row + 1])
+        return np.arange(start, stop)
 
     def only(self, mask: npt.NDArray[np.bool_]) -> Anchors:
         """Of the tuples where `mask` is set."""
@@ -137,6 +140,16 @@ def joined(parts: Sequence[Anchors]) -> Anchors:
     starts = np.cumsum([0, *(part.rows for part in parts)])
     row = np.concatenate([part.row_of_pairs() + start for part, start in zip(parts, starts, strict=False)])
     return Anchors(rows, row, message, share)
+
+
+def overlaid(rows: int, parts: Sequence[tuple[Anchors, Rows]]) -> Anchors:
+    """The pairs of several runs as those of `rows` tuples: tuple i of a run is anchored as tuple `place[i]`."""
+    row = np.concatenate([place[anchors.row_of_pairs()] for anchors, place in parts])
+    order = np.argsort(row, kind="stable")
+    message = np.concatenate([anchors.messages() for anchors, _ in parts])[order]
+    shares = [anchors.share for anchors, _ in parts]
+    share = None if any(s is None for s in shares) else np.concatenate([s for s in shares if s is not None])[order]
+    return Anchors(rows, row[order], message, share)
 
 
 def child_shares(shares: Words, ordinal: Rows) -> Words:

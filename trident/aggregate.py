@@ -1,15 +1,28 @@
-"""Aggregates for groups: how often, and how much."""
+"""Aggregates for groups: the ready ones, and how users' own ones get their columns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias, cast
 
-from stormproof.core.aggregation import Aggregation, AggregationKind
+import pyarrow as pa
+
+from stormproof.core.aggregation import Aggregation, AggregationKind, AnyAggregation
+from stormproof.core.aggregators import (
+    Aggregator,
+    CombinerAggregator,
+    ReducerAggregator,
+    UserAggregate,
+    UserAggregation,
+    UserKind,
+)
+from stormproof.core.errors import TopologyError
+from stormproof.core.schema import parse_schema
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregator:
-    """An aggregate before it has a name: what `agg(n=count())` is given."""
+class ReadyAggregate:
+    """A ready aggregate before it has a name: what `agg(n=count())` is given."""
 
     kind: AggregationKind
     field: str | None = None
@@ -19,15 +32,95 @@ class Aggregator:
         return Aggregation(output, self.kind, self.field)
 
 
-def count() -> Aggregator:
+OneResult: TypeAlias = ReadyAggregate | CombinerAggregator | ReducerAggregator | UserAggregate
+"""What gives one column, named by its keyword."""
+
+SeveralResults: TypeAlias = Aggregator | UserAggregate
+"""What gives columns by its own names, and any number of rows."""
+
+
+def count() -> ReadyAggregate:
     """The number of a group's tuples, as a long."""
-    return Aggregator(AggregationKind.COUNT)
+    return ReadyAggregate(AggregationKind.COUNT)
 
 
-def sum_(field: str) -> Aggregator:
+def sum_(field: str) -> ReadyAggregate:
     """The sum of a field over a group: a long of integers, a double of floats, a decimal(38,s) of decimals.
 
     NULLs add nothing; the sum of NULLs alone is 0. A sum that does not fit ends the batch's job with an error that
     names the column; it never wraps.
     """
-    return Aggregator(AggregationKind.SUM, field)
+    return ReadyAggregate(AggregationKind.SUM, field)
+
+
+def min_(field: str) -> ReadyAggregate:
+    """The least value of a field; NULL where all are NULL. NaN counts only where there is nothing else."""
+    return ReadyAggregate(AggregationKind.MIN, field)
+
+
+def max_(field: str) -> ReadyAggregate:
+    """The greatest value of a field; NULL where all are NULL. NaN counts only where there is nothing else."""
+    return ReadyAggregate(AggregationKind.MAX, field)
+
+
+def mean(field: str) -> ReadyAggregate:
+    """The mean of a field as a double, of an exact sum where it is of integers or decimals; NULL where all are NULL."""
+    return ReadyAggregate(AggregationKind.MEAN, field)
+
+
+def distinct_count(field: str) -> ReadyAggregate:
+    """The number of different values of a field, exactly; NULL is none. All different values of a group are held."""
+    return ReadyAggregate(AggregationKind.DISTINCT, field)
+
+
+def named(given: pa.Schema, several: tuple[object, ...], results: dict[str, object]) -> list[AnyAggregation]:
+    """Aggregates with the names of their columns, and of all fields where none were named.
+
+    Raises:
+        TopologyError: one is no aggregate, stands in the wrong place, or does not say what it gives.
+    """
+    made: list[AnyAggregation] = []
+    for aggregate in several:
+        own = _of_user(aggregate)
+        if own is None or own.kind is not UserKind.AGGREGATOR:
+            raise TopologyError(
+                f"{aggregate!r}: only an Aggregator stands without a name; write result=..., as in n=count()"
+            )
+        made.append(_named(own, given, parse_schema(_result_of(own))))
+    for output, aggregate in results.items():
+        if isinstance(aggregate, ReadyAggregate):
+            made.append(aggregate.named(output))
+            continue
+        own = _of_user(aggregate)
+        if own is None:
+            raise TopologyError(f"{output}={aggregate!r} is no aggregate; write count() or sum_('field')")
+        if own.kind is UserKind.AGGREGATOR:
+            raise TopologyError(
+                f"{output}={type(own.code).__name__}: an Aggregator names its columns itself, in `result`; give it "
+                "without a name"
+            )
+        made.append(_named(own, given, parse_schema(f"`{output.replace('`', '``')}` {_result_of(own)}")))
+    return made
+
+
+def _of_user(aggregate: object) -> UserAggregate | None:
+    if isinstance(aggregate, UserAggregate):
+        return aggregate
+    if isinstance(aggregate, (CombinerAggregator, ReducerAggregator, Aggregator)):
+        return aggregate.over()
+    return None
+
+
+def _result_of(aggregate: UserAggregate) -> str:
+    result = cast("object", getattr(aggregate.code, "result", None))
+    if not isinstance(result, str):
+        example = "'rank int, word string'" if aggregate.kind is UserKind.AGGREGATOR else "'long'"
+        raise TopologyError(f"{type(aggregate.code).__name__} does not say what it gives; write result = {example}")
+    return result
+
+
+def _named(aggregate: UserAggregate, given: pa.Schema, results: pa.Schema) -> UserAggregation:
+    name = type(aggregate.code).__name__
+    if aggregate.kind is not UserKind.AGGREGATOR and len(results) != 1:
+        raise TopologyError(f"{name}: a {aggregate.kind} gives one value; its result is one type, like 'long'")
+    return UserAggregation(aggregate.kind, aggregate.code, aggregate.fields or tuple(given.names), results)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stormproof.core.bolt import DEFAULT_STREAM
 from stormproof.core.errors import TopologyError
+from stormproof.core.grouping import Grouping, GroupingKind
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.sink import SinkSpec
@@ -16,11 +19,14 @@ from stormproof.core.topology import (
     Subscription,
     TopologyGraph,
     UserFunction,
+    checked_tasks,
 )
-from stormproof.trident.aggregate import Aggregator
+from stormproof.trident.aggregate import OneResult, SeveralResults, named
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from stormproof.trident.explain import Explanation
 
 
 class Topology(TopologyGraph):
@@ -41,6 +47,67 @@ class Topology(TopologyGraph):
         """Go on from a bolt's output stream with the operations of a stream."""
         return Stream(self, output.component, output.stream)
 
+    def merge(self, *streams: Stream, name: str | None = None) -> Stream:
+        """The tuples of all of them as one stream, in no order. They must have the same fields.
+
+        Raises:
+            TopologyError: fewer than two are given, or their fields differ.
+        """
+        if len(streams) < 2:
+            raise TopologyError(f"topology {self.name!r}: merge needs at least two streams, got {len(streams)}")
+        for stream in streams:
+            _require_of(self, stream)
+        inputs = [stream.subscription for stream in streams]
+        return Stream(self, self.add_operation(name, inputs, OperationKind.PROJECT, merge, fields=(), schema=None))
+
+    def join(
+        self,
+        left: Stream,
+        right: Stream,
+        on: str | Sequence[str] | Mapping[str, str],
+        *,
+        how: str = "inner",
+        name: str | None = None,
+    ) -> Stream:
+        """The tuples of both streams whose keys are equal, joined within a batch.
+
+        `on` names the keys; a mapping where the right side calls them otherwise. `how` is inner, left, right or full:
+        whose tuples go on without a partner, with NULLs for the other side's fields. Duplicates multiply. A NULL key
+        matches nothing. The result has the keys, then the other fields of the left, then those of the right side; it is
+        anchored to the messages of both sides, so that a failure behind it is a failure of both.
+
+        *Not guaranteed*: tuples that come in different batches never meet; keep one side in a State for that.
+
+        Raises:
+            TopologyError: a key is unknown or has different types, or another field stands on both sides.
+        """
+        for stream in (left, right):
+            _require_of(self, stream)
+        keys = dict(on) if isinstance(on, Mapping) else {k: k for k in ([on] if isinstance(on, str) else on)}
+        one, other = left.settled(), right.settled()
+        hints = {s.hint for s in (one, other) if s.hint is not None}
+        if len(hints) > 1:
+            raise TopologyError(
+                f"topology {self.name!r}: join of {left.name!r} and {right.name!r}: the sides ask for different numbers "
+                f"of tasks: {' and '.join(map(str, sorted(hints)))}; give both one parallelism"
+            )
+        tasks = next(iter(hints), None)
+        sides = [
+            replace(side.subscription, grouping=Grouping(GroupingKind.FIELDS, tuple(names)), tasks=tasks)
+            for side, names in ((one, keys.keys()), (other, keys.values()))
+        ]
+        return Stream(self, self.add_join(name, sides[0], sides[1], keys, how))
+
+    def explain(self, guarantee: Guarantee | str | None = None) -> Explanation:
+        """What it compiles to: stages, tasks, exchanges, what was fused, sinks; `str` of it is for people.
+
+        Raises:
+            TopologyError: it cannot run under this guarantee (default: its own).
+        """
+        from stormproof.trident.explain import explain
+
+        return explain(self, guarantee)
+
     def run(self, guarantee: Guarantee | str | None = None, **options: Any) -> Any:
         """Run it; `stormproof.trident.run` says how, and takes the options."""
         from stormproof.trident.run import run  # the driver is not needed to build a topology
@@ -51,15 +118,19 @@ class Topology(TopologyGraph):
 class Stream:
     """The tuples that a component gives. Each operation makes a new stream; several may follow the same one.
 
-    Functions get the named fields as arguments, or all fields in order where none is named. What they give replaces
-    their input. With one field in the schema a result is that field's value itself; with several it is a tuple or list
-    in the schema's order, or a dict with exactly its keys. A function that raises fails the message, not the batch.
+    Functions get the named fields as arguments, or all fields in order where none is named. With one field in the schema
+    a result is that field's value itself; with several it is a tuple or list in the schema's order, or a dict with exactly
+    its keys. A function that raises fails the message, not the batch. Operations run in the task that has the tuple;
+    `shuffle` and its like, groups and joins are what moves tuples to other tasks.
     """
 
-    def __init__(self, topology: Topology, component: str, stream: str = DEFAULT_STREAM) -> None:
+    def __init__(
+        self, topology: Topology, component: str, stream: str = DEFAULT_STREAM, *, hint: int | None = None
+    ) -> None:
         self._topology = topology
         self._component = component
         self._input = Subscription(component, stream)
+        self._hint = hint
 
     @property
     def name(self) -> str:
@@ -79,19 +150,84 @@ class Stream:
     @property
     def output(self) -> OutputStream:
         """The same tuples as a bolt subscribes to them: `t.bolt(name, bolt, words.output.fields("word"))`."""
-        return OutputStream(self._topology, self._component, self._input.stream)
+        settled = self.settled()
+        return OutputStream(self._topology, settled.subscription.component, settled.subscription.stream)
+
+    @property
+    def subscription(self) -> Subscription:
+        """How the next operation takes these tuples."""
+        return self._input
+
+    @property
+    def hint(self) -> int | None:
+        """How many tasks the next exchange is to lead to."""
+        return self._hint
+
+    # -- operations on each tuple --------------------------------------------------------------------------------------
 
     def map(self, function: UserFunction, *fields: str, schema: SchemaLike, name: str | None = None) -> Stream:
-        """One tuple for each."""
+        """One tuple for each; what the function gives replaces it."""
         return self._operation(name, OperationKind.MAP, function, fields, schema)
 
     def flat_map(self, function: UserFunction, *fields: str, schema: SchemaLike, name: str | None = None) -> Stream:
         """Any number of tuples for each: the function gives an iterable of results, or yields them."""
         return self._operation(name, OperationKind.FLAT_MAP, function, fields, schema)
 
+    def each(
+        self,
+        function: UserFunction,
+        *fields: str,
+        schema: SchemaLike,
+        many: bool = False,
+        name: str | None = None,
+    ) -> Stream:
+        """The tuple with what the function gives as further fields, which `schema` names.
+
+        `many`: the function gives an iterable of results, and the tuple is repeated for each of them; for none it ends.
+
+        Raises:
+            TopologyError: a new field has the name of one that is there.
+        """
+        kind = OperationKind.FLAT_EACH if many else OperationKind.EACH
+        return self._operation(name, kind, function, fields, schema)
+
     def filter(self, function: UserFunction, *fields: str, name: str | None = None) -> Stream:
         """Only the tuples for which the function gives something true; their fields stay."""
         return self._operation(name, OperationKind.FILTER, function, fields, None)
+
+    def project(self, *fields: str, name: str | None = None, **renamed: str) -> Stream:
+        """Only these fields, in this order, then others under new names: `project("id", total="amount")`.
+
+        Raises:
+            TopologyError: a field is unknown, none is named, or a name stands twice.
+        """
+        import pyarrow as pa
+
+        given = self.schema
+        names = [*((f, f) for f in fields), *renamed.items()]
+        if not names:
+            raise TopologyError(
+                f"component {self._component!r}: project needs at least one field; known: {', '.join(given.names)}",
+                component=self._component,
+            )
+        taken = [old for _, old in names]
+        for old in taken:
+            if old not in given.names:
+                raise TopologyError(
+                    f"project after {self._component!r}: unknown field {old!r}; known: {', '.join(given.names)}",
+                    component=self._component,
+                    field=old,
+                )
+        schema = parse_schema(pa.schema([given.field(old).with_name(new) for new, old in names]))
+        return self._operation(name, OperationKind.PROJECT, project, tuple(taken), schema)
+
+    def peek(self, function: UserFunction, *fields: str, name: str | None = None) -> Stream:
+        """Show each tuple to a function; what it gives is ignored, and the tuple goes on as it is.
+
+        *Not guaranteed*: that it is called once. Spark may run a task again, and a batch is tried again after a failure:
+        it is for looking, not for effects that matter; those belong into a sink.
+        """
+        return self._operation(name, OperationKind.PEEK, function, fields, None)
 
     def arrow(self, function: UserFunction, *fields: str, schema: SchemaLike, name: str | None = None) -> Stream:
         """Whole record batches: the function gets one, and gives another and, for each row of that, the number of the
@@ -102,9 +238,101 @@ class Stream:
         """
         return self._operation(name, OperationKind.ARROW, function, fields, schema)
 
+    # -- where tuples go -----------------------------------------------------------------------------------------------
+
+    def shuffle(self) -> Stream:
+        """Evenly over the tasks of what follows."""
+        return self._repartition(Grouping(GroupingKind.SHUFFLE))
+
+    def partition_by(self, *fields: str) -> Stream:
+        """Tuples of a batch with equal values in these fields go to one task.
+
+        Raises:
+            TopologyError: a field is unknown or cannot be a key.
+        """
+        return self._repartition(Grouping(GroupingKind.FIELDS, fields))
+
+    def broadcast(self) -> Stream:
+        """Every task of what follows gets a copy of every tuple; the tracking counts each."""
+        return self._repartition(Grouping(GroupingKind.ALL))
+
+    def global_(self) -> Stream:
+        """All tuples go to one task, the first."""
+        return self._repartition(Grouping(GroupingKind.GLOBAL))
+
+    def batch_global(self) -> Stream:
+        """All tuples of a batch go to one task.
+
+        In Trident that may be another task for another batch. Here the tasks of a batch end with it and no two batches
+        share any, so it is the same as `global_`.
+        """
+        return self.global_()
+
+    def partition(self, function: Callable[[pa.RecordBatch, int], object]) -> Stream:
+        """The task that `function(rows, tasks)` gives for each row, as an array of task numbers."""
+        return self._repartition(Grouping(GroupingKind.CUSTOM, (), function))
+
+    def parallelism(self, tasks: int) -> Stream:
+        """Ask for a number of tasks behind an exchange: the one just named (`shuffle().parallelism(8)`), else the next.
+
+        It holds for what follows up to the exchange after that. A stage has as many tasks as the largest number that is
+        asked for in it; the tasks that read the source are as many as the engine gives it.
+
+        Raises:
+            TopologyError: it is no number of tasks; and later, at `into`, if no exchange came.
+        """
+        checked_tasks(tasks, self._component)
+        if self._input.grouping.fused:
+            return self._like(self._input, tasks)
+        return self._like(replace(self._input, tasks=tasks), None)
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
     def group_by(self, *fields: str) -> GroupedStream:
-        """Groups by equal values. A NULL key fails its message."""
-        return GroupedStream(self._topology, self._input, fields)
+        """Groups by equal values. A NULL key fails its message.
+
+        Raises:
+            TopologyError: no field is named.
+        """
+        if not fields:
+            raise TopologyError(
+                f"component {self._component!r}: group_by needs at least one field; known: "
+                f"{', '.join(self.schema.names)}; for all tuples together use aggregate(...)",
+                component=self._component,
+            )
+        return GroupedStream(self, fields)
+
+    def partition_aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
+        """One result for what each task has of a batch, without an exchange. A task without tuples gives none."""
+        return self._grouped((), several, results, name=name, local=True)
+
+    def aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
+        """One result for all tuples of a batch; also where there are none: counts and sums are 0 then.
+
+        What combines (ready aggregates, combiners) is combined in each task before everything goes to one.
+        """
+        return self._grouped((), several, results, name=name)
+
+    def persistent_aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
+        """One result for all tuples, folded across batches. Sinks hold results by key, so only a State can follow."""
+        return self._grouped((), several, results, name=name, persistent=True)
+
+    # -- several streams -----------------------------------------------------------------------------------------------
+
+    def merge(self, *others: Stream, name: str | None = None) -> Stream:
+        """See `Topology.merge`."""
+        return self._topology.merge(self, *others, name=name)
+
+    def join(
+        self,
+        right: Stream,
+        on: str | Sequence[str] | Mapping[str, str],
+        *,
+        how: str = "inner",
+        name: str | None = None,
+    ) -> Stream:
+        """See `Topology.join`."""
+        return self._topology.join(self, right, on, how=how, name=name)
 
     def into(self, *sinks: SinkSpec) -> Stream:
         """End in sinks: each gets every tuple. Returns the same stream, which may have other followers.
@@ -116,9 +344,33 @@ class Stream:
             raise TopologyError(
                 f"component {self._component!r}: into() needs at least one sink", component=self._component
             )
+        if self._hint is not None:
+            raise TopologyError(
+                f"component {self._component!r}: parallelism({self._hint}) has no exchange behind it, and the tasks "
+                "before it are as many as they are; put shuffle(), partition_by(...), a group or a join between it and "
+                "the sink",
+                component=self._component,
+            )
+        settled = self.settled()
         for sink in sinks:
-            self._topology.add_sink(self._input, sink)
-        return self
+            self._topology.add_sink(settled.subscription, sink)
+        return settled
+
+    def settled(self) -> Stream:
+        """The same tuples where a repartition has brought them."""
+        if self._input.grouping.fused:
+            return self
+        return self._operation(None, OperationKind.PROJECT, repartition, (), None)
+
+    def _like(self, input_: Subscription, hint: int | None) -> Stream:
+        made = Stream(self._topology, self._component, self._input.stream, hint=hint)
+        made._input = input_
+        return made
+
+    def _repartition(self, grouping: Grouping) -> Stream:
+        settled = self.settled()
+        grouping.check(settled.schema, settled.name)
+        return settled._like(replace(settled._input, grouping=grouping, tasks=self._hint), None)
 
     def _operation(
         self,
@@ -129,34 +381,97 @@ class Stream:
         schema: SchemaLike | None,
     ) -> Stream:
         parsed = None if schema is None else parse_schema(schema)
-        return Stream(
-            self._topology,
-            self._topology.add_operation(name, [self._input], kind, function, fields=fields, schema=parsed),
-        )
+        made = self._topology.add_operation(name, [self._input], kind, function, fields=fields, schema=parsed)
+        return Stream(self._topology, made, hint=self._hint)
+
+    def _grouped(
+        self,
+        keys: tuple[str, ...],
+        several: tuple[SeveralResults, ...],
+        results: Mapping[str, OneResult],
+        *,
+        name: str | None,
+        persistent: bool = False,
+        local: bool = False,
+    ) -> Stream:
+        aggregations = named(self.schema, several, dict(results))
+        settled = self.settled()
+        input_ = settled._input if local else replace(settled._input, tasks=settled._hint)
+        made = self._topology.add_aggregate(name, input_, keys, aggregations, persistent=persistent, local=local)
+        return Stream(self._topology, made, hint=settled._hint if local else None)
 
 
 class GroupedStream:
-    """Tuples grouped by key, waiting for what is to be computed of each group."""
+    """Tuples grouped by key, waiting for what is to be computed of each group.
 
-    def __init__(self, topology: Topology, input_: Subscription, keys: tuple[str, ...]) -> None:
-        self._topology = topology
-        self._input = input_
+    Each result stands under its keyword: a ready aggregate (`n=count()`), or a `CombinerAggregator` or
+    `ReducerAggregator` of one's own. An `Aggregator` stands without a keyword and names its columns itself; where several
+    give several rows, there is a row for each combination of them.
+    """
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
+        self._stream = stream
         self._keys = keys
 
-    def agg(self, *, name: str | None = None, **results: Aggregator) -> Stream:
-        """One tuple a key and batch: the keys, then each result under its name."""
-        return self._aggregate(name, results, persistent=False)
+    def parallelism(self, tasks: int) -> GroupedStream:
+        """Ask for a number of tasks that the groups are divided among.
 
-    def persistent_aggregate(self, *, name: str | None = None, **results: Aggregator) -> Stream:
-        """The same, folded across batches: added to what the sinks hold for the key. Only `into` can follow."""
-        return self._aggregate(name, results, persistent=True)
+        Raises:
+            TopologyError: it is no number of tasks.
+        """
+        return GroupedStream(self._stream.settled().parallelism(tasks), self._keys)
 
-    def _aggregate(self, name: str | None, results: dict[str, Aggregator], *, persistent: bool) -> Stream:
-        for output, aggregator in results.items():
-            if not isinstance(aggregator, Aggregator):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TopologyError(f"{output}={aggregator!r} is no aggregate; write count() or sum_('field')")
-        named = [aggregator.named(output) for output, aggregator in results.items()]
-        return Stream(
-            self._topology,
-            self._topology.add_aggregate(name, self._input, self._keys, named, persistent=persistent),
+    def agg(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
+        """One tuple a key and batch: the keys, then each result."""
+        return self._aggregate(several, results, name=name)
+
+    def aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
+        """The same as `agg`, by Trident's name."""
+        return self.agg(*several, name=name, **results)
+
+    def partition_aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
+        """One tuple a key and task: each task groups what it has, without an exchange."""
+        return self._aggregate(several, results, name=name, local=True)
+
+    def persistent_aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
+        """The same as `agg`, folded across batches: added to what the sinks hold for the key. Only `into` can follow.
+
+        Sinks fold count() and sum_(). Others are refused: of two batches' means, say, nobody could make one.
+        """
+        return self._aggregate(several, results, name=name, persistent=True)
+
+    def _aggregate(
+        self,
+        several: tuple[SeveralResults, ...],
+        results: Mapping[str, OneResult],
+        *,
+        name: str | None,
+        persistent: bool = False,
+        local: bool = False,
+    ) -> Stream:
+        return self._stream._grouped(  # pyright: ignore[reportPrivateUsage] - the other half of one class
+            self._keys, several, results, name=name, persistent=persistent, local=local
         )
+
+
+def _require_of(topology: Topology, stream: Stream) -> None:
+    if stream.topology is not topology:
+        raise TopologyError(
+            f"stream {stream.name!r} belongs to topology {stream.topology.name!r}, not to {topology.name!r}",
+            component=stream.name,
+        )
+
+
+def project(*values: object) -> object:
+    """Names the component of a projection; never called."""
+    return values
+
+
+def merge(*values: object) -> object:
+    """Names the component of a merge; never called."""
+    return values
+
+
+def repartition(*values: object) -> object:
+    """Names the component that stands between a repartition and what cannot take one itself; never called."""
+    return values

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from stormproof.core.aggregators import Aggregator, CombinerAggregator, ReducerAggregator
     from stormproof.core.bolt import ArrowBolt, BasicBolt, Bolt, BoltContext, Collector, FailTuple, Tuple
     from stormproof.core.errors import (
         BatchUnverified,
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
     from stormproof.sinks.delta import DeltaSink
     from stormproof.sinks.memory import MemorySink
     from stormproof.sinks.postgres import PostgresSink
-    from stormproof.trident.aggregate import count, sum_
+    from stormproof.trident.aggregate import count, distinct_count, max_, mean, min_, sum_
+    from stormproof.trident.explain import Explanation
     from stormproof.trident.run import run
     from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
     from stormproof.trident.stream import Topology
 
 _HOMES: Final = {
+    **dict.fromkeys(("Aggregator", "CombinerAggregator", "ReducerAggregator"), "stormproof.core.aggregators"),
     **dict.fromkeys(
         ("ArrowBolt", "BasicBolt", "Bolt", "BoltContext", "Collector", "FailTuple", "Tuple"),
         "stormproof.core.bolt",
@@ -72,8 +75,8 @@ _HOMES: Final = {
     "DeltaSink": "stormproof.sinks.delta",
     "MemorySink": "stormproof.sinks.memory",
     "PostgresSink": "stormproof.sinks.postgres",
-    "count": "stormproof.trident.aggregate",
-    "sum_": "stormproof.trident.aggregate",
+    **dict.fromkeys(("count", "distinct_count", "max_", "mean", "min_", "sum_"), "stormproof.trident.aggregate"),
+    "Explanation": "stormproof.trident.explain",
     "run": "stormproof.trident.run",
     "BatchResult": "stormproof.trident.statistics",
     "RecoveryReport": "stormproof.trident.statistics",
@@ -82,6 +85,7 @@ _HOMES: Final = {
 }
 
 __all__ = [
+    "Aggregator",
     "ArrowBolt",
     "BasicBolt",
     "BatchResult",
@@ -90,7 +94,9 @@ __all__ = [
     "BoltContext",
     "CannotTell",
     "Collector",
+    "CombinerAggregator",
     "DeltaSink",
+    "Explanation",
     "FailTuple",
     "FatalError",
     "Fenced",
@@ -104,6 +110,7 @@ __all__ = [
     "PostgresQueue",
     "PostgresSink",
     "RecoveryReport",
+    "ReducerAggregator",
     "RunStatistics",
     "Settings",
     "SettingsError",
@@ -116,6 +123,10 @@ __all__ = [
     "Tuple",
     "UsageError",
     "count",
+    "distinct_count",
+    "max_",
+    "mean",
+    "min_",
     "run",
     "sum_",
 ]

@@ -76,6 +76,21 @@ def run(
 
 
 @app.command()
+def explain(
+    target: Annotated[str, typer.Argument(metavar="FILE.py:NAME", help="A Topology, or a function that returns one.")],
+    *,
+    param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
+    guarantee: Annotated[str | None, typer.Option(help="Under which guarantee; default: the topology's own.")] = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it as .svg, or as .dot for Graphviz.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a topology compiles to: stages, tasks, exchanges, what is fused, sinks. Runs nothing."""
+    from stormproof.trident.cli.explain import explain_topology
+
+    explain_topology(target, param or (), guarantee=guarantee, plot=plot, as_json=as_json)
+
+
+@app.command()
 def status(as_json: AsJson = False) -> None:
     """Every topology: its driver, what is under way, what waits, what is blocked."""
     from stormproof.trident.cli.reports import show_status

@@ -1,0 +1,142 @@
+"""The kinds of aggregates that users write: combiners, reducers and aggregators, row by row."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol
+
+import pyarrow as pa
+
+
+class Given(Protocol):
+    """How an aggregator emits."""
+
+    def __call__(self, values: object, /) -> None:
+        """Emit the value itself where the result has one field, else a tuple, list or dict of its values."""
+        ...
+
+
+class CombinerAggregator(ABC):
+    """An aggregate of values that combine in any order: each task combines its own before the exchange.
+
+    `combine` must be associative and commutative, and `zero` neutral, or the result depends on how tuples were divided.
+    `result` is the type of a value. Nothing may be kept in `self`: any task may make any of the calls, and again.
+
+    An exception out of `init` fails the message of its tuple. One out of `combine` belongs to no single message: the
+    batch's job fails, and the batch is tried in parts until the culprit stands alone.
+    """
+
+    result: ClassVar[str]
+
+    @abstractmethod
+    def init(self, *values: Any) -> object:
+        """The value of one tuple, given its fields."""
+
+    @abstractmethod
+    def combine(self, one: Any, other: Any, /) -> object:
+        """Two values as one."""
+
+    @abstractmethod
+    def zero(self) -> object:
+        """The value of no tuples."""
+
+    def over(self, *fields: str) -> UserAggregate:
+        """This, of the named fields instead of all of them."""
+        return UserAggregate(UserKind.COMBINER, self, fields)
+
+
+class ReducerAggregator(ABC):
+    """An aggregate that takes in tuple after tuple of a group, after the exchange; no order is promised.
+
+    `result` is the type of its value. Nothing may be kept in `self`. An exception out of `reduce` fails the message of
+    the tuple in hand, and the group is reduced again without it.
+    """
+
+    result: ClassVar[str]
+
+    @abstractmethod
+    def init(self) -> object:
+        """The value of no tuples."""
+
+    @abstractmethod
+    def reduce(self, value: Any, /, *values: Any) -> object:
+        """The value with one more tuple, given its fields. What was given may be changed and returned."""
+
+    def over(self, *fields: str) -> UserAggregate:
+        """This, of the named fields instead of all of them."""
+        return UserAggregate(UserKind.REDUCER, self, fields)
+
+
+class Aggregator(ABC):
+    """An aggregate that sees every tuple of a group, after the exchange, and may emit any number of rows.
+
+    `result` is a schema such as "rank int, word string". Failures: see `ReducerAggregator`; one out of `complete` belongs
+    to no single message.
+    """
+
+    result: ClassVar[str]
+
+    def init(self) -> Any:
+        """The state that a group begins with."""
+        return None
+
+    @abstractmethod
+    def aggregate(self, state: Any, emit: Given, /, *values: Any) -> object:
+        """Take in one tuple, given its fields; gives the state to go on with, or None to keep the one that was given."""
+
+    def complete(self, state: Any, emit: Given, /) -> None:  # noqa: B027 - optional
+        """The group is at its end."""
+
+    def over(self, *fields: str) -> UserAggregate:
+        """This, of the named fields instead of all of them."""
+        return UserAggregate(UserKind.AGGREGATOR, self, fields)
+
+
+class UserKind(StrEnum):
+    """Which of the three a user's aggregate is."""
+
+    COMBINER = "combiner"
+    REDUCER = "reducer"
+    AGGREGATOR = "aggregator"
+
+
+@dataclass(frozen=True, slots=True)
+class UserAggregate:
+    """A user's aggregate, and the fields that it is of (none: all)."""
+
+    kind: UserKind
+    code: CombinerAggregator | ReducerAggregator | Aggregator
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UserAggregation:
+    """A user's aggregate in a group: `results` are its columns, one but for an aggregator."""
+
+    kind: UserKind
+    code: Any
+    fields: tuple[str, ...]
+    results: pa.Schema
+
+    @property
+    def combines(self) -> bool:
+        """Whether values of parts of a group make the value of the whole."""
+        return self.kind is UserKind.COMBINER
+
+    @property
+    def output(self) -> str:
+        """Its first column's name."""
+        return str(self.results.names[0])
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{type(self.code).__name__}({', '.join(self.fields)})"
+
+
+def arguments(columns: Sequence[pa.Array]) -> list[tuple[object, ...]]:
+    """The fields of each row, as a call takes them."""
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))

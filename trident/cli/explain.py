@@ -1,0 +1,34 @@
+"""`explain`: what a topology compiles to, as text, JSON or a picture; runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stormproof.core.errors import UsageError
+from stormproof.trident.cli.loading import load_topology
+from stormproof.trident.cli.output import emit, note, say
+from stormproof.trident.explain import explain
+
+
+def explain_topology(
+    target: str, parameters: Sequence[str], *, guarantee: str | None, plot: str | None, as_json: bool
+) -> None:
+    """Print what it compiles to, and draw it where asked.
+
+    Raises:
+        UsageError: `plot` is neither an .svg nor a .dot file, or cannot be written.
+        TopologyError: the topology cannot run under this guarantee.
+    """
+    if plot is not None and Path(plot).suffix not in {".svg", ".dot"}:
+        raise UsageError(f"--plot {plot}: name a file that ends in .svg or .dot", file=plot)
+    topology, _ = load_topology(target, parameters)
+    found = explain(topology, guarantee)
+    if plot is not None:
+        drawn = found.to_svg() if Path(plot).suffix == ".svg" else found.to_dot()
+        try:
+            Path(plot).write_text(drawn, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--plot {plot}: it cannot be written: {error.strerror}", file=plot) from error
+        note(f"drew {plot}")
+    emit(found, as_json=as_json, text=lambda: say(str(found)))

@@ -1,0 +1,404 @@
+"""What a topology compiles to, for people and programs: stages, tasks, exchanges, what was fused, sinks, guarantees."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from stormproof.core.errors import Json, TopologyError
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.plan import Edge, Plan, compile_topology
+from stormproof.core.schema import to_ddl
+from stormproof.core.topology import (
+    Aggregate,
+    BoltComponent,
+    Component,
+    Join,
+    Operation,
+    SinkComponent,
+    Spout,
+    TopologyGraph,
+    as_guarantee,
+)
+
+ENGINES: Final = "the engine's number"
+READERS: Final = "one for each part of the source"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedComponent:
+    """A component: what it does, which components it takes from, and what it gives."""
+
+    name: str
+    what: str
+    inputs: tuple[str, ...]
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedStage:
+    """What runs in one task, fused. `tasks` None: as many as the engine has, or, in the first stage, as the source has
+    parts.
+    """
+
+    number: int
+    tasks: int | None
+    components: tuple[ExplainedComponent, ...]
+    passes: tuple[str, ...]
+    """What only passes through on its way to a later stage."""
+
+    @property
+    def tasks_text(self) -> str:
+        """The number of tasks, for people."""
+        return (READERS if self.number == 0 else ENGINES) if self.tasks is None else str(self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedExchange:
+    """How tuples come from one stage to another. `combined`: each task makes one row a key of its own before."""
+
+    origin: str
+    stream: str
+    component: str
+    from_stage: int
+    to_stage: int
+    grouping: str
+    keys: tuple[str, ...]
+    tasks: int | None
+    combined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSink:
+    """Where results end, and how: appended, or folded by keys."""
+
+    name: str
+    target: str
+    stage: int
+    component: str
+    mode: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a topology compiles to under a guarantee. `str` of it is for people.
+
+    `serves` has every guarantee, with the reason why it cannot be had, or None. `serial`: its batches run one at a time.
+    """
+
+    topology: str
+    guarantee: str
+    serves: Mapping[str, str | None]
+    serial: bool
+    stages: tuple[ExplainedStage, ...]
+    exchanges: tuple[ExplainedExchange, ...]
+    sinks: tuple[ExplainedSink, ...]
+
+    def __str__(self) -> str:
+        lines = [f"topology {self.topology}, {self.guarantee}"]
+        for name, reason in self.serves.items():
+            lines.append(f"  {name}: {'yes' if reason is None else f'no: {reason}'}")
+        order = (
+            "one at a time: a job reads what the batch before it wrote into a state"
+            if self.serial
+            else "several may be in flight; they commit in order"
+        )
+        lines.append(f"  batches: {order}")
+        for stage in self.stages:
+            lines += ["", f"stage {stage.number}, tasks: {stage.tasks_text}"]
+            for exchange in self.exchanges:
+                if exchange.to_stage == stage.number:
+                    lines.append(f"  <= {_exchange_text(exchange)}")
+            for component in stage.components:
+                source = f" <- {', '.join(component.inputs)}" if component.inputs else ""
+                lines.append(f"  {component.name}: {component.what}{source} ({component.schema})")
+            lines += [f"  => {s.name}: {s.target}, {_mode_text(s)} <- {s.component}" for s in self._sinks_of(stage)]
+            lines += [f"  (passes through: {name})" for name in stage.passes]
+        return "\n".join(lines)
+
+    def _sinks_of(self, stage: ExplainedStage) -> list[ExplainedSink]:
+        return [s for s in self.sinks if s.stage == stage.number]
+
+    def to_json(self) -> dict[str, Json]:
+        """The same for programs."""
+        return {
+            "topology": self.topology,
+            "guarantee": self.guarantee,
+            "serves": dict(self.serves),
+            "serial": self.serial,
+            "stages": [
+                {
+                    "stage": s.number,
+                    "tasks": s.tasks,
+                    "components": [
+                        {"name": c.name, "what": c.what, "inputs": list[Json](c.inputs), "schema": c.schema}
+                        for c in s.components
+                    ],
+                    "passes": list[Json](s.passes),
+                }
+                for s in self.stages
+            ],
+            "exchanges": [
+                {
+                    "origin": e.origin,
+                    "stream": e.stream,
+                    "component": e.component,
+                    "from_stage": e.from_stage,
+                    "to_stage": e.to_stage,
+                    "grouping": e.grouping,
+                    "keys": list[Json](e.keys),
+                    "tasks": e.tasks,
+                    "combined": e.combined,
+                }
+                for e in self.exchanges
+            ],
+            "sinks": [
+                {
+                    "name": s.name,
+                    "target": s.target,
+                    "stage": s.stage,
+                    "component": s.component,
+                    "mode": s.mode,
+                    "keys": list[Json](s.keys),
+                }
+                for s in self.sinks
+            ],
+        }
+
+    def to_dot(self) -> str:
+        """The graph in Graphviz's language: a cluster for each stage, dashed arrows for exchanges."""
+        lines = [f"digraph {_quoted(self.topology)} {{", "  rankdir=LR;", "  node [shape=box];"]
+        for stage in self.stages:
+            lines.append(f"  subgraph cluster_{stage.number} {{")
+            lines.append(f"    label={_quoted(f'stage {stage.number}: {stage.tasks_text}')};")
+            lines += [f"    {_quoted(c.name)} [label={_quoted(f'{c.name}: {c.what}')}];" for c in stage.components]
+            for sink in self._sinks_of(stage):
+                shown = f"{sink.name}: {sink.target}, {_mode_text(sink)}"
+                lines.append(f"    {_quoted(sink.name)} [shape=cylinder, label={_quoted(shown)}];")
+            lines.append("  }")
+        for origin, to, label in self._arrows():
+            style = f" [style=dashed, label={_quoted(label)}]" if label else ""
+            lines.append(f"  {_quoted(origin)} -> {_quoted(to)}{style};")
+        return "\n".join([*lines, "}", ""])
+
+    def _arrows(self) -> list[tuple[str, str, str]]:
+        """From, to, and what an exchange does (empty where there is none)."""
+        over = [(e.origin, e.component, f"{e.grouping} {', '.join(e.keys)}".strip()) for e in self.exchanges]
+        crossed = {(origin, to) for origin, to, _ in over}
+        fused = [
+            (origin, component.name, "")
+            for stage in self.stages
+            for component in stage.components
+            for origin in dict.fromkeys(component.inputs)
+            if (origin, component.name) not in crossed
+        ]
+        return [*fused, *over, *((s.component, s.name, "") for s in self.sinks)]
+
+    def to_svg(self) -> str:
+        """The graph as a picture: a column for each stage, dashed arrows for exchanges."""
+        return _svg(self)
+
+
+def explain(
+    topology: TopologyGraph, guarantee: Guarantee | str | None = None, *, parallelism: int | None = None
+) -> Explanation:
+    """What a topology compiles to. `parallelism` is the engine's number of tasks, where it is known.
+
+    Raises:
+        TopologyError: it cannot run under this guarantee (default: its own, else exactly-once).
+    """
+    chosen = topology.guarantee or Guarantee.EXACTLY_ONCE if guarantee is None else as_guarantee(guarantee)
+    plan = compile_topology(topology, chosen)
+    serves: dict[str, str | None] = {}
+    for one in Guarantee:
+        try:
+            compile_topology(topology, one)
+            serves[one.value] = None
+        except TopologyError as error:
+            serves[one.value] = error.message
+    by_name = {component.name: component for component in topology.components}
+    places = _places(plan)
+    stages: list[ExplainedStage] = []
+    exchanges: list[ExplainedExchange] = []
+    for number, stage in enumerate(plan.stages):
+        edges = [entry.edge for entry in stage.entries if entry.edge is not None]
+        asked = [e.tasks or parallelism for e in (*edges, *stage.relayed)]
+        known = [tasks for tasks in asked if tasks is not None]
+        here = [by_name[name] for name, place in places.items() if place == number]
+        stages.append(
+            ExplainedStage(
+                number,
+                max(known) if number and len(known) == len(asked) else None,
+                tuple(_explained(component) for component in topology.components if component in here),
+                tuple(f"{e.origin} to {e.component}" for e in stage.relayed),
+            )
+        )
+        exchanges += [_exchange(edge, number, by_name, parallelism) for edge in edges]
+    sinks = [
+        ExplainedSink(
+            component.name,
+            component.spec.target,
+            places[component.subscription.component],
+            component.subscription.component,
+            "fold" if component.input.is_fold else "append",
+            component.input.keys,
+        )
+        for component in topology.components
+        if isinstance(component, SinkComponent)
+    ]
+    return Explanation(topology.name, chosen.value, serves, plan.serial, tuple(stages), tuple(exchanges), tuple(sinks))
+
+
+def _places(plan: Plan) -> dict[str, int]:
+    """The stage of each component that is not a sink."""
+    found: dict[str, int] = {}
+    for number, stage in enumerate(plan.stages):
+        for entry in stage.entries:
+            if entry.edge is None or entry.edge.group is not None:
+                found[entry.component] = number
+        for node in stage.nodes.values():
+            component = getattr(node, "component", None)
+            if isinstance(component, str) and hasattr(node, "children"):
+                found[component] = number
+    return found
+
+
+def _exchange(
+    edge: Edge, to_stage: int, by_name: Mapping[str, Component], parallelism: int | None
+) -> ExplainedExchange:
+    group, grouping = edge.group, edge.grouping
+    if group is not None:
+        kind, keys = ("fields", group.keys) if group.keys else ("global", ())
+        combined = group.combines
+    else:
+        assert grouping is not None
+        kind, keys, combined = str(grouping.kind), grouping.fields, False
+    origin = edge.origin
+    assert origin in by_name
+    return ExplainedExchange(
+        origin,
+        edge.stream,
+        edge.component,
+        to_stage - edge.hops,
+        to_stage,
+        kind,
+        keys,
+        edge.tasks or parallelism,
+        combined,
+    )
+
+
+def _explained(component: Component) -> ExplainedComponent:
+    inputs = tuple(i.component if i.stream == "default" else f"{i.component}[{i.stream}]" for i in component.inputs)
+    schema = "; ".join(
+        to_ddl(s) if name == "default" else f"{name}: {to_ddl(s)}" for name, s in component.streams.items()
+    )
+    return ExplainedComponent(component.name, _what(component), inputs, schema or "no output")
+
+
+def _what(component: Component) -> str:
+    match component:
+        case Spout():
+            return f"spout of {component.source.name}"
+        case Operation():
+            called = getattr(component.function, "__name__", "") or type(component.function).__name__
+            own = called in {"project", "merge", "repartition"} and component.kind == "project"
+            return called if own else f"{component.kind} {called}({', '.join(component.fields)})"
+        case BoltComponent():
+            return f"bolt {type(component.bolt).__name__}"
+        case Aggregate():
+            results = ", ".join(a.name for a in component.aggregations)
+            by = f" by {', '.join(component.keys)}" if component.keys else ""
+            where = (
+                "within each task" if component.local else ("across batches" if component.persistent else "of a batch")
+            )
+            return f"aggregate {results}{by}, {where}"
+        case Join():
+            pairs = ", ".join(one if one == other else f"{one} = {other}" for one, other in component.on.keys)
+            return f"{component.on.kind} join on {pairs}"
+        case SinkComponent():
+            return f"sink {component.spec.target}"
+
+
+def _exchange_text(exchange: ExplainedExchange) -> str:
+    keys = f" by {', '.join(exchange.keys)}" if exchange.keys else ""
+    stream = "" if exchange.stream == "default" else f"[{exchange.stream}]"
+    combined = ", combined before" if exchange.combined else ""
+    tasks = ENGINES if exchange.tasks is None else str(exchange.tasks)
+    return f"{exchange.origin}{stream} to {exchange.component}: {exchange.grouping}{keys}{combined}; tasks: {tasks}"
+
+
+def _mode_text(sink: ExplainedSink) -> str:
+    return f"{sink.mode} by {', '.join(sink.keys)}" if sink.keys else sink.mode
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+_WIDTH: Final = 250
+_GAP: Final = 150
+_HEIGHT: Final = 44
+_STEP: Final = 64
+_TOP: Final = 70
+
+
+def _svg(explanation: Explanation) -> str:
+    places: dict[str, tuple[int, int]] = {}
+    boxes: list[str] = []
+    rows_most = 0
+    for stage in explanation.stages:
+        x = 20 + stage.number * (_WIDTH + _GAP)
+        shown = [(c.name, c.what) for c in stage.components]
+        ends = [s for s in explanation.sinks if s.stage == stage.number]
+        shown += [(s.name, f"{_mode_text(s)} {s.target}") for s in ends]
+        rows_most = max(rows_most, len(shown))
+        boxes.append(_text(x, 30, f"stage {stage.number}", bold=True))
+        boxes.append(_text(x, 48, f"tasks: {stage.tasks_text}"))
+        for row, (name, what) in enumerate(shown):
+            y = _TOP + row * _STEP
+            places[name] = (x, y)
+            round_ = 18 if row >= len(stage.components) else 3
+            boxes.append(
+                f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="{round_}" fill="#f4f4f4" stroke="#444"/>'
+            )
+            boxes.append(_text(x + 8, y + 18, name, bold=True))
+            boxes.append(_text(x + 8, y + 35, what))
+    lines: list[str] = []
+    for origin, to, label in explanation._arrows():  # pyright: ignore[reportPrivateUsage]
+        (x1, y1), (x2, y2) = places[origin.partition("[")[0]], places[to]
+        if x1 == x2:
+            middle = x1 - 12 if y2 - y1 > _STEP else x1 + _WIDTH // 2
+            path = (
+                f"M{x1 + _WIDTH // 2},{y1 + _HEIGHT} L{x2 + _WIDTH // 2},{y2}"
+                if middle != x1 - 12
+                else f"M{x1},{y1 + _HEIGHT // 2} C{middle},{y1 + _HEIGHT} {middle},{y2} {x2},{y2 + _HEIGHT // 2}"
+            )
+        else:
+            path = (
+                f"M{x1 + _WIDTH},{y1 + _HEIGHT // 2} C{x1 + _WIDTH + _GAP // 2},{y1 + _HEIGHT // 2} "
+                f"{x2 - _GAP // 2},{y2 + _HEIGHT // 2} {x2},{y2 + _HEIGHT // 2}"
+            )
+        dashed = ' stroke-dasharray="5,4"' if label else ""
+        lines.append(f'<path d="{path}" fill="none" stroke="#444" marker-end="url(#a)"{dashed}/>')
+        if label:
+            lines.append(_text(x2 - _GAP + 8, y2 + _HEIGHT // 2 - 6, label, most=20))
+    width = 40 + len(explanation.stages) * (_WIDTH + _GAP) - _GAP
+    height = _TOP + rows_most * _STEP + 10
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">'
+        f"<title>{html.escape(explanation.topology)}, {explanation.guarantee}</title>"
+        '<defs><marker id="a" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        '<path d="M0,0 L8,4 L0,8 z" fill="#444"/></marker></defs>'
+    )
+    return "\n".join([head, *lines, *boxes, "</svg>", ""])
+
+
+def _text(x: int, y: int, text: str, *, bold: bool = False, most: int = 40) -> str:
+    shown = text if len(text) <= most else f"{text[: most - 1]}…"
+    weight = ' font-weight="bold"' if bold else ""
+    return f'<text x="{x}" y="{y}"{weight}>{html.escape(shown)}<title>{html.escape(text)}</title></text>'
