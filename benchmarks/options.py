@@ -22,6 +22,7 @@ TITLES = {
     "P8": "the acker's memory and speed with a million pending, beside a dict of objects",
     "P10": "one bad message in 10,000, beside none",
     "groupings": "words through an exchange by each grouping, beside Spark's repartition",
+    "in-flight": "four batches in flight, beside one",
     "verdicts": "a verdict a message, beside one a batch",
 }
 

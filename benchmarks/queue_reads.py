@@ -15,7 +15,7 @@ from benchmarks.corpus import sentences
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench
-from stormproof.core.engine.protocol import Job, JobReport
+from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.share import as_words, xor_reduce, xor_signed
 from stormproof.core.source.postgres_queue import PostgresQueue
@@ -48,7 +48,7 @@ class Delivery:
     def _read(self, reader: SliceReader, job: Job) -> list[pa.RecordBatch]:
         return list(reader.read(job.seed, job.excluded, BATCH_ROWS))
 
-    def cancel(self) -> None:
+    def cancel(self, key: JobKey) -> None:
         """Nothing to cancel."""
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from benchmarks.failures import p10, verdicts
 from benchmarks.from_queue import p1q
 from benchmarks.groupings import groupings
 from benchmarks.harness import Figure
+from benchmarks.in_flight import in_flight
 from benchmarks.latency import p5
 from benchmarks.main_job import p3, p4
 from benchmarks.pending import p8
@@ -25,5 +26,6 @@ FIGURES: dict[str, Figure] = {
     "P8": p8,
     "P10": p10,
     "groupings": groupings,
+    "in-flight": in_flight,
     "verdicts": verdicts,
 }
