@@ -300,6 +300,8 @@ class BatchRunner:
 
     def _judge_exactly_once(self, batch: _Batch, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
         """Nothing of a failed message may be in what is written, or of those that share a tuple with it."""
+        if misread(report, batch.attempt.expected):  # it may name messages that this batch did not open
+            return self._does_not_add_up(batch, wrong)
         named = _once([*report.failures, *report.late, *report.lost])
         touched = touched_by({failure.id for failure in named}, report.together)
         if not (report.late or report.lost or touched):
@@ -308,7 +310,7 @@ class BatchRunner:
             batch.carry(named)
             self._unverified = 0
             return self._all_failed(batch) if batch.everything_failed else _complete(batch, report)
-        if report.lost and (misread(report, batch.attempt.expected) or self._all_lost(batch, report)):
+        if report.lost and self._all_lost(batch, report):
             return self._does_not_add_up(batch, wrong or (_NOBODY_COMPLETE,))
         returned = self._returned(batch, named, touched)
         if len(returned) != len(touched):

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
@@ -33,6 +33,9 @@ from stormproof.core.topology import (
     TopologyGraph,
     UserFunction,
 )
+
+FUSED_MAX: Final = 200
+"""So many components may follow each other without an exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +268,21 @@ class _Compiler:
         self._edges: list[tuple[int, Edge]] = []
         for component in topology.components:
             self._stage[component.name] = max((self._after(component, i) for i in component.inputs), default=0)
+        self._require_shallow()
+
+    def _require_shallow(self) -> None:
+        """What runs without an exchange calls each other: Python's stack bounds how many may follow each other."""
+        depth: dict[str, int] = {}
+        for component in self._topology.components:
+            stage = self._stage[component.name]
+            before = [depth[i.component] for i in component.inputs if self._stage[i.component] == stage]
+            depth[component.name] = 1 + max(before, default=0)
+            if depth[component.name] > FUSED_MAX:
+                raise TopologyError(
+                    f"component {component.name!r}: more than {FUSED_MAX} components follow each other without an exchange; "
+                    "do the work of several in one function, or let one of them subscribe with shuffle()",
+                    component=component.name,
+                )
 
     def _after(self, component: Component, input_: Subscription) -> int:
         exchanged = isinstance(component, Aggregate) and not component.local

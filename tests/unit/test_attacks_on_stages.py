@@ -22,6 +22,7 @@ from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltCont
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import TopologyError
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.plan import FUSED_MAX, compile_topology
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.iterator import UntrackedSliceReader
@@ -406,6 +407,23 @@ WRONG: list[tuple[Callable[[Topology, OutputStream], object], str]] = [
 def test_refused_before_it_runs(add: Callable[[Topology, OutputStream], object], said: str) -> None:
     with pytest.raises(TopologyError, match=re.escape(said)):
         built(add)
+
+
+def chain(number: int, every: int = 1_000) -> Topology:
+    """So many functions one behind the other, with an exchange after `every` of them."""
+    t = Topology("chain")
+    stream = t.spout("lines", source())
+    for i in range(number):
+        stream = t.bolt(f"b{i}", yielding, stream.shuffle() if i % every == every - 1 else stream, schema="line string")
+    t.sink(MemorySink("out"), stream)
+    return t
+
+
+def test_more_functions_without_an_exchange_than_pythons_stack_holds_are_refused() -> None:
+    assert len(compile_topology(chain(FUSED_MAX - 2), Guarantee.EXACTLY_ONCE).stages) == 1
+    assert len(compile_topology(chain(3 * FUSED_MAX, every=FUSED_MAX - 2), Guarantee.EXACTLY_ONCE).stages) == 4
+    with pytest.raises(TopologyError, match="more than 200 components follow each other without an exchange"):
+        compile_topology(chain(FUSED_MAX), Guarantee.EXACTLY_ONCE)
 
 
 def test_a_function_that_yields_is_a_flat_map(tmp_path: Path) -> None:
