@@ -20,6 +20,7 @@ TITLES = {
     "P6": "row-wise Python, beside a plain mapInArrow row loop",
     "P7": "Postgres queue, beside leases by UPDATE and DELETE",
     "P8": "the acker's memory and speed with a million pending, beside a dict of objects",
+    "P9": "a batch with a long past behind it and a long queue before it, beside a short one",
     "P10": "one bad message in 10,000, beside none",
     "groupings": "words through an exchange by each grouping, beside Spark's repartition",
     "in-flight": "four batches in flight, beside one",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.batches import p1a, p1b, p2, p6
 from benchmarks.failures import p10, verdicts
+from benchmarks.flat import p9
 from benchmarks.from_queue import p1q
 from benchmarks.groupings import groupings
 from benchmarks.harness import Figure
@@ -24,6 +25,7 @@ FIGURES: dict[str, Figure] = {
     "P6": p6,
     "P7": p7,
     "P8": p8,
+    "P9": p9,
     "P10": p10,
     "groupings": groupings,
     "in-flight": in_flight,
