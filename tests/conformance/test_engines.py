@@ -35,8 +35,8 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 modes = pytest.mark.parametrize("mode", MODES)
 
 
-def run(engine: Engine, case: Case, mode: str, folder: Path) -> Batch:
-    return run_all(engine, case.build(folder), folder, wrap=case.wrap, **MODES[mode])
+def run(engine: Engine, case: Case, mode: str, folder: Path, excluded: frozenset[int] = frozenset()) -> Batch:
+    return run_all(engine, case.build(folder), folder, wrap=case.wrap, excluded=excluded, **MODES[mode])
 
 
 def inline(rng: Random | None = None, tamper: Tamper | None = None) -> InlineEngine:
@@ -55,6 +55,11 @@ def require_right(case: Case, mode: str, batch: Batch) -> None:
     assert batch.report.unanchored == case.unanchored
     assert (batch.report.late_xor != 0) is bool(case.late and mode != "untracked")
     case.check(batch)
+
+
+def failed_ids(batch: Batch) -> frozenset[int]:
+    """The messages that the next attempt would leave out."""
+    return frozenset(failure.id for failure in (*batch.report.failures, *batch.report.late))
 
 
 def require_same(one: Batch, other: Batch) -> None:
@@ -83,10 +88,14 @@ def test_spark_and_the_inline_engine_agree(case: Case, tmp_path: Path, spark: Sp
     from stormproof.core.engine.spark import SparkEngine
 
     engine = SparkEngine(spark, PARALLELISM)
-    for mode in MODES:
-        found = run(engine, case, mode, tmp_path)
-        require_right(case, mode, found)
-        require_same(found, run(inline(), case, mode, tmp_path))
+    found = {mode: run(engine, case, mode, tmp_path) for mode in MODES}
+    for mode, batch in found.items():
+        require_right(case, mode, batch)
+        require_same(batch, run(inline(), case, mode, tmp_path))
+    if case.failed or case.late:
+        excluded = failed_ids(found["batch"])
+        again = run(engine, case, "batch", tmp_path, excluded)
+        require_same(again, run(inline(), case, "batch", tmp_path, excluded))
 
 
 @cases
@@ -98,6 +107,21 @@ def test_messages_of_their_own_verdict_and_the_batch_say_the_same(case: Case, tm
     assert batch.late == alone.late == untracked.late
     assert batch.report.ack_xor ^ batch.report.late_xor == alone.report.ack_xor ^ alone.report.late_xor
     assert (untracked.report.ack_xor, untracked.report.late_xor) == (0, 0)
+
+
+@modes
+@pytest.mark.parametrize("case", [c for c in CASES if c.failed or c.late], ids=lambda case: case.name)
+def test_the_next_attempt_is_run_as_if_the_failed_messages_were_not_there(
+    case: Case, mode: str, tmp_path: Path
+) -> None:
+    first = run(inline(), case, mode, tmp_path)
+    excluded = failed_ids(first)
+    second = run(inline(), case, mode, tmp_path, excluded)
+    assert second.mismatches == ()
+    assert (second.failed, second.late, second.lost) == ({}, {}, frozenset())
+    assert second.report.late_xor == 0
+    assert second.report.read_messages == first.report.read_messages - len(excluded)
+    require_same(run(inline(Random(1)), case, mode, tmp_path, excluded), second)
 
 
 # --- negative controls: what the comparisons must see --------------------------------------------------------------
