@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, TopologyError
+from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity
 from stormproof.trident.state.map import StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
@@ -187,6 +188,11 @@ class KeyValueBacking:
         """A store has none: its name is all that is known."""
         return f"key-value/{self._context.identity.sink}"
 
+    @property
+    def limits(self) -> Limits:
+        """None: it is all text."""
+        return Limits()
+
     def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
         """Look once more whether the store is ours."""
         if self._kind is not StateKind.NON_TRANSACTIONAL:
@@ -301,7 +307,7 @@ OpenStore = Callable[[], KeyValueStore]
 
 
 @dataclass(frozen=True)
-class _KeyValueMap:
+class KeyValueMap:
     """What the three kinds have in common: `open_store` opens the store, in the driver and in executors that read."""
 
     open_store: OpenStore
@@ -336,21 +342,21 @@ class _KeyValueMap:
 
 
 @dataclass(frozen=True)
-class NonTransactionalMap(_KeyValueMap):
+class NonTransactionalMap(KeyValueMap):
     """The value alone is stored of each key. Rows that come again count again, so it serves at-least-once at best."""
 
     state_kind: StateKind = field(default=StateKind.NON_TRANSACTIONAL, init=False)
 
 
 @dataclass(frozen=True)
-class TransactionalMap(_KeyValueMap):
+class TransactionalMap(KeyValueMap):
     """Value and txid are stored of each key; a key that holds the txid already is skipped."""
 
     state_kind: StateKind = field(default=StateKind.TRANSACTIONAL, init=False)
 
 
 @dataclass(frozen=True)
-class OpaqueMap(_KeyValueMap):
+class OpaqueMap(KeyValueMap):
     """Value, previous value and txid are stored of each key; the same txid begins again from the previous value."""
 
     state_kind: StateKind = field(default=StateKind.OPAQUE, init=False)

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from stormproof.core.compute import pc
 from stormproof.core.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
+from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction
 from stormproof.trident.state.merge import merge_columns, newest, one_row_a_key
 from stormproof.trident.state.protocol import Merge, StateContext, StateKind
@@ -58,6 +59,11 @@ class Backing(Protocol):
     @property
     def table_id(self) -> str:
         """What tells this store from another of the same name."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """What its columns can hold, for the writer stage."""
         ...
 
     def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
@@ -131,6 +137,11 @@ class StoredMap:
         """What it was made for."""
         return self._context
 
+    @property
+    def limits(self) -> Limits:
+        """What its columns can hold."""
+        return self._backing.limits
+
     # -- a txid ------------------------------------------------------------------------------------------------------
 
     def adopts(self, transaction: PreparedTransaction, *, checked: bool) -> None:
@@ -154,6 +165,8 @@ class StoredMap:
         """Write what waits to be written, and make all of it durable."""
         if txid != self._txid:
             raise UsageError(f"{self._where}: txid {txid} is not the one that was begun ({self._txid})")
+        if self._puts and self._updates:
+            raise UsageError(f"{self._where}: txid {txid} has both updates and puts; use one of them in a txid")
         if self._puts:
             self._write_all(self._puts, dict.fromkeys(self._values, newest))
         if self._updates:

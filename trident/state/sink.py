@@ -57,6 +57,16 @@ class ChecksRows(Protocol):
 
 
 @runtime_checkable
+class LimitsRows(Protocol):
+    """A state that knows what its columns can hold: rows that do not fit fail their messages before the commit."""
+
+    @property
+    def limits(self) -> Limits:
+        """The columns' limits."""
+        ...
+
+
+@runtime_checkable
 class Described(Protocol):
     """A factory whose states the audit can open without the topology's code."""
 
@@ -239,8 +249,10 @@ class StateSession:
 
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder."""
-        limits = [ColumnLimit(f.name, str(f.type), not_null=f.name in self._context.keys) for f in self._context.schema]
-        return FileWriter(self.identity.sink, self._staging, Limits(tuple(limits)))
+        state = self.state()
+        own = state.limits.columns if isinstance(state, LimitsRows) else ()
+        keys = [ColumnLimit(f.name, str(f.type), not_null=True) for f in self._context.key_schema]
+        return FileWriter(self.identity.sink, self._staging, Limits((*keys, *own)))
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives of this topology's name that committed to it, where it says."""

@@ -1,6 +1,6 @@
-"""For tests of what you build on Stormproof: simulations of whole topologies, and the suite for sources of your own.
+"""For tests of what you build on Stormproof: simulations of whole topologies, and suites for sources and states of your own.
 
-`SourceConformance` needs pytest; nothing here is imported before it is used.
+`SourceConformance` and `MapStateConformance` need pytest; nothing here is imported before it is used.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         simulate,
     )
     from stormproof.testing.sources import Message, SourceConformance, SourceHarness, messages_of
+    from stormproof.testing.states import MapStateConformance
 
 _HOMES: Final[dict[str, str]] = {
     **dict.fromkeys(("Event", "Fault", "FaultKind", "Faults"), "stormproof.testing.faults"),
@@ -28,6 +29,7 @@ _HOMES: Final[dict[str, str]] = {
         "stormproof.testing.simulation",
     ),
     **dict.fromkeys(("Message", "SourceConformance", "SourceHarness", "messages_of"), "stormproof.testing.sources"),
+    "MapStateConformance": "stormproof.testing.states",
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "Fault",
     "FaultKind",
     "Faults",
+    "MapStateConformance",
     "Message",
     "MessageFailed",
     "SimulatedMessage",

@@ -1,0 +1,83 @@
+"""What every map promises, asked of each: in memory, over a store of files, in Postgres and in Delta."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from stormproof.core.errors import TopologyError
+from stormproof.core.postgres.database import Database
+from stormproof.testing import MapStateConformance
+from stormproof.trident.state.delta import DeltaMap
+from stormproof.trident.state.key_value import MemoryMap, MemoryStore, NonTransactionalMap, OpaqueMap, TransactionalMap
+from stormproof.trident.state.postgres import PostgresMap
+from stormproof.trident.state.protocol import StateFactory, StateKind
+
+KEY_VALUE = {
+    "non-transactional": NonTransactionalMap,
+    "transactional": TransactionalMap,
+    "opaque": OpaqueMap,
+}
+Make = Callable[[], StateFactory]
+
+
+class TestKeyValueMap(MapStateConformance):
+    """Without a cache worth the name, so that every key is evicted, and with one."""
+
+    picklable = False
+
+    @pytest.fixture(autouse=True, params=list(KEY_VALUE))
+    def kind(self, request: pytest.FixtureRequest) -> None:
+        self.made = KEY_VALUE[request.param]
+        self.store = MemoryStore()
+
+    @pytest.fixture(autouse=True, params=[1, 1_000], ids=["small-cache", "cache"])
+    def cache(self, request: pytest.FixtureRequest) -> None:
+        self.cache_keys: int = request.param
+
+    def make(self) -> StateFactory:
+        return self.made(lambda: self.store, cache_keys=self.cache_keys)
+
+
+class TestMemoryMap(MapStateConformance):
+    picklable = False
+
+    @pytest.fixture(autouse=True, params=list(StateKind))
+    def fresh(self, request: pytest.FixtureRequest) -> None:
+        self.map = MemoryMap(request.param)
+
+    def make(self) -> StateFactory:
+        return self.map
+
+
+@pytest.mark.postgres
+class TestPostgresMap(MapStateConformance):
+    writes_max = 3
+
+    @pytest.fixture(autouse=True, params=["transactional", "opaque"])
+    def fresh(self, request: pytest.FixtureRequest, database: Database) -> None:
+        self.made = partial(PostgresMap, "totals", request.param, database=database)
+
+    def make(self) -> StateFactory:
+        return self.made()
+
+
+class TestDeltaMap(MapStateConformance):
+    writes_max = 2
+
+    @pytest.fixture(autouse=True, params=["transactional", "opaque"])
+    def fresh(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+        self.made = partial(DeltaMap, tmp_path / "lake" / "totals", request.param)
+
+    def make(self) -> StateFactory:
+        return self.made()
+
+
+def test_a_map_with_a_transaction_is_never_non_transactional() -> None:
+    with pytest.raises(TopologyError, match="opaque"):
+        PostgresMap("totals", "non-transactional")
+    with pytest.raises(TopologyError, match="opaque"):
+        DeltaMap("totals", "non-transactional")
