@@ -34,7 +34,7 @@ class Failpoint:
     """One place. `scope` says which runs reach it, so that a test matrix knows which cells exist.
 
     ``every`` batch; a ``recovery`` that finds something; an ``abort``; a ``retry`` of a job; a ``delta`` or ``postgres``
-    sink; a ``state``; the ``queue`` itself.
+    sink; a ``state``; a micro-batch of a ``stream``; the ``queue`` itself.
     """
 
     name: str
@@ -77,6 +77,11 @@ _ALL: Final = (
     Failpoint("abort.in_transaction", "a batch is recorded as aborted, not yet committed", "abort"),
     Failpoint("abort.after", "a batch was aborted", "abort"),
     Failpoint("sweep.before_unlink", "a dead attempt's file is about to be removed", "recovery"),
+    Failpoint(
+        "stream.before_register", "a micro-batch's rows are written and synced, and are no messages yet", "stream"
+    ),
+    Failpoint("stream.in_transaction", "its rows are made messages, not yet committed", "stream"),
+    Failpoint("stream.after_register", "its rows are messages, none of them was opened", "stream"),
     Failpoint("queue.put.before_commit", "messages are copied in, not yet committed", "queue"),
     Failpoint("queue.drop.after_lock", "a partition is locked and checked, about to be dropped", "queue"),
 )

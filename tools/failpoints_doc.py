@@ -32,6 +32,7 @@ SCOPES = {
     "delta": "a commit to Delta",
     "postgres": "a commit to Postgres",
     "state": "a commit to a state",
+    "stream": "a micro-batch that feeds a topology",
     "queue": "the queue itself",
 }
 

@@ -38,8 +38,8 @@ class Seen:
 def reachable(point: Failpoint, guarantee: Guarantee, mode: SinkMode) -> bool:
     """Whether a run of this cell comes by the place at all; where it must, not coming by is a failure."""
     match point.scope:
-        case "queue" | "state":
-            return False  # reached by the queue's and the states' own tests
+        case "queue" | "state" | "stream":
+            return False  # reached by tests of their own
         case "delta" | "postgres" as store:
             return mode.store == store
         case "retry":

@@ -15,6 +15,7 @@ from stormproof.core.source.files.tables import metadata as file_tables
 from stormproof.core.source.postgres_queue.tables import PgSnapshot, Xid8
 from stormproof.core.source.postgres_queue.tables import metadata as queue_tables
 from stormproof.migrations import SCHEMA, migrate, sql, state
+from stormproof.trident.ledger.streams import metadata as stream_tables
 from stormproof.trident.ledger.tables import metadata as ledger_tables
 
 pytestmark = pytest.mark.postgres
@@ -35,7 +36,7 @@ def test_the_migrations_make_what_the_code_says(database: Database, monkeypatch:
         }
         context = MigrationContext.configure(connection, opts=options)
         both = sa.MetaData(schema=SCHEMA)
-        for tables in (ledger_tables, queue_tables, file_tables):
+        for tables in (ledger_tables, queue_tables, file_tables, stream_tables):
             for table in tables.sorted_tables:
                 table.to_metadata(both)
         assert compare_metadata(context, both) == []

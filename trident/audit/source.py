@@ -26,6 +26,7 @@ from stormproof.trident.audit.evidence import (
 )
 from stormproof.trident.audit.files import find_files
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
+from stormproof.trident.audit.streams import find_stream
 from stormproof.trident.ledger.rows import Txn
 
 _SHOWN: Final = re.compile(r"(\d+)-(\d+)")
@@ -40,7 +41,8 @@ SourceReader: TypeAlias = Callable[[LedgerSnapshot, TopologyRow], SourceEvidence
 
 
 def queue_reader(ledger: LedgerSnapshot, topology: TopologyRow) -> SourceEvidence | None:
-    """What this topology subscribes to in the ledger's database: a queue, files, or its spouts' sources as one.
+    """What this topology subscribes to in the ledger's database: a queue, files, its spouts' sources as one, or the
+    micro-batches of a streaming query that go straight into sinks.
 
     None where there is none, or where one of several spouts reads something else.
     """
@@ -49,6 +51,9 @@ def queue_reader(ledger: LedgerSnapshot, topology: TopologyRow) -> SourceEvidenc
     found = _stored_source(ledger.connection, [topology.incarnation, topology.name], topology.source)
     if found is not None:
         return found
+    stream = find_stream(ledger.connection, topology.incarnation, topology.source)
+    if stream is not None:
+        return stream
     spouts = sources_in(topology.source)
     members = group_sources(ledger, topology)
     return GroupEvidence(topology.source, members) if spouts and members.keys() == spouts.keys() else None

@@ -312,21 +312,24 @@ class FileSource(FileStore):
             pending.lock(cursor, who, epoch)
             # Whoever holds the lock knows all files: another driver of this subscription is fenced.
             file = replace(file, number=len(self._files) + 1, first_id=self._total)
-            query(
-                cursor,
-                f"insert into {SCHEMA}.file_entry (source, subscription, number, path, first_id, rows, size_bytes,"
-                " modified_ns, fingerprint, marks) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-                *who.key,
-                file.number,
-                file.path,
-                file.first_id,
-                file.rows,
-                file.size_bytes,
-                file.modified_ns,
-                file.fingerprint,
-                file.marks.astype("<i8").tobytes(),
-            )
+            self._insert(cursor, who, file)
         self._files.append(file)
+
+    def _insert(self, cursor: psycopg.Cursor[Any], who: Subscriber, file: File) -> None:
+        query(
+            cursor,
+            f"insert into {SCHEMA}.file_entry (source, subscription, number, path, first_id, rows, size_bytes,"
+            " modified_ns, fingerprint, marks) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            *who.key,
+            file.number,
+            file.path,
+            file.first_id,
+            file.rows,
+            file.size_bytes,
+            file.modified_ns,
+            file.fingerprint,
+            file.marks.astype("<i8").tobytes(),
+        )
 
     def _overlapping(self, first: int, stop: int) -> list[tuple[File, int, int]]:
         """The files that hold these messages, each with its rows of them."""
@@ -381,18 +384,23 @@ class FileSource(FileStore):
                     "give the source another name",
                     source=self.name,
                 )
-            rows = query(
-                cursor,
-                "select number, path, first_id, rows, size_bytes, modified_ns, fingerprint, marks"
-                f" from {SCHEMA}.file_entry where source = %s and subscription = %s order by number",
-                *who.key,
-            ).fetchall()
-        self._files = [
+            self._files = self._registered(cursor, who)
+        self._subscription = subscription
+        self._looked_s = -math.inf
+
+    def _registered(self, cursor: psycopg.Cursor[Any], who: Subscriber, behind: int = -1) -> list[File]:
+        """The registered files, in their order; those alone that end behind message `behind`."""
+        rows = query(
+            cursor,
+            "select number, path, first_id, rows, size_bytes, modified_ns, fingerprint, marks"
+            f" from {SCHEMA}.file_entry where source = %s and subscription = %s and first_id + rows > %s order by number",
+            *who.key,
+            behind,
+        ).fetchall()
+        return [
             File(number, path, self._format, first_id, count, size, modified, digest, np.frombuffer(marks, "<i8"))
             for number, path, first_id, count, size, modified, digest, marks in rows
         ]
-        self._subscription = subscription
-        self._looked_s = -math.inf
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
         """Hand out returned messages first, then due retries, then new ones.
@@ -568,8 +576,8 @@ class FileSource(FileStore):
         with self._transaction(None) as cursor:
             row = query(
                 cursor,
-                f"select coalesce(max(first_id + rows), 0) from {SCHEMA}.file_entry"
-                " where source = %s and subscription = %s",
+                f"select first_id + rows from {SCHEMA}.file_entry where source = %s and subscription = %s"
+                " order by number desc limit 1",
                 *who.key,
             ).fetchone()
             return pending.backlog(cursor, who, row[0] if row else 0)

@@ -1,0 +1,241 @@
+"""Writes the rows of a Spark DataFrame through sinks' writers, in one job: for micro-batches, whose rows are no messages.
+
+The public DataFrame API alone. There are no shares here: what a task wrote is what its one summary row says, and Spark
+gives the summary of each partition's one successful task.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, cast
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.taskcontext import TaskContext as SparkTask
+
+from stormproof.core.compute import pc
+from stormproof.core.convert import nulls_refused
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.engine.spark import (
+    SETTINGS,
+    SparkEngine,
+    _short,  # pyright: ignore[reportPrivateUsage]
+)
+from stormproof.core.errors import JobFailed, UsageError
+from stormproof.core.message import storable_text
+from stormproof.core.schema import parse_schema
+from stormproof.core.sink import PreparedFile, SinkWriter, TaskContext, TaskWriter, files_to_json
+
+PROBLEMS_MAX: Final = 5
+QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
+"""Spark sets this local property on the thread that calls `foreachBatch`."""
+
+CHUNK_ROWS: Final = 16 * 1024
+"""Rows are checked and written in chunks of about so many, however small the record batches are that Spark gives."""
+
+_SUMMARY_DDL: Final = "rows bigint, files string, problems string"
+_SUMMARY: Final = pa.schema([("rows", pa.int64()), ("files", pa.string()), ("problems", pa.string())])
+_cloudpickle: Final[Any] = cloudpickle  # it has no types
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a job wrote. `problems` are rows that a writer could not hold, one text each; then there are no files."""
+
+    rows: int
+    files: tuple[PreparedFile, ...]
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What every task does. `context` is that of task 0."""
+
+    writers: Mapping[str, SinkWriter]
+    context: TaskContext
+    schema: pa.Schema
+
+
+class Frames(Protocol):
+    """What is asked of the engine that hands out micro-batches: Spark, or what stands for it in a test."""
+
+    def require(self, frame: Any) -> None:
+        """Refuse a session that lacks what exactly-once rests on."""
+        ...
+
+    def query_id(self, frame: Any) -> str:
+        """The id of the streaming query that hands out this micro-batch: its checkpoint keeps it over restarts."""
+        ...
+
+    def schema(self, frame: Any) -> pa.Schema:
+        """The micro-batch's columns."""
+        ...
+
+    def select(self, frame: Any, columns: Sequence[str]) -> Any:
+        """Some of the columns alone."""
+        ...
+
+    def write(self, frame: Any, writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema) -> Written:
+        """Write every row through every writer, as one job; each row's columns are taken by name.
+
+        Guarantee:
+            The files that are named hold each row once, written and synced; those of tasks that failed are not named.
+
+        Raises:
+            JobFailed: a task failed for good, or the job was cancelled.
+        """
+        ...
+
+    def read_in_vain(self, frame: Any) -> None:
+        """Compute rows that nobody takes: the state of a stateful query is written while they are computed."""
+        ...
+
+    def engine(self, frame: Any, parallelism: int | None, worker_memory_mb: int | None) -> Engine:
+        """What runs a topology's jobs beside this query."""
+        ...
+
+
+class SparkFrames:
+    """Micro-batches as Spark DataFrames, by `df.writeStream.foreachBatch`."""
+
+    def require(self, frame: DataFrame) -> None:
+        """Raises SettingsError."""
+        SparkEngine(frame.sparkSession)
+
+    def query_id(self, frame: DataFrame) -> str:
+        """Raises UsageError where no streaming query calls."""
+        found = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID_PROPERTY)
+        if not found:
+            raise UsageError(
+                "this function is for df.writeStream.foreachBatch(...): Spark calls it, and says on the calling thread "
+                f"for which query (local property {QUERY_ID_PROPERTY}), which it did not. Threads must be pinned (Spark's "
+                "default: PYSPARK_PIN_THREAD is not 'false'); Spark Connect is not supported"
+            )
+        return str(found)
+
+    def schema(self, frame: DataFrame) -> pa.Schema:
+        """Raises TopologyError where a type has no name here."""
+        return parse_schema(frame.schema)
+
+    def select(self, frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+        """By name; a dot in one is part of it."""
+        return frame.select([frame[f"`{column}`"] for column in columns])
+
+    def write(
+        self, frame: DataFrame, writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema
+    ) -> Written:
+        """One Spark job."""
+        packed: bytes = _cloudpickle.dumps(_Part(writers, context, schema))
+        try:
+            summary = frame.mapInArrow(functools.partial(_run, packed), _SUMMARY_DDL).toArrow()
+        except (PySparkException, Py4JError, OSError) as error:
+            raise JobFailed(f"the Spark job failed: {_short(str(error))}", error=type(error).__name__) from error
+        return written_of(summary.to_pylist())
+
+    def read_in_vain(self, frame: DataFrame) -> None:
+        """Spark's own sink that keeps nothing."""
+        frame.write.format("noop").mode("overwrite").save()
+
+    def engine(self, frame: DataFrame, parallelism: int | None, worker_memory_mb: int | None) -> Engine:
+        """In a session of its own: the query's keeps its settings."""
+        session = frame.sparkSession.newSession()
+        for key, value in SETTINGS.items():
+            if key.startswith("spark.sql.") and session.conf.isModifiable(key):
+                session.conf.set(key, value)
+        return SparkEngine(session, parallelism, worker_memory_mb=worker_memory_mb)
+
+
+def written_of(summaries: Sequence[Mapping[str, Any]]) -> Written:
+    """What the tasks of one job wrote, from their summary rows."""
+    files = [PreparedFile(**file) for row in summaries for file in json.loads(row["files"])]
+    problems = [text for row in summaries for text in json.loads(row["problems"])]
+    rows = sum(row["rows"] for row in summaries)
+    return Written(rows, () if problems else tuple(files), tuple(problems[:PROBLEMS_MAX]))
+
+
+def _run(packed: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One task, inside a worker."""
+    part = cast("_Part", pickle.loads(packed))  # noqa: S301 - what this driver packed
+    task = SparkTask.get()
+    if task is None:
+        raise RuntimeError("not inside a Spark task")
+    yield write_part(batches, part.writers, replace(part.context, task=task.partitionId()), part.schema)
+
+
+def write_part(
+    batches: Iterator[pa.RecordBatch], writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema
+) -> pa.RecordBatch:
+    """One task: write these rows, and give its summary row."""
+    rows, problems, files = 0, list[str](), list[PreparedFile]()
+    with ExitStack() as undo:
+        open_tasks: dict[str, TaskWriter] = {}
+        for name, writer in writers.items():
+            open_tasks[name] = writer.open_task(context, schema)
+            undo.callback(open_tasks[name].discard)
+        for chunk in _chunks(batches):
+            problems += _write(_conformed(chunk, schema, problems), writers, open_tasks)
+            rows += chunk.num_rows
+            if problems:
+                break
+        else:
+            files = [file for writer in open_tasks.values() for file in writer.close()]
+            undo.pop_all()
+    texts = json.dumps(problems[:PROBLEMS_MAX])
+    return pa.RecordBatch.from_arrays(
+        [pa.array([rows]), pa.array([json.dumps(files_to_json(files))]), pa.array([texts])], schema=_SUMMARY
+    )
+
+
+def _write(rows: pa.RecordBatch, writers: Mapping[str, SinkWriter], tasks: Mapping[str, TaskWriter]) -> list[str]:
+    problems = [
+        f"sink {name!r}: {text}; the row: {storable_text(repr(rows.slice(row, 1).to_pylist()[0]))[:500]}"
+        for name, writer in writers.items()
+        for row, text in _first(writer.check(rows))
+    ]
+    if not problems:
+        for task in tasks.values():
+            task.write(rows)
+    return problems
+
+
+def _first(found: Sequence[tuple[int, str]]) -> Sequence[tuple[int, str]]:
+    return found[:PROBLEMS_MAX]
+
+
+def _conformed(rows: pa.RecordBatch, schema: pa.Schema, problems: list[str]) -> pa.RecordBatch:
+    """The schema's columns, by name and of its types."""
+    columns: list[pa.Array] = []
+    for field in schema:
+        column = rows.column(field.name)
+        if column.type != field.type:
+            column = pc.cast(column, field.type)
+        problems += [text for _, text in _first(nulls_refused(column, field))]
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch)
+            rows += batch.num_rows
+        if rows >= CHUNK_ROWS:
+            yield _joined(held)
+            held, rows = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    (one,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return one

@@ -1,0 +1,172 @@
+"""`MicroBatches`: the rows of a streaming query's micro-batches as messages, confirmed by position."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from stormproof.core.clock import Clock
+from stormproof.core.compute import pc
+from stormproof.core.errors import TopologyError, UsageError
+from stormproof.core.schema import SchemaLike, parse_schema
+from stormproof.core.source.decode import Unit, decoder_for
+from stormproof.core.source.files import pending
+from stormproof.core.source.files.formats import File, scan
+from stormproof.core.source.files.pending import Subscriber
+from stormproof.core.source.files.rows import RowDecoder
+from stormproof.core.source.files.source import FileSource
+from stormproof.core.source.files.tables import SCHEMA
+from stormproof.core.source.protocol import Backlog, Decoded, Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDecoder:
+    """The payload is one column of a row, text or bytes, that another decoder reads. NULL fails its message."""
+
+    inner: Decoder
+    column: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The other decoder's."""
+        return self.inner.schema
+
+    def decode(self, payload: pa.Array) -> Decoded:
+        """Take the column, and have it read."""
+        values = payload.field(self.column)
+        nulls = [row for row, missing in enumerate(pc.is_null(values).to_pylist()) if missing]
+        decoded = self.inner.decode(pc.cast(pc.fill_null(pc.cast(values, pa.binary()), b""), pa.binary()))
+        if not nulls:
+            return decoded
+        errors = dict(decoded.failed)
+        errors.update(dict.fromkeys(nulls, f"column {self.column!r} is NULL"))
+        return replace(decoded, failed=sorted(errors.items()))
+
+
+class MicroBatches(FileSource):
+    """What a Structured Streaming query hands to `foreach_batch`: each row of each micro-batch is a message.
+
+    Without `column` a row's columns are the tuple: `schema` names those that are wanted. With `column` that column (text
+    or bytes, as a Kafka topic's `value`) is the payload, which is decoded as a `PostgresQueue`'s is.
+
+    Guarantee:
+        Rows are written and synced before they are messages, and registered in one transaction with the micro-batch's
+        place in its query: so a micro-batch is taken once, with one content. What fails waits for its retry, or is a
+        dead letter, with its row; both outlive the files, which are removed once all of their messages are resolved.
+
+    Not guaranteed:
+        An order between micro-batches where messages are retried. A query does not take rows back: retries run with a
+        later micro-batch, or when the topology is run by itself once the query has stopped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: SchemaLike,
+        *,
+        column: str | None = None,
+        unit: Unit | None = None,
+        max_attempts: int = 5,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        parsed = parse_schema(schema)
+        if unit is not None and column is None:
+            raise TopologyError(f"source {name}: unit={unit!r} says how a payload is read: name its column=...")
+        super().__init__(
+            os.sep,
+            "parquet",
+            schema=parsed if column is None else pa.schema([(column, pa.binary())]),
+            name=name,
+            max_attempts=max_attempts,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
+            clock=clock,
+            rng=rng,
+        )
+        self._decoder = RowDecoder(parsed) if column is None else ColumnDecoder(decoder_for(parsed, unit), column)
+        self.feeding = False
+        """While a micro-batch is fed: retries that are not due yet do not count as left to do."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a micro-batch that are kept."""
+        assert self._columns is not None
+        return self._columns
+
+    def _look(self, epoch: int) -> None:
+        """Nothing: files come by `register`, and each is checked when it is read."""
+        del epoch
+
+    def _registered(self, cursor: psycopg.Cursor[Any], who: Subscriber, behind: int = -1) -> list[File]:
+        """Those alone that may still be read: their number does not grow with what was ever handed in."""
+        return super()._registered(cursor, who, max(behind, pending.lowest_unresolved(cursor, who)))
+
+    def register(self, folder: str, names: Sequence[str], epoch: int, tx: object) -> tuple[int, int]:
+        """Make messages of the rows of these files, in `tx`; gives the first one's number and the one behind the last.
+
+        Raises:
+            Fenced: a newer epoch has the subscription.
+        """
+        who = self._who()
+        files = [scan(os.path.join(folder, name), "parquet", self._schema) for name in names]
+        with self._transaction(tx) as cursor:
+            pending.lock(cursor, who, epoch)
+            found = pending.query(
+                cursor,
+                f"select number, first_id + rows from {SCHEMA}.file_entry where source = %s and subscription = %s"
+                " order by number desc limit 1",
+                *who.key,
+            ).fetchone()
+            number, first = (0, 0) if found is None else (int(found[0]), int(found[1]))
+            stop = first
+            for file in files:
+                number += 1
+                placed = replace(file, number=number, first_id=stop)
+                self._insert(cursor, who, placed)
+                stop = placed.stop_id
+        return first, stop
+
+    def reload(self) -> None:
+        """Know the files that are registered and not resolved; after the transaction of `register` is committed."""
+        who = self._who()
+        with self._transaction(None) as cursor:
+            self._files = self._registered(cursor, who)
+
+    def is_resolved(self, stop: int) -> bool:
+        """Whether every message below this number is confirmed, waits with its payload, or is dead."""
+        with self._transaction(None) as cursor:
+            return pending.lowest_unresolved(cursor, self._who()) >= stop
+
+    def sweep(self, folder: str | Path) -> int:
+        """Remove files of the folder that no message needs any more, or that were never registered; gives how many."""
+        self.reload()
+        needed = {file.path for file in self._files}
+        removed = 0
+        with suppress(FileNotFoundError):
+            for name in sorted(os.listdir(folder)):
+                path = os.path.join(folder, name)
+                if path not in needed:
+                    Path(path).unlink(missing_ok=True)
+                    removed += 1
+        return removed
+
+    def backlog(self) -> Backlog:
+        """What is left for this subscription."""
+        found = super().backlog()
+        is_due = found.next_retry_in_s is not None and found.next_retry_in_s <= 0
+        return replace(found, waiting=0, next_retry_in_s=None) if self.feeding and not is_due else found
+
+    def place_of(self, message: int) -> tuple[str, int]:
+        """Refused: a micro-batch's files are removed once they are done with."""
+        raise UsageError(f"source {self.name}: message {message} came from a micro-batch, whose files are not kept")

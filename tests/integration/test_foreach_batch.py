@@ -1,0 +1,29 @@
+"""Streaming queries that feed sinks and topologies, killed at every failpoint they pass; real Postgres, real Delta.
+
+Failpoints that only a stream has: stream.before_register, stream.in_transaction, stream.after_register.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from support.queues import prepared_database
+from support.stream_chain import StreamChain, points_of
+from support.streams import Form, StreamCell, run_stream_driver
+
+from stormproof.core.postgres.database import Database
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("form", Form)
+def test_a_query_killed_at_every_failpoint(form: Form, database: Database, tmp_path: Path, seed: int) -> None:
+    cell = StreamCell(f"chain-{form}", form, tmp_path, prepared_database(database))
+    points = points_of(form)
+    random.Random(seed).shuffle(points)
+    made = StreamChain(cell, run_stream_driver)
+    for line in made.run(points):
+        print(line)

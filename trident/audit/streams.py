@@ -1,0 +1,85 @@
+"""What the ledger says of micro-batches that a streaming query hands straight to sinks: each is one message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from stormproof.core.errors import Json
+from stormproof.core.source.protocol import Backlog
+from stormproof.trident.audit.evidence import DeadMessage, Finding, WaitingMessage
+from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.ledger.streams import StreamBatch, all_taken
+
+
+def find_stream(connection: sa.Connection, incarnation: str, name: str) -> StreamEvidence | None:
+    """The micro-batches that this topology took as transactions; None where there are none."""
+    if connection.execute(sa.text("select to_regclass('stormproof.stream_batch')")).scalar_one() is None:
+        return None
+    taken = [batch for batch in all_taken(connection, incarnation) if batch.txid is not None]
+    return StreamEvidence(name, taken) if taken else None
+
+
+class StreamEvidence:
+    """One query's micro-batches: which were taken, one after the other, each as one transaction."""
+
+    def __init__(self, name: str, taken: Sequence[StreamBatch]) -> None:
+        self.name = name
+        self._taken = tuple(taken)
+
+    def backlog(self) -> Backlog:
+        """Only Spark knows what is left."""
+        return Backlog(0, 0, 0, 0)
+
+    def waiting(self) -> Mapping[str, WaitingMessage]:
+        """None waits: a micro-batch does not fail, its query does."""
+        return {}
+
+    def dead(self) -> Sequence[DeadMessage]:
+        """None."""
+        return ()
+
+    def contains(self, position: Mapping[str, Json], message: str) -> bool:
+        """Whether the transaction is this micro-batch's, by its number."""
+        return str(position.get("number")) == message
+
+    def is_waiting_to_be_opened(self, message: str) -> bool:
+        """None waits here: Spark hands out the last one again."""
+        del message
+        return False
+
+    def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
+        """Each transaction is one micro-batch, which follows the one before, or was adopted by a person's word."""
+        by_txid: dict[int | None, Txn] = {txn.txid: txn for txn in txns}
+        lowest = min((txn.txid for txn in txns), default=0)
+        findings: list[Finding] = []
+        before: StreamBatch | None = None
+        for taken in self._taken:
+            if taken.txid is None or taken.txid < lowest:
+                before = taken  # the ledger's own row was pruned
+                continue
+            txn = by_txid.pop(taken.txid, None)
+            if txn is None:
+                findings.append(Finding(f"micro-batch {taken.place} was taken as txid {taken.txid}, which has no row"))
+            elif _place(txn.position) != taken.place:
+                text = f"txid {txn.txid} is micro-batch {_place(txn.position)} by its own row, {taken.place} by the query's"
+                findings.append(Finding(text, txn.txid))
+            if before is not None and not _follows(before, taken):
+                text = (
+                    f"micro-batch {taken.place} (txid {taken.txid}) does not follow {before.place}, the one before it"
+                )
+                findings.append(Finding(text, taken.txid))
+            before = taken
+        findings += [Finding(f"txid {txid} is no micro-batch that was taken", txid) for txid in by_txid]
+        return findings
+
+
+def _place(position: Mapping[str, Any]) -> str:
+    return f"{position.get('query')}:{position.get('batch')}"
+
+
+def _follows(before: StreamBatch, taken: StreamBatch) -> bool:
+    next_one = taken.query == before.query and taken.batch == before.batch + 1
+    return next_one or taken.adopted_from == before.place
