@@ -54,8 +54,8 @@ class OperationNode:
 class BoltNode:
     """A bolt that is an object: a task's one instance takes from all its inputs. `children` are by output stream.
 
-    `consumers` are the components behind it, with the number of their tasks where it was asked for; `direct` are the
-    streams whose tuples name their task.
+    `consumers` are the components behind it, with the number of their tasks where it was asked for; `direct` are those
+    whose tasks a stream's tuples name, by stream.
     """
 
     component: str
@@ -63,7 +63,7 @@ class BoltNode:
     streams: Mapping[str, pa.Schema]
     children: Mapping[str, tuple[str, ...]]
     consumers: Mapping[str, int | None]
-    direct: frozenset[str]
+    direct: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,15 +338,15 @@ class _Compiler:
 
     def _bolt(self, component: BoltComponent, nodes: list[dict[str, Node]]) -> BoltNode:
         children: dict[str, tuple[str, ...]] = {}
-        direct: set[str] = set()
+        direct: dict[str, tuple[str, ...]] = {}
         consumers: dict[str, int | None] = {}
         for stream in component.streams:
             for consumer, subscription in self._topology.subscribers(component.name, stream):
                 consumers[consumer.name] = _tasks_of(consumer)
                 if subscription.grouping.kind is GroupingKind.DIRECT:
-                    direct.add(stream)
+                    direct[stream] = (*direct.get(stream, ()), consumer.name)
             children[stream] = self._children(component, stream, nodes)
-        return BoltNode(component.name, component.bolt, component.streams, children, consumers, frozenset(direct))
+        return BoltNode(component.name, component.bolt, component.streams, children, consumers, direct)
 
     def _children(self, parent: Component, stream: str, nodes: list[dict[str, Node]]) -> tuple[str, ...]:
         """The keys of the nodes that take a stream; those that end a stage are made here."""

@@ -303,7 +303,7 @@ class _Task:
             consumers=consumers,
             seed=part.seed,
         )
-        direct = {stream: min(consumers.values()) for stream in node.direct}
+        direct = {stream: min(consumers[name] for name in names) for stream, names in node.direct.items()}
         runner = BoltRunner(node.component, fresh(node.bolt), node.streams, direct, context)
         most = max((len(children) for children in node.children.values()), default=1)
         return _Running(runner, Held(tracked=part.tracked), max(most, 1))
@@ -871,10 +871,6 @@ class _Task:
             context = replace(self._part.context, task=self._task)
             writer = self._open[sink] = self._part.writers[sink].open_task(context, schema)
         return writer
-
-
-def _keys_of(rows: pa.RecordBatch, keys: list[str]) -> list[tuple[object, ...]]:
-    return list(zip(*(rows.column(key).to_pylist() for key in keys), strict=True))
 
 
 def _shown_row(rows: pa.RecordBatch, row: int) -> str:

@@ -153,6 +153,33 @@ def test_no_wire_row_goes_astray_unseen(tmp_path: Path, stage: int, per_message:
     assert ran.mismatches
 
 
+class InTurn(BasicBolt):
+    """Names the tasks of `behind` in turn, and gives each word on a second stream, too."""
+
+    streams = {"default": "word string", "rest": "word string"}  # noqa: RUF012
+
+    def prepare(self, context: BoltContext, /) -> None:
+        self.tasks = context.consumers["behind"]
+        self.next = 0
+
+    def execute(self, tuple: Tuple, emit: Emit, /) -> None:
+        emit(tuple["line"], task=self.next % self.tasks)
+        emit(tuple["line"], stream="rest")
+        self.next += 1
+
+
+def test_a_direct_stream_has_the_tasks_of_its_own_subscriber_alone(tmp_path: Path) -> None:
+    """However few tasks another subscriber of the same bolt asks for."""
+    t = Topology("t")
+    given = t.bolt("given", InTurn(), t.spout("lines", source()))
+    t.sink(MemorySink("out", staging=tmp_path), t.bolt("behind", Pass(), given.direct()))
+    counted = t.following(given["rest"]).group_by("word").parallelism(1).agg(n=count())
+    counted.into(MemorySink("counts", staging=tmp_path))
+    ran = run_job(InlineEngine(3), t, [b"a", b"b", b"c"] * 3, tmp_path)
+    assert (ran.mismatches, ran.late(), ran.failed()) == ((), {}, {})
+    assert len(ran.rows["out"]) == 9
+
+
 # -- messages that nobody tracks -------------------------------------------------------------------------------------
 
 
