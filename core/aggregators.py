@@ -1,4 +1,7 @@
-"""The kinds of aggregates that users write: combiners, reducers and aggregators, row by row."""
+"""The kinds of aggregates that users write: combiners, reducers and aggregators, row by row.
+
+The `**_: Any` in their signatures only tells type checkers that a subclass names the fields that it takes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class CombinerAggregator(ABC):
     result: ClassVar[str]
 
     @abstractmethod
-    def init(self, *values: Any) -> object:
+    def init(self, *values: Any, **_: Any) -> object:
         """The value of one tuple, given its fields."""
 
     @abstractmethod
@@ -62,7 +65,7 @@ class ReducerAggregator(ABC):
         """The value of no tuples."""
 
     @abstractmethod
-    def reduce(self, value: Any, /, *values: Any) -> object:
+    def reduce(self, value: Any, /, *values: Any, **_: Any) -> object:
         """The value with one more tuple, given its fields. What was given may be changed and returned."""
 
     def over(self, *fields: str) -> UserAggregate:
@@ -84,7 +87,7 @@ class Aggregator(ABC):
         return None
 
     @abstractmethod
-    def aggregate(self, state: Any, emit: Given, /, *values: Any) -> object:
+    def aggregate(self, state: Any, emit: Given, /, *values: Any, **_: Any) -> object:
         """Take in one tuple, given its fields; gives the state to go on with, or None to keep the one that was given."""
 
     def complete(self, state: Any, emit: Given, /) -> None:  # noqa: B027 - optional

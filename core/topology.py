@@ -458,8 +458,9 @@ class TopologyGraph:
             nullable = [any(self._stream_schema(i).field(f.name).nullable for i in inputs) for f in given]
             schema = pa.schema([f.with_nullable(n) for f, n in zip(given, nullable, strict=True)])
         elif kind in {OperationKind.EACH, OperationKind.FLAT_EACH}:
-            schema = pa.schema([*given, *schema])
-            _refuse_twice(name, schema.names)
+            both = [*given, *schema]
+            _refuse_twice(name, [f.name for f in both])
+            schema = pa.schema(both)
         return self._add(Operation(name, tuple(inputs), kind, function, taken, schema))
 
     def add_aggregate(
