@@ -183,8 +183,8 @@ class MemorySession:
         return FileWriter(self._identity.sink, self._staging, Limits(tuple(columns)))
 
     def other_incarnations(self) -> tuple[str, ...]:
-        """Other lives of this topology's name that committed here."""
-        found = (self._identity.incarnation_of(id_) for id_, log in self._store.logs.items() if log.guard is not None)
+        """Other lives that committed here."""
+        found = (self._identity.other_life(id_) for id_, log in self._store.logs.items() if log.guard is not None)
         return tuple(sorted({incarnation for incarnation in found if incarnation is not None}))
 
     def held(self) -> Held | None:

@@ -26,13 +26,22 @@ class SinkIdentity:
         """The Delta transaction identifier's application id."""
         return f"stormproof/{self.topology}/{self.incarnation}/{self.sink}"
 
-    def incarnation_of(self, application_id: str) -> str | None:
-        """The incarnation in the application id of another life of this topology; None for all other ids."""
+    def other_life(self, application_id: str) -> str | None:
+        """Which other life an application id is of: ``INCARNATION`` of this topology, ``NAME/INCARNATION`` of another.
+
+        None for this very life, and for ids that are not Stormproof's.
+        """
         match application_id.split("/"):
-            case ["stormproof", self.topology, incarnation, _] if incarnation != self.incarnation:
-                return incarnation
+            case ["stormproof", topology, incarnation, *sink] if sink:
+                return self.life_of(topology, incarnation)
             case _:
                 return None
+
+    def life_of(self, topology: str, incarnation: str) -> str | None:
+        """How a life of a topology is named to this one; None where it is its own."""
+        if topology != self.topology:
+            return f"{topology}/{incarnation}"
+        return None if incarnation == self.incarnation else incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +113,10 @@ class SinkSession(Protocol):
         ...
 
     def other_incarnations(self) -> tuple[str, ...]:
-        """Other lives of this topology's name that wrote to this very table, by the sink's own evidence.
+        """Other lives that wrote to this very table, by the sink's own evidence, named as `SinkIdentity.other_life` does.
 
+        Of this topology's name (its ledger was lost and made anew), and of other topologies (this one was renamed, or two
+        share a table): exactly-once is a statement about one life and its table, so a person must say that it is meant.
         Asked once, before a table is used for the first time: its cost may grow with the table's log.
         """
         ...

@@ -16,7 +16,7 @@ from sqlalchemy import event
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.errors import SettingsError, TransientError
+from stormproof.core.errors import Fenced, PositionMismatch, SettingsError, TransientError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import Plan, compile_topology
@@ -28,6 +28,7 @@ from stormproof.migrations import migrate, state
 from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
 from stormproof.trident.audit.inspect import describe_sink
 from stormproof.trident.coordinator import Coordinator, RunOptions, outlasting_outages
+from stormproof.trident.ledger.graph import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.statistics import BatchResult, RunStatistics
@@ -173,17 +174,40 @@ def attached(plan: Plan, source: Source, ledger: Ledger) -> Generator[tuple[Run,
     """
     with ExitStack() as stack:
         failpoint("start.before_epoch")
-        run = ledger.start(plan.topology, fingerprint=plan.fingerprint, guarantee=plan.guarantee, source=source.name)
+        run = ledger.start(
+            plan.topology,
+            fingerprint=plan.fingerprint,
+            guarantee=plan.guarantee,
+            source=source.name,
+            graph=graph_of(plan, source.name),
+        )
         failpoint("start.after_epoch")
         stack.callback(source.close)
         try:
             sessions = _open_stores(plan, source, ledger, run, stack)
+        except Fenced as error:
+            raise _outrun(ledger, run, error) from error
         except TransientError:
             # A driver that took over has ended our connections: that is Fenced, and not to be tried again.
             with ledger.transaction(run):
                 pass
             raise
         yield run, sessions
+
+
+def _outrun(ledger: Ledger, run: Run, error: Fenced) -> Fenced | PositionMismatch:
+    """What it means that a store knows a newer epoch: another driver took over, or the ledger was set back."""
+    with ledger.transaction(run):
+        # The ledger's own fence is still ours: nobody took over by this ledger.
+        return PositionMismatch(
+            f"topology {run.topology!r}: {error.message}. By the ledger epoch {run.epoch} is the newest: the ledger was "
+            f"restored from an older backup, or another ledger has this incarnation. Nothing was written. Inspect with: "
+            f"stormproof audit verify {run.topology}; then restore the stores to the ledger's moment, or the ledger to "
+            f"theirs",
+            topology=run.topology,
+            ledger=run.epoch,
+            **{key: value for key, value in error.details.items() if key != "topology"},
+        )
 
 
 def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: ExitStack) -> dict[str, SinkSession]:
@@ -198,7 +222,8 @@ def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: Ex
         with ledger.transaction(run) as tx:
             if not ledger.knows_sink(tx, sink.name):
                 ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
-            description = describe_sink(sink, plan.sinks[sink.name])
+            folder: str | None = getattr(session.writer(), "directory", None)  # where it stages files, if it does
+            description = describe_sink(sink, plan.sinks[sink.name], files=folder)
             ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
     return sessions
 

@@ -96,9 +96,9 @@ class DeltaSession:
         return FileWriter(self._identity.sink, self._directory, self._limits)
 
     def other_incarnations(self) -> tuple[str, ...]:
-        """Other lives of this topology's name, as far back as the log goes."""
+        """Other lives that committed here, as far back as the log goes."""
         entries = self._log.back_from(self._load().version())
-        found = (self._identity.incarnation_of(str(entry.info.get(APPLICATION))) for entry in entries)
+        found = (self._identity.other_life(str(entry.info.get(APPLICATION))) for entry in entries)
         return tuple(sorted({incarnation for incarnation in found if incarnation is not None}))
 
     def held(self) -> Held | None:

@@ -135,16 +135,17 @@ class PostgresSession:
             )
 
     def other_incarnations(self) -> tuple[str, ...]:
-        """Other lives of this topology's name, by their guards."""
+        """Other lives that committed here, by their guards."""
         with self._transaction() as connection:
             if not bookkeeping.is_made(connection):
                 return ()
             rows = connection.execute(
-                "select distinct incarnation from stormproof_sink.guard where topology = %(topology)s"
-                " and incarnation <> %(incarnation)s and table_id = %(table_id)s and last_txid is not null order by 1",
-                {**self._mine, "table_id": self.table_id},
+                "select distinct topology, incarnation from stormproof_sink.guard"
+                " where table_id = %(table_id)s and last_txid is not null order by 1, 2",
+                {"table_id": self.table_id},
             ).fetchall()
-        return tuple(str(row[0]) for row in rows)
+        found = (self._identity.life_of(str(topology), str(incarnation)) for topology, incarnation in rows)
+        return tuple(life for life in found if life is not None)
 
     def held(self) -> Held | None:
         """The last transaction by the guard row, read afresh.
@@ -229,6 +230,14 @@ class PostgresSession:
             last_txid=last_txid,
             problems=tuple(problems),
         )
+
+    def rebind(self) -> None:
+        """Take the table that has this name now for the one that the guard speaks of: the same one, from a dump."""
+        with self._transaction() as connection:
+            connection.execute(
+                f"update stormproof_sink.guard set table_id = %(table_id)s, updated_at = now() where {_MINE}",
+                {**self._mine, "table_id": self._current_table_id(connection)},
+            )
 
     def close(self) -> None:
         """Let the connection go."""

@@ -74,13 +74,13 @@ def test_a_repeat_after_staging_files_went(harness: SinkHarness, session: SinkSe
 
 
 def test_another_life_of_the_name_is_seen(harness: SinkHarness, session: SinkSession) -> None:
-    """A table that a lost ledger's topology wrote to must not look new to the ledger that was made anew."""
+    """A table that a lost ledger's topology wrote to, or another topology, must not look new."""
     assert session.other_incarnations() == ()
     session.commit(harness.prepare(session, 1, None, A), checked=True)
     assert session.other_incarnations() == ()
     for identity, others in (
         (SinkIdentity("topology", "inc-2", "counts"), ("inc-1",)),
-        (SinkIdentity("another", "inc-2", "counts"), ()),
+        (SinkIdentity("another", "inc-2", "counts"), ("topology/inc-1",)),
     ):
         with closing(harness.sink.open(identity, harness.input, 1)) as opened:
             assert opened.other_incarnations() == others

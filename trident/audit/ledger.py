@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from stormproof.core.errors import Json, SettingsError, StoreUnavailable, UsageError
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.graph import Graph
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_event, to_txn, to_work
 from stormproof.trident.transaction import EventKind, TxnState
 
@@ -70,6 +71,28 @@ class Work:
 
     txid: int
     work: SinkWork
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRow:
+    """A topology's graph from one epoch on, until the next one."""
+
+    epoch: int
+    after_txid: int
+    fingerprint: str
+    sinks: frozenset[str]
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PruneRow:
+    """How far the ledger's record was cut."""
+
+    upto: int
+    at: datetime
+    by: str
+    ended_before: datetime
+    removed: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +245,23 @@ class LedgerSnapshot:
             .group_by(c.state)
         ).all()
         return TxnCounts({row[0]: row[1] for row in rows}, max((row[2] for row in rows), default=None))
+
+    def graphs(self, incarnation: str) -> tuple[GraphRow, ...]:
+        """The topology's graphs, oldest first; none for runs before the ledger kept them."""
+        rows = self.connection.execute(
+            sa.select(t.graph).where(t.graph.c.incarnation == incarnation).order_by(t.graph.c.epoch)
+        )
+        return tuple(
+            GraphRow(row.epoch, row.after_txid, row.fingerprint, frozenset(Graph(row.description).sinks), _utc(row.at))
+            for row in rows
+        )
+
+    def prunes(self, incarnation: str) -> tuple[PruneRow, ...]:
+        """Every time that the ledger was pruned for this topology, in order."""
+        rows = self.connection.execute(
+            sa.select(t.prune).where(t.prune.c.incarnation == incarnation).order_by(t.prune.c.upto)
+        )
+        return tuple(PruneRow(r.upto, _utc(r.at), r.by, _utc(r.ended_before), dict(r.removed)) for r in rows)
 
     def strangers(self) -> list[Unreadable]:
         """Rows of incarnations that no topology has."""

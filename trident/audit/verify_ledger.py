@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from stormproof.core.sink import transaction_digest
-from stormproof.trident.audit.ledger import AttemptRow, LedgerSnapshot, SinkBinding, TopologyRow, Work
+from stormproof.trident.audit.ledger import AttemptRow, GraphRow, LedgerSnapshot, SinkBinding, TopologyRow, Work
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
 from stormproof.trident.ledger.ledger import SKIPPED
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
@@ -32,6 +32,7 @@ class LedgerRows:
     events: Sequence[Event]
     held_before: Mapping[str, int | None]
     """The last txid below the range that each sink holds."""
+    graphs: Sequence[GraphRow] = ()
 
     @staticmethod
     def read(ledger: LedgerSnapshot, topology: TopologyRow, first: int, last: int | None) -> LedgerRows:
@@ -45,6 +46,7 @@ class LedgerRows:
             attempts=ledger.attempts(life, first, last),
             work=ledger.work(life, first, last),
             events=ledger.events(life, first=first, last=last),
+            graphs=ledger.graphs(life),
             held_before={b.sink: ledger.held_before(life, b.sink, first) if first > 1 else None for b in bindings},
         )
 
@@ -182,6 +184,11 @@ def _sink_rows(rows: LedgerRows, findings: Findings) -> None:
     """Every batch whose content was fixed says what it writes to each sink."""
     has = {(w.txid, w.work.sink): w.work for w in rows.work}
     fixed = [txn for txn in rows.txns.values() if txn.state in FIXED]
+    first_known = rows.graphs[0].epoch if rows.graphs else None
+    _by_graph(
+        rows, [txn for txn in fixed if first_known is not None and txn.epoch >= first_known], has.keys(), findings
+    )
+    fixed = [txn for txn in fixed if first_known is None or txn.epoch < first_known]
     for binding in rows.bindings:
         written = [txn.txid for txn in fixed if (txn.txid, binding.sink) in has]
         missing = [
@@ -215,6 +222,31 @@ def _sink_rows(rows: LedgerRows, findings: Findings) -> None:
                 f"txid {txid} is committed, and the ledger does not say that sink {sink!r} holds it",
                 txid=txid,
                 sink=sink,
+            )
+
+
+def _by_graph(rows: LedgerRows, fixed: Sequence[Txn], has: Collection[tuple[int, str]], findings: Findings) -> None:
+    """Every batch has a row for every sink that the topology had in its run."""
+    for txn in fixed:
+        graph = next(g for g in reversed(rows.graphs) if g.epoch <= txn.epoch)
+        for sink in sorted(graph.sinks):
+            if (txn.txid, sink) not in has:
+                findings.violation(
+                    ViolationKind.SINK_ROW_MISSING,
+                    f"txid {txn.txid} is {txn.state}, and the ledger does not say what it writes to sink {sink!r}",
+                    txid=txn.txid,
+                    sink=sink,
+                )
+    for binding in rows.bindings:
+        left = None
+        for graph in rows.graphs:
+            left = None if binding.sink in graph.sinks else (left or graph)
+        if left is not None:
+            findings.notice(
+                NoticeKind.SINK_NO_LONGER_WRITTEN,
+                f"sink {binding.sink!r} is not written since txid {left.after_txid + 1}, with which a new run began",
+                txid=left.after_txid + 1,
+                sink=binding.sink,
             )
 
 

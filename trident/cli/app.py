@@ -247,11 +247,11 @@ def ledger_check(as_json: AsJson = False) -> None:
 @ledger_app.command("adopt")
 def ledger_adopt(
     topology: TopologyName,
-    incarnation: Annotated[str, typer.Argument(metavar="INCARNATION")],
+    incarnation: Annotated[str, typer.Argument(metavar="[NAME/]INCARNATION", help="As the refused start names it.")],
     why: Annotated[str, typer.Option(help="For the records.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Let a topology write to a table in which an incarnation that the ledger does not know left rows."""
+    """Let a topology write to a table in which another life left rows: of a lost ledger, or of another topology."""
     from stormproof.trident.cli.operate import adopt_incarnation
 
     adopt_incarnation(topology, incarnation, why=why, as_json=as_json)
@@ -289,6 +289,34 @@ def ledger_skip(
     from stormproof.trident.cli.repair import skip_sink
 
     skip_sink(topology, txid, sink, by=by, why=why, as_json=as_json)
+
+
+@ledger_app.command("accept-change")
+def ledger_accept_change(
+    topology: TopologyName,
+    fingerprint: Annotated[str, typer.Argument(metavar="FINGERPRINT", help="As the refused start names it.")],
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Let a topology go on whose sinks are given other columns, keys or folds than before."""
+    from stormproof.trident.cli.repair import accept_change
+
+    accept_change(topology, fingerprint, by=by, why=why, as_json=as_json)
+
+
+@ledger_app.command("adopt-table")
+def ledger_adopt_table(
+    topology: TopologyName,
+    sink: Annotated[str, typer.Argument(metavar="SINK")],
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Take a table that was restored from a dump for a sink's own; it must hold just what the ledger says."""
+    from stormproof.trident.cli.repair import adopt_table
+
+    adopt_table(topology, sink, by=by, why=why, as_json=as_json)
 
 
 @ledger_app.command("sql")

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, cast
 
 import psutil
@@ -23,6 +24,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import files_to_json
 from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.graph import ACCEPTED_CHANGE, Change, ChangeKind, Graph, changes
 from stormproof.trident.ledger.rows import Event, Run, SinkWork, Txn, to_event, to_txn, to_work
 from stormproof.trident.transaction import MOVES, AttemptOutcome, EventKind, TxnState
 
@@ -88,13 +90,18 @@ class Ledger:
         guarantee: Guarantee,
         source: str,
         driver: DriverIdentity | None = None,
+        graph: Graph | None = None,
     ) -> Run:
         """Raise the topology's epoch, which fences every older driver; make its row where it is new.
 
         The older epochs' server processes are ended first, since a paused one may hold the fence's lock.
 
+        `graph` is compared with the one that ran last: what changed is recorded, or refused before anybody is fenced.
+
         Raises:
             StoreUnavailable: the database cannot be reached, or the fence's lock could not be had.
+            PositionMismatch: the topology reads another source than the ledger's positions are of, or its graph changed
+                in a way that needs a person's word, or while a batch is prepared for what is gone.
         """
         driver = driver or DriverIdentity.mine()
         for _ in range(TAKE_OVER_TRIES):
@@ -104,6 +111,8 @@ class Ledger:
                     if self._is_postgres:
                         connection.execute(sa.text(f"set local lock_timeout = {TAKE_OVER_LOCK_TIMEOUT_MS}"))
                     run = self._raise_epoch(connection, topology, fingerprint, guarantee, source, driver)
+                    if graph is not None:
+                        self._keep_graph(connection, run, graph)
             except (_LockTimeout, _MadeMeanwhile):
                 continue
             self._recorded_backends.clear()
@@ -166,6 +175,100 @@ class Ledger:
                 code=source,
             )
         return run
+
+    def _keep_graph(self, connection: sa.Connection, run: Run, graph: Graph) -> None:
+        """Record the graph where it is new or changed; PositionMismatch where the change is refused."""
+        of_this = t.graph.c.incarnation == run.incarnation
+        known = connection.execute(
+            sa.select(t.graph).where(of_this).order_by(t.graph.c.epoch.desc()).limit(1)
+        ).one_or_none()
+        if known is not None and known.fingerprint == graph.fingerprint:
+            return
+        found = () if known is None else changes(Graph(known.description), graph)
+        if known is not None:
+            self._require_resolved(connection, run, found)
+            self._require_accepted(connection, run, found, graph, known.at)
+        after_txid = connection.execute(
+            sa.select(sa.func.coalesce(sa.func.max(t.txn.c.txid), 0)).where(t.txn.c.incarnation == run.incarnation)
+        ).scalar_one()
+        connection.execute(
+            sa.insert(t.graph).values(
+                incarnation=run.incarnation,
+                epoch=run.epoch,
+                after_txid=after_txid,
+                fingerprint=graph.fingerprint,
+                description=graph.description,
+                at=self._clock.now(),
+            )
+        )
+        self._insert_events(
+            connection,
+            run,
+            [
+                Event(
+                    EventKind.GRAPH,
+                    sink=change.sink,
+                    reason=change.kind.value,
+                    error=change.text,
+                    detail={"after_txid": after_txid, "epoch": run.epoch},
+                )
+                for change in found
+            ],
+        )
+
+    def _require_resolved(self, connection: sa.Connection, run: Run, found: Sequence[Change]) -> None:
+        """A batch that is prepared for a sink is committed to it as it was prepared, or skipped."""
+        touched = {c.sink: c for c in found if c.kind in (ChangeKind.SINK_REMOVED, ChangeKind.SINK_CHANGED)}
+        rows = connection.execute(
+            sa.select(t.txn_sink.c.txid, t.txn_sink.c.sink)
+            .join(t.txn, sa.and_(t.txn.c.incarnation == t.txn_sink.c.incarnation, t.txn.c.txid == t.txn_sink.c.txid))
+            .where(
+                t.txn.c.incarnation == run.incarnation,
+                t.txn.c.state.in_((TxnState.PREPARED.value, TxnState.BLOCKED.value)),
+                t.txn_sink.c.sink.in_([sink for sink in touched if sink is not None]),
+                t.txn_sink.c.committed_at.is_(None),
+                t.txn_sink.c.outcome.is_distinct_from(SKIPPED),
+            )
+            .order_by(t.txn_sink.c.txid)
+        ).all()
+        if rows:
+            txid, sink = rows[0].txid, rows[0].sink
+            raise PositionMismatch(
+                f"topology {run.topology!r}: {touched[sink].text}, and txid {txid} is prepared for it"
+                f"{f' (and {len(rows) - 1} more)' if len(rows) > 1 else ''}. Run the topology once as it was "
+                f"(stormproof run FILE.py:NAME --until-idle), or give those rows up: stormproof ledger skip "
+                f"{run.topology} {txid} {sink}",
+                topology=run.topology,
+                txid=txid,
+                sink=sink,
+            )
+
+    def _require_accepted(
+        self, connection: sa.Connection, run: Run, found: Sequence[Change], graph: Graph, since: datetime
+    ) -> None:
+        refused = [change for change in found if change.needs_acceptance]
+        if not refused:
+            return
+        accepted = connection.execute(
+            sa.select(t.event.c.id)
+            .where(
+                t.event.c.incarnation == run.incarnation,
+                t.event.c.kind == EventKind.OPERATOR.value,
+                t.event.c.reason == ACCEPTED_CHANGE,
+                t.event.c.message == graph.shown,
+                t.event.c.at >= since,
+            )
+            .limit(1)
+        ).one_or_none()
+        if accepted is None:
+            raise PositionMismatch(
+                f"topology {run.topology!r} has changed since its last run: {'; '.join(c.text for c in refused)}. What the "
+                f"table holds was made of the old ones, and nothing was written. Give the topology or the sink a new name; "
+                f"or, once the table can hold both: stormproof ledger accept-change {run.topology} {graph.shown}",
+                topology=run.topology,
+                fingerprint=graph.shown,
+                sinks=[c.sink for c in refused],
+            )
 
     def _end_older_backends(self, topology: str) -> None:
         if not self._is_postgres:
@@ -454,7 +557,8 @@ class Ledger:
             raise PositionMismatch(
                 f"sink {sink!r} of topology {tx.run.topology!r}: the table {target} is not the one that the ledger knows "
                 f"({known.target}, id {known.table_id}; now id {table_id}): it was dropped and made again, or replaced. "
-                f"Inspect with: stormproof audit verify {tx.run.topology}",
+                f"Inspect with: stormproof audit verify {tx.run.topology}. If it is the same table, restored from a dump: "
+                f"stormproof ledger adopt-table {tx.run.topology} {sink}",
                 sink=sink,
                 ledger=known.table_id,
                 found=table_id,
@@ -467,13 +571,33 @@ class Ledger:
                 .values(target=target, description=description)
             )
 
-    def require_known_lives(self, tx: Tx, sink: str, target: str, others: Sequence[str]) -> None:
-        """Refuse a table that other lives of this topology's name wrote to, unless an operator adopted them.
+    def rebind_sink(self, tx: Tx, sink: str, table_id: str, *, by: str, why: str) -> None:
+        """Take the table that is there now for the sink's, by a person's word."""
+        known = self.binding(tx, sink)
+        tx.connection.execute(
+            sa.update(t.topology_sink)
+            .where(t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink)
+            .values(table_id=table_id)
+        )
+        detail: dict[str, Json] = {"action": "adopt_table", "by": by, "why": why, "was": known, "is": table_id}
+        self.record(tx, [Event(EventKind.OPERATOR, sink=sink, reason=f"adopt table by {by}", detail=detail)])
 
-        Such a table means that the ledger was lost and made anew: its messages may be handed out again.
+    def binding(self, tx: Tx, sink: str) -> str | None:
+        """The id of the table behind a sink, as the ledger knows it."""
+        return tx.connection.execute(
+            sa.select(t.topology_sink.c.table_id).where(
+                t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink
+            )
+        ).scalar_one_or_none()
+
+    def require_known_lives(self, tx: Tx, sink: str, target: str, others: Sequence[str]) -> None:
+        """Refuse a table that other lives wrote to, unless an operator adopted them.
+
+        One of this topology's name means that the ledger was lost and made anew; one of another topology, that this one
+        was renamed, or that two share a table. A renamed topology reads its source from the start and would double it all.
 
         Raises:
-            PositionMismatch: names the incarnations, and the command that goes on all the same.
+            PositionMismatch: names the lives, and the command that goes on all the same.
         """
         adopted = set(
             tx.connection.execute(
@@ -486,11 +610,19 @@ class Ledger:
         )
         unknown = [other for other in others if other not in adopted]
         if unknown:
+            life = unknown[0]
+            known = f"(it has {tx.run.topology}/{tx.run.incarnation})"
+            why = (
+                f"of topology {life.partition('/')[0]!r} {known}: this topology is that one under a new name, and would "
+                "read its source from the start and write it all again, or two topologies share the table"
+                if "/" in life
+                else f"of incarnation {life}, which this ledger does not know {known}: the ledger was lost and made anew, "
+                "or the table belongs to another ledger"
+            )
             raise PositionMismatch(
-                f"sink {sink!r} of topology {tx.run.topology!r}: {target} holds transactions of incarnation "
-                f"{', '.join(unknown)}, which this ledger does not know (it has {tx.run.incarnation}): the ledger was "
-                f"lost and made anew, or the table belongs to another ledger. Nothing was written. Use another table or "
-                f"name; or, to write beside what is there: stormproof ledger adopt {tx.run.topology} {unknown[0]}",
+                f"sink {sink!r} of topology {tx.run.topology!r}: {target} holds transactions {why}. Nothing was written. "
+                f"Use another table or the old name; or, to write beside what is there: stormproof ledger adopt "
+                f"{tx.run.topology} {life}",
                 sink=sink,
                 unknown=[*unknown],
                 ledger=tx.run.incarnation,
