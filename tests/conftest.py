@@ -20,7 +20,7 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest.register_assert_rewrite("stormproof.testing.sources")  # else a case that fails shows no values
+pytest.register_assert_rewrite("stormproof.testing.sources", "stormproof.testing.states")  # else a case that fails shows no values
 
 _SEED = pytest.StashKey[int]()
 _numbers = itertools.count(1)

@@ -52,8 +52,8 @@ Row = tuple[str, int, int | None, float | None, str | None]
 Value = tuple[int | None, float | None, str | None]
 NOTHING: Value = (None, None, None)
 
-A: Sequence[Row] = [("a", 1, 2, 0.5, "x"), ("b", 1, 3, -1.0, "é"), ("a", 2, 7, 9.0, "")]
-B: Sequence[Row] = [("b", 1, 4, 0.0, "z"), ("c", 1, 1, 1.5, "y"), ("a", 1, -5, -7.25, "w")]
+A: list[Row] = [("a", 1, 2, 0.5, "x"), ("b", 1, 3, -1.0, "é"), ("a", 2, 7, 9.0, "")]
+B: list[Row] = [("b", 1, 4, 0.0, "z"), ("c", 1, 1, 1.5, "y"), ("a", 1, -5, -7.25, "w")]
 
 
 def context(topology: str = "topology", incarnation: str = "life1", epoch: int = 1) -> StateContext:
