@@ -117,19 +117,27 @@ class _Round:
         return iter(rows) if self._pulse is None else self._pulse.each(rows)
 
     def _over(self, rows: list[int], begin: Callable[[], Any], step: Callable[[Any, int], Any]) -> Any:
-        """Fold a group's rows; a row that raises is noted, and the fold begins again without it."""
+        """Fold a group's rows; those that raise are noted, and the fold begins again without them.
+
+        After one that raised, the others are tried on from a new beginning, so that many are found in one go: what it
+        left behind might make others raise.
+        """
         left = [row for row in rows if row not in self.failed] if self.failed else rows
         while True:
-            state = begin()
-            row = -1
-            try:
-                for row in self._each(left):
-                    state = step(state, row)
-            except CAUGHT as error:
-                self.failed[row] = blame(error)
-                left = [other for other in left if other != row]
-                continue
-            return state
+            raised: set[int] = set()
+            state, row, each = begin(), -1, self._each(left)
+            while True:
+                try:
+                    for row in each:
+                        state = step(state, row)
+                    break
+                except CAUGHT as error:
+                    self.failed[row] = blame(error)
+                    raised.add(row)
+                    state = begin()
+            if not raised:
+                return state
+            left = [row for row in left if row not in raised]
 
     def _reduced(self, a: UserAggregation) -> tuple[list[pa.Array], Rows]:
         calls, reduce = self._calls(a), a.code.reduce
