@@ -3,7 +3,8 @@
     StormproofError
     ├── TransientError          try again: nothing was decided
     │   ├── JobFailed           a batch's job ended without a verdict: it is the next attempt
-    │   └── StoreUnavailable    a database or a table could not be reached, or its answer was lost
+    │   ├── StoreUnavailable    a database or a table could not be reached, or its answer was lost
+    │   └── BoltUnavailable     a bolt raised in prepare or cleanup, where no message is to blame
     ├── Fenced                  another driver took over: stop, touch nothing
     ├── FatalError              stop and look: going on could lose or double a message
     │   ├── PositionMismatch    a sink or a source stands elsewhere than the ledger says
@@ -35,6 +36,7 @@ class ErrorKind(StrEnum):
     TRANSIENT = "transient"
     JOB_FAILED = "job_failed"
     STORE_UNAVAILABLE = "store_unavailable"
+    BOLT_UNAVAILABLE = "bolt_unavailable"
     FENCED = "fenced"
     FATAL = "fatal"
     POSITION_MISMATCH = "position_mismatch"
@@ -84,6 +86,14 @@ class StoreUnavailable(TransientError):
     """A database or table could not be reached, or its answer was lost: read again before acting."""
 
     kind = ErrorKind.STORE_UNAVAILABLE
+
+
+class BoltUnavailable(TransientError):
+    """A bolt raised in `prepare` or `cleanup`: no message is to blame, and none counts a failure. What it needs may be away
+    for a while, so it is tried again for as long as a store may stay away; then the run ends.
+    """
+
+    kind = ErrorKind.BOLT_UNAVAILABLE
 
 
 class Fenced(StormproofError):

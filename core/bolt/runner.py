@@ -22,12 +22,11 @@ from stormproof.core.bolt.tuples import (
     Tuple,
     checked_task,
     handle_of,
-    no_messages_fault,
     text_of,
     unknown_stream,
 )
 from stormproof.core.convert import arrow_result, nulls_refused
-from stormproof.core.errors import JobFailed, UsageError
+from stormproof.core.errors import BoltUnavailable, UsageError
 from stormproof.core.garbage import fewer_collections
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.pulse import Pulse
@@ -51,7 +50,7 @@ class BoltRunner:
         exactly once, at the latest by `finish`.
 
     Raises:
-        JobFailed: `prepare` raised.
+        BoltUnavailable: `prepare` raised.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class BoltRunner:
         try:
             self._way.prepare(context)
         except CAUGHT as error:
-            raise self._no_messages_fault("prepare", error) from error
+            raise self._unavailable("prepare", error) from error
 
     @property
     def holds(self) -> bool:
@@ -109,7 +108,8 @@ class BoltRunner:
         """End the batch at this task: the bolt's `finish`, then what is still open fails as `unacked`, then `cleanup`.
 
         Raises:
-            JobFailed: `finish` or `cleanup` raised and no tuple was open that could have answered for it.
+            JobFailed: `finish` raised and no tuple was open that could have answered for it.
+            BoltUnavailable: `cleanup` raised.
         """
         with fewer_collections():
             ran = self._way.finish(self._next, pulse)
@@ -120,7 +120,7 @@ class BoltRunner:
         """Call the bolt's `cleanup`, once. For a task that was given up; `finish` does it, too.
 
         Raises:
-            JobFailed: it raised.
+            BoltUnavailable: it raised.
         """
         if not self._open:
             return
@@ -129,10 +129,14 @@ class BoltRunner:
         try:
             self._bolt.cleanup()
         except CAUGHT as error:
-            raise self._no_messages_fault("cleanup", error) from error
+            raise self._unavailable("cleanup", error) from error
 
-    def _no_messages_fault(self, where: str, error: BaseException) -> JobFailed:
-        return no_messages_fault(self._component, where, blame(error)[1])
+    def _unavailable(self, where: str, error: BaseException) -> BoltUnavailable:
+        return BoltUnavailable(
+            f"bolt {self._component!r} raised in {where}, where no message answers for it: {blame(error)[1]}",
+            component=self._component,
+            where=where,
+        )
 
 
 class _Way(Protocol):

@@ -28,7 +28,7 @@ from stormproof.core.bolt import (
     link_counts,
 )
 from stormproof.core.bolt.runner import BoltRunner
-from stormproof.core.errors import JobFailed, UsageError
+from stormproof.core.errors import BoltUnavailable, JobFailed, UsageError
 from stormproof.core.garbage import ALLOCATIONS, fewer_collections
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason
 from stormproof.core.pulse import progress, running, suspects
@@ -950,7 +950,7 @@ def test_cleanup_is_called_once() -> None:
     assert calls == ["cleanup", "cleanup"]
 
 
-def test_a_raise_in_prepare_or_cleanup_fails_the_job() -> None:
+def test_a_raise_in_prepare_or_cleanup_is_no_messages_fault() -> None:
     class Unprepared(BasicBolt):
         def prepare(self, context: BoltContext) -> None:
             raise OSError("no such host")
@@ -958,13 +958,13 @@ def test_a_raise_in_prepare_or_cleanup_fails_the_job() -> None:
         def execute(self, tuple: Tuple, emit: Emit) -> None:
             pass
 
-    with pytest.raises(JobFailed, match="bolt 'me' raised in prepare, where no message answers for it: OSError"):
+    with pytest.raises(BoltUnavailable, match="bolt 'me' raised in prepare, where no message answers for it: OSError"):
         runner(Unprepared())
 
     def cleanup() -> None:
         raise OSError("gone")
 
-    with pytest.raises(JobFailed, match="bolt 'me' raised in cleanup"):
+    with pytest.raises(BoltUnavailable, match="bolt 'me' raised in cleanup"):
         runner(Each(ack, cleanup=cleanup)).finish()
 
 

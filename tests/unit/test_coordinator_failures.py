@@ -16,9 +16,12 @@ import sqlalchemy as sa
 from support.memory_run import World
 from support.scripted import failure, token
 
+from stormproof import Topology
 from stormproof.core import attempts
+from stormproof.core.bolt import BasicBolt, BoltContext, Emit, Tuple
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Job, JobReport
+from stormproof.core.errors import BoltUnavailable
 from stormproof.core.failpoint import FailpointError, armed
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason
@@ -197,3 +200,48 @@ def test_a_touched_message_that_is_confirmed_is_caught(monkeypatch: pytest.Monke
     monkeypatch.setattr(attempts, "touched_by", lambda *_: {})
     with pytest.raises(AssertionError):
         test_exactly_once_returns_those_that_share_a_tuple_and_counts_them_no_failure(tmp_path)
+
+
+class Unprepared(BasicBolt):
+    """Its database is away for the first `times` tasks."""
+
+    streams = "word string"
+
+    def __init__(self, times: int) -> None:
+        self.left = [times]
+
+    def __deepcopy__(self, memo: object) -> Unprepared:
+        return self
+
+    def prepare(self, context: BoltContext, /) -> None:
+        if self.left[0]:
+            self.left[0] -= 1
+            raise OSError("no route to the database")
+
+    def execute(self, tuple: Tuple, emit: Emit, /) -> None:
+        emit(tuple["line"])
+
+
+def unprepared(folder: Path, times: int) -> World:
+    world = World([b"a", b"b", b"c"], folder, fold=False)
+    topology = Topology("words")
+    lines = topology.spout("lines", world.source)
+    topology.sink(world.sinks[0], topology.bolt("look-up", Unprepared(times), lines.shuffle()))
+    world.topology = topology
+    return world
+
+
+def test_a_bolt_that_cannot_prepare_blames_no_message_and_goes_on_when_it_can(tmp_path: Path) -> None:
+    world = unprepared(tmp_path, 3)
+    statistics = world.run()
+    assert sorted(world.counts()) == ["a", "b", "c"]
+    assert (statistics.failed, statistics.dead_letters) == (0, 0)
+
+
+def test_a_bolt_that_never_prepares_ends_the_run_and_every_message_waits(tmp_path: Path) -> None:
+    world = unprepared(tmp_path, 10**6)
+    with pytest.raises(BoltUnavailable, match=r"bolt 'look-up' raised in prepare.*no route to the database"):
+        world.run(outage_s=5.0)
+    backlog = world.source.backlog()
+    assert (backlog.dead, backlog.waiting) == (0, 0)
+    assert not world.counts()

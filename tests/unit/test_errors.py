@@ -15,6 +15,7 @@ TREE = {
     "TransientError": "StormproofError",
     "JobFailed": "TransientError",
     "StoreUnavailable": "TransientError",
+    "BoltUnavailable": "TransientError",
     "Fenced": "StormproofError",
     "FatalError": "StormproofError",
     "PositionMismatch": "FatalError",
@@ -28,7 +29,7 @@ TREE = {
 }
 KINDS = {
     "stormproof", "transient", "job_failed", "store_unavailable", "fenced", "fatal", "position_mismatch",
-    "sink_refused", "cannot_tell", "batch_unverified", "usage", "topology", "settings", "routing",
+    "sink_refused", "bolt_unavailable", "cannot_tell", "batch_unverified", "usage", "topology", "settings", "routing",
 }  # fmt: skip
 
 
