@@ -26,6 +26,8 @@ class StreamChain:
     put: list[str] = field(default_factory=list[str])
     killed_at: Counter[str] = field(default_factory=Counter[str])
     starts: int = 0
+    by_clock: bool = False
+    """The rows come by the clock: 0, 1, 2 and so on, as many as there are."""
 
     def run(self, points: Sequence[Failpoint]) -> Iterator[str]:
         """Die at each place, then run to the end; yields a line for each start.
@@ -39,7 +41,7 @@ class StreamChain:
                 yield self._start(armed)
             assert self.killed_at[point.name], f"{point.name} was reached by no start"
         yield self._start("")
-        require_exact(self.cell, self.put)
+        require_exact(self.cell, self._input())
 
     def _arming(self, point: Failpoint) -> list[str]:
         kill = f"{point.name}=kill"
@@ -53,7 +55,7 @@ class StreamChain:
                 return [f"{kill}@2" if later else kill, *([kill] if self.twice else [])]
 
     def _start(self, armed: str) -> str:
-        for number in range(FILES_PER_START):
+        for number in range(0 if self.by_clock else FILES_PER_START):
             word = f"s{self.starts}f{number}"
             lines = [f"{word} common {word}", "", *([POISON.decode(), FLAKY.decode()] if number else ["a"])]
             put_file(self.cell.folder, lines)
@@ -63,11 +65,17 @@ class StreamChain:
         assert code in (0, KILLED), f"start {self.starts} ({armed or 'unarmed'}) ended with {code}"
         if code == KILLED:
             self.killed_at[armed.rpartition(";")[2].partition("=")[0]] += 1
-        require_not_too_many(self.cell, self.put)
+        require_not_too_many(self.cell, self._input())
         if self.starts > 1:  # the very first one may die before there is anything in the ledger
             report = verified(self.cell.name, self.cell.database)
             assert report.clean, (armed, report.violations, report.unknowns)
         return f"start {self.starts}: {'killed at ' + armed if code == KILLED else 'ran to the end'}, checked"
+
+    def _input(self) -> Sequence[str]:
+        if not self.by_clock:
+            return self.put
+        seen = [int(row[0]) for row in (*delta_rows(self.cell, "rows"), *postgres_rows(self.cell, "rows"))]
+        return [str(number) for number in range(max(seen, default=-1) + 1)]
 
 
 def expected(cell: StreamCell, put: Sequence[str]) -> Counter[str]:
