@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stormproof.core.bolt import ArrowBolt, BasicBolt, Bolt, BoltContext, Collector, FailTuple, Tuple
     from stormproof.core.errors import (
         BatchUnverified,
+        BoltUnavailable,
         CannotTell,
         FatalError,
         Fenced,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from stormproof.core.settings import Settings
     from stormproof.core.source.files import FileSource
     from stormproof.core.source.iterator import IteratorSource
+    from stormproof.core.source.kind import SourceKind
     from stormproof.core.source.memory import MemorySource
     from stormproof.core.source.postgres_queue import PostgresQueue
     from stormproof.sinks.delta import DeltaSink
@@ -39,6 +41,28 @@ if TYPE_CHECKING:
     from stormproof.trident.aggregate import count, distinct_count, max_, mean, min_, sum_
     from stormproof.trident.explain import Explanation
     from stormproof.trident.run import run
+    from stormproof.trident.state.delta import DeltaMap
+    from stormproof.trident.state.key_value import (
+        KeyValueStore,
+        MemoryMap,
+        MemoryStore,
+        NonTransactionalMap,
+        OpaqueMap,
+        TransactionalMap,
+    )
+    from stormproof.trident.state.merge import RowMerge
+    from stormproof.trident.state.postgres import PostgresMap
+    from stormproof.trident.state.protocol import (
+        MapState,
+        Merge,
+        State,
+        StateContext,
+        StateFactory,
+        StateKind,
+        StateUpdater,
+    )
+    from stormproof.trident.state.sink import StateSink
+    from stormproof.trident.state.updater import MapSetter, MapUpdater
     from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
     from stormproof.trident.stream import Topology
 
@@ -51,6 +75,7 @@ _HOMES: Final = {
     **dict.fromkeys(
         (
             "BatchUnverified",
+            "BoltUnavailable",
             "CannotTell",
             "FatalError",
             "Fenced",
@@ -78,6 +103,41 @@ _HOMES: Final = {
     **dict.fromkeys(("count", "distinct_count", "max_", "mean", "min_", "sum_"), "stormproof.trident.aggregate"),
     "Explanation": "stormproof.trident.explain",
     "run": "stormproof.trident.run",
+    "SourceKind": "stormproof.core.source.kind",
+    "DeltaMap": "stormproof.trident.state.delta",
+    **dict.fromkeys(
+        (
+            "KeyValueStore",
+            "MemoryMap",
+            "MemoryStore",
+            "NonTransactionalMap",
+            "OpaqueMap",
+            "TransactionalMap",
+        ),
+        "stormproof.trident.state.key_value",
+    ),
+    "RowMerge": "stormproof.trident.state.merge",
+    "PostgresMap": "stormproof.trident.state.postgres",
+    **dict.fromkeys(
+        (
+            "MapState",
+            "Merge",
+            "State",
+            "StateContext",
+            "StateFactory",
+            "StateKind",
+            "StateUpdater",
+        ),
+        "stormproof.trident.state.protocol",
+    ),
+    "StateSink": "stormproof.trident.state.sink",
+    **dict.fromkeys(
+        (
+            "MapSetter",
+            "MapUpdater",
+        ),
+        "stormproof.trident.state.updater",
+    ),
     "BatchResult": "stormproof.trident.statistics",
     "RecoveryReport": "stormproof.trident.statistics",
     "RunStatistics": "stormproof.trident.statistics",
@@ -92,9 +152,11 @@ __all__ = [
     "BatchUnverified",
     "Bolt",
     "BoltContext",
+    "BoltUnavailable",
     "CannotTell",
     "Collector",
     "CombinerAggregator",
+    "DeltaMap",
     "DeltaSink",
     "Explanation",
     "FailTuple",
@@ -104,21 +166,40 @@ __all__ = [
     "Guarantee",
     "IteratorSource",
     "JobFailed",
+    "KeyValueStore",
+    "MapSetter",
+    "MapState",
+    "MapUpdater",
+    "MemoryMap",
     "MemorySink",
     "MemorySource",
+    "MemoryStore",
+    "Merge",
+    "NonTransactionalMap",
+    "OpaqueMap",
     "PositionMismatch",
+    "PostgresMap",
     "PostgresQueue",
     "PostgresSink",
     "RecoveryReport",
     "ReducerAggregator",
+    "RowMerge",
     "RunStatistics",
     "Settings",
     "SettingsError",
     "SinkRefused",
+    "SourceKind",
+    "State",
+    "StateContext",
+    "StateFactory",
+    "StateKind",
+    "StateSink",
+    "StateUpdater",
     "StoreUnavailable",
     "StormproofError",
     "Topology",
     "TopologyError",
+    "TransactionalMap",
     "TransientError",
     "Tuple",
     "UsageError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
@@ -13,6 +13,10 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import Fold, SinkInput, SinkSpec
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.trident.audit.ledger import SinkBinding
+from stormproof.trident.state.protocol import StateFactory
+
+OPENED: Final = ("delta", "postgres", "delta-map", "postgres-map")
+"""The kinds that can be opened by their description."""
 
 SinkOpener: TypeAlias = Callable[[SinkIdentity, SinkBinding], SinkSession]
 """Opens a sink for reading only."""
@@ -26,6 +30,7 @@ def describe_sink(sink: SinkSpec, input_: SinkInput, *, files: str | None = None
     """
     from stormproof.sinks.delta import DeltaSink
     from stormproof.sinks.postgres import PostgresSink
+    from stormproof.trident.state.sink import StateSink
 
     keys: list[Json] = [*input_.keys]
     folds: dict[str, Json] = {name: fold.value for name, fold in input_.folds.items()}
@@ -37,6 +42,8 @@ def describe_sink(sink: SinkSpec, input_: SinkInput, *, files: str | None = None
         "schema": base64.b64encode(input_.schema.serialize().to_pybytes()).decode("ascii"),
         "files": files,
     }
+    if isinstance(sink, StateSink):
+        return {**description, **sink.description(input_)}
     if isinstance(sink, DeltaSink):
         return {**description, "kind": "delta", "path": sink.target}
     if isinstance(sink, PostgresSink):
@@ -64,13 +71,17 @@ def open_for_inspection(identity: SinkIdentity, binding: SinkBinding, ledger_dat
         StoreUnavailable: it cannot be reached.
     """
     description = binding.description
-    if description is None or description.get("kind") not in ("delta", "postgres"):
+    if description is None or description.get("kind") not in OPENED:
         raise CannotTell(
             f"sink {binding.sink!r} ({binding.target}) cannot be opened by its name alone; "
             "call stormproof.trident.audit.verify with an opener of your own",
             sink=binding.sink,
         )
     input_ = _input_of(binding, description)
+    if description["kind"] == "delta-map":
+        from stormproof.trident.state.delta import DeltaMap
+
+        return _inspected(identity, binding, DeltaMap(str(description["path"]), str(description["state"])), input_)
     if description["kind"] == "delta":
         from stormproof.sinks.delta import DeltaSink
 
@@ -82,7 +93,19 @@ def open_for_inspection(identity: SinkIdentity, binding: SinkBinding, ledger_dat
     if elsewhere is not None and elsewhere != ledger_database.redacted:
         # Without its password, which is not the ledger's to keep: libpq finds it in PGPASSWORD or a password file.
         database = Database.from_url(str(elsewhere), setting=f"the ledger's description of sink {binding.sink!r}")
+    if description["kind"] == "postgres-map":
+        from stormproof.trident.state.postgres import PostgresMap
+
+        map_ = PostgresMap(str(description["table"]), str(description["state"]), database=database)
+        return _inspected(identity, binding, map_, input_)
     return PostgresSink(str(description["table"]), name=binding.sink, database=database).inspect(identity, input_)
+
+
+def _inspected(identity: SinkIdentity, binding: SinkBinding, state: StateFactory, input_: SinkInput) -> SinkSession:
+    """A map's session; how its values are merged is its topology's code, which nobody needs to read it."""
+    from stormproof.trident.state.sink import StateSink
+
+    return StateSink(binding.sink, state, keys=input_.keys).inspect(identity, SinkInput(input_.schema, input_.keys))
 
 
 def _input_of(binding: SinkBinding, description: dict[str, Json]) -> SinkInput:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
@@ -14,7 +15,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.keyhash import can_be_key
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput
+from stormproof.core.sink import SinkInput, TaskContext, TaskWriter
 from stormproof.core.source.kind import SourceKind
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
@@ -129,9 +130,10 @@ class StateSink:
         """What the state promises about a txid that comes again."""
         return self._factory.kind
 
-    def description(self) -> dict[str, Json]:
-        """What the ledger keeps of it, for an audit without the topology's code; empty where it needs that code."""
-        return self._factory.description(self._database) if isinstance(self._factory, Described) else {}
+    def description(self, input_: SinkInput) -> dict[str, Json]:
+        """What the ledger keeps of it, for an audit without the topology's code; which a store of one's own needs."""
+        own = self._factory.description(self._database) if isinstance(self._factory, Described) else {}
+        return {**own, "keys": [*self.keys_of(input_)]}
 
     def placed(self, database: Database, staging: Path) -> StateSink:
         """This state, with the database and a folder of `staging` that a run has, where it names none itself."""
@@ -148,7 +150,7 @@ class StateSink:
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Raise TopologyError where the state cannot take such rows, or cannot serve the guarantee with any source."""
         where = f"state {self._name!r}"
-        schema, keys = input_.schema, self._keys_of(input_)
+        schema, keys = input_.schema, self.keys_of(input_)
         for key in keys:
             if key not in schema.names:
                 raise TopologyError(f"{where}: no column {key!r}; there are {', '.join(schema.names)}", field=key)
@@ -169,7 +171,7 @@ class StateSink:
         return StateContext(
             identity,
             input_.schema,
-            self._keys_of(input_),
+            self.keys_of(input_),
             self._merges_of(input_),
             input_.folds,
             epoch=epoch,
@@ -188,7 +190,8 @@ class StateSink:
         """Open for reading only."""
         return self._session(self.context(identity, input_, None, create=False), input_)
 
-    def _keys_of(self, input_: SinkInput) -> tuple[str, ...]:
+    def keys_of(self, input_: SinkInput) -> tuple[str, ...]:
+        """The key columns of such rows."""
         return self._keys or input_.keys
 
     def _merges_of(self, input_: SinkInput) -> dict[str, Merge]:
@@ -201,6 +204,39 @@ class StateSink:
         once = self._updater is None and bool(input_.keys) and context.keys == input_.keys
         updater = MapUpdater(each_once=once) if self._updater is None else self._updater
         return StateSession(self._factory, context, updater, str(staging), unique_keys=once, target=self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class StateReader:
+    """What an executor needs to read a state."""
+
+    factory: StateFactory
+    context: StateContext
+
+    def open(self) -> State:
+        """The state, for reading only."""
+        return self.factory.make(self.context.reading())
+
+
+@dataclass(frozen=True, slots=True)
+class StateWriter:
+    """The executors' side of a state: prepared files, and what reads it."""
+
+    files: FileWriter
+    resource: StateReader
+
+    @property
+    def sink(self) -> str:
+        """The sink's name in its topology."""
+        return self.files.sink
+
+    def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
+        """The rows that the state could not hold."""
+        return self.files.check(rows)
+
+    def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
+        """A writer for one task."""
+        return self.files.open_task(context, schema)
 
 
 class StateSession:
@@ -247,12 +283,13 @@ class StateSession:
         state = self.state()
         return state.table_id if isinstance(state, EvidencedState) else f"state/{self._target}"
 
-    def writer(self) -> FileWriter:
+    def writer(self) -> StateWriter:
         """Parquet files in the staging folder."""
         state = self.state()
         own = state.limits.columns if isinstance(state, LimitsRows) else ()
         keys = [ColumnLimit(f.name, str(f.type), not_null=True) for f in self._context.key_schema]
-        return FileWriter(self.identity.sink, self._staging, Limits((*keys, *own)))
+        files = FileWriter(self.identity.sink, self._staging, Limits((*keys, *own)))
+        return StateWriter(files, StateReader(self._factory, self._context.reading()))
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives of this topology's name that committed to it, where it says."""
