@@ -172,6 +172,11 @@ class StagePlan:
     nodes: Mapping[str, Node]
     relayed: tuple[Edge, ...] = ()
 
+    @property
+    def reads_state(self) -> bool:
+        """Whether a bolt in it reads a state that the topology's batches change."""
+        return any(isinstance(n, BoltNode) and reads_state(n.bolt) for n in self.nodes.values())
+
     def tasks(self, parallelism: int) -> int:
         """How many tasks a stage behind an exchange has: enough for all that comes in and passes through."""
         edges = [entry.edge for entry in self.entries if entry.edge is not None]
@@ -198,6 +203,11 @@ class Plan:
     ackers: int | None = None
     message_timeout_s: float | None = None
     serial: bool = False
+
+
+def reads_state(bolt: AnyBolt) -> bool:
+    """Whether a bolt says that it reads a state: batches must run one at a time then."""
+    return getattr(bolt, "reads_state", False) is True
 
 
 def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
@@ -229,6 +239,7 @@ def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
         fingerprint=_fingerprint(topology),
         ackers=topology.ackers,
         message_timeout_s=topology.message_timeout_s,
+        serial=any(isinstance(c, BoltComponent) and reads_state(c.bolt) for c in topology.components),
     )
 
 

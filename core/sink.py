@@ -23,6 +23,12 @@ class Fold(StrEnum):
 
     SUM = "sum"
     """Added; counts are sums of ones."""
+    MIN = "min"
+    """The smaller one; NULL is none."""
+    MAX = "max"
+    """The greater one; NULL is none."""
+    OWN = "own"
+    """By a function of the user's, which only a state can call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,16 @@ class SinkWriter(Protocol):
 
     def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         """A writer for one task."""
+        ...
+
+
+@runtime_checkable
+class OffersResource(Protocol):
+    """A sink's writer that also brings what bolts may use in executors, by the name `state:SINK`. Picklable."""
+
+    @property
+    def resource(self) -> object:
+        """What bolts get."""
         ...
 
 

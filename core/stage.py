@@ -43,7 +43,7 @@ from stormproof.core.plan import (
 )
 from stormproof.core.pulse import Pulse, running
 from stormproof.core.share import Rows, Words, as_signed, as_words, signed, split_one, xor_reduce
-from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
+from stormproof.core.sink import OffersResource, SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import READER_SCHEMA, Decoder, SliceReader
 from stormproof.core.tracking import MANY, Anchors, Held, Messages, joined
@@ -83,6 +83,7 @@ class StageJob:
     pulse: Path | None = None
     careful: bool = False
     parallelism: int = 1
+    resources: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
@@ -92,6 +93,7 @@ def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
     stages = job.plan.stages
     ackers = (job.plan.ackers or parallelism) if job.per_message and job.tracked else 0
     tasks = (len(job.readers), *(s.tasks(parallelism) for s in stages[1:]), *([ackers] if ackers else []))
+    resources = {f"state:{n}": w.resource for n, w in job.writers.items() if isinstance(w, OffersResource)}
     made: list[StageJob] = []
     for number, plan in enumerate((*stages, None) if ackers else stages):
         part = StageJob(
@@ -106,6 +108,7 @@ def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
             pulse=job.pulse,
             careful=job.careful,
             parallelism=parallelism,
+            resources={} if plan is None or not plan.reads_state else resources,
         )
         if number == 0:
             part = replace(part, decoders=job.plan.decoders, readers=job.readers, excluded=job.excluded)
@@ -302,6 +305,7 @@ class _Task:
             tasks=part.tasks[part.stage],
             consumers=consumers,
             seed=part.seed,
+            params=part.resources,
         )
         direct = {stream: min(consumers[name] for name in names) for stream, names in node.direct.items()}
         runner = BoltRunner(node.component, fresh(node.bolt), node.streams, direct, context)

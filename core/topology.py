@@ -514,6 +514,13 @@ class TopologyGraph:
         on = JoinOn.of(name, kind, keys, self._stream_schema(left), self._stream_schema(right))
         return self._add(Join(name, left, right, on))
 
+    def add_reader(self, name: str | None, input_: Subscription, bolt: ArrowBolt, schema: pa.Schema) -> str:
+        """Add a bolt that reads a state; it may also follow a persistent aggregate, beside the state that it folds into."""
+        name = self._own_name(name, "state", None)
+        self._require_agreed_tasks(name, [input_])
+        _refuse_twice(name, schema.names)
+        return self._add(BoltComponent(name, (input_,), bolt, {DEFAULT_STREAM: schema}))
+
     def add_sink(self, input_: Subscription, spec: SinkSpec) -> str:
         """Add a sink; its own name is the component's.
 
@@ -530,7 +537,7 @@ class TopologyGraph:
                     "field, or keep the result in a State",
                     component=component.name,
                 )
-            rows = SinkInput(schema, component.keys, {a.output: Fold.SUM for a in component.aggregations})
+            rows = SinkInput(schema, component.keys, {a.output: _fold_of(a) for a in component.aggregations})
         name = checked_name(spec.name, "sink")
         # What a sink can take is known now; whether it serves the guarantee, again when one is chosen.
         spec.check(rows, self.guarantee or Guarantee.AT_LEAST_ONCE)
@@ -687,22 +694,29 @@ def checked_tasks(tasks: int, component: str) -> int:
 
 
 def _require_fold(component: str, aggregation: AnyAggregation) -> None:
-    """Raise TopologyError where a sink could not fold a batch's result into what it holds."""
-    if isinstance(aggregation, Aggregation) and aggregation.kind in {AggregationKind.COUNT, AggregationKind.SUM}:
-        return
+    """Raise TopologyError where results of two batches do not make one: such cannot be kept across batches."""
     if isinstance(aggregation, UserAggregation):
-        why = "sinks know no function of yours: use .agg(...), or keep the result in a State"
+        if aggregation.combines:
+            return
+        why = f"a {aggregation.kind}'s values of two batches do not make one; write a CombinerAggregator"
     elif aggregation.kind is AggregationKind.MEAN:
         why = "two means do not make one: persist sum_ and count, and divide when you read"
     elif aggregation.kind is AggregationKind.DISTINCT:
         why = "two distinct counts do not make one: persist the values themselves as keys, with count()"
     else:
-        why = "sinks fold sums and counts only: use .agg(...), or keep the result in a State"
+        return
     raise TopologyError(
         f"component {component!r}: {aggregation.output} = {aggregation.name} can't be persisted across batches: {why}",
         component=component,
         field=aggregation.output,
     )
+
+
+def _fold_of(aggregation: AnyAggregation) -> Fold:
+    """How a batch's result is added to what is held."""
+    if isinstance(aggregation, UserAggregation):
+        return Fold.OWN
+    return {AggregationKind.MIN: Fold.MIN, AggregationKind.MAX: Fold.MAX}.get(aggregation.kind, Fold.SUM)
 
 
 def _alike(one: pa.Schema, other: pa.Schema) -> bool:

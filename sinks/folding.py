@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from stormproof.core.compute import pc
 from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.sink import SinkInput
+from stormproof.core.sink import Fold, SinkInput
 
 
 def check_fold_input(input_: SinkInput, where: str) -> None:
@@ -36,8 +36,15 @@ def check_fold_input(input_: SinkInput, where: str) -> None:
             raise TopologyError(
                 f"{where}: key {name!r} is {kind}, whose values do not compare alike everywhere; use another type"
             )
-    for name in input_.folds:
+    for name, fold in input_.folds.items():
         kind = input_.schema.field(name).type
+        if fold is not Fold.SUM:
+            how = "by a function of yours" if fold is Fold.OWN else f"by {fold}"
+            raise TopologyError(
+                f"{where}: column {name!r} is folded {how}, which this sink cannot do: it adds; keep the result in a state, "
+                "persistent_aggregate(..., state=...)",
+                field=name,
+            )
         if not (pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
             raise TopologyError(f"{where}: column {name!r} is {kind}, which has no sum")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from stormproof.core.aggregators import Aggregator, CombinerAggregator, ReducerAggregator, UserAggregate
 from stormproof.core.bolt import DEFAULT_STREAM
 from stormproof.core.errors import TopologyError
 from stormproof.core.grouping import Grouping, GroupingKind
@@ -24,9 +25,13 @@ from stormproof.core.topology import (
 from stormproof.trident.aggregate import OneResult, SeveralResults, named
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
     from stormproof.trident.explain import Explanation
+    from stormproof.trident.query import Query
+    from stormproof.trident.state.protocol import Merge, StateFactory, StateUpdater
 
 
 class Topology(TopologyGraph):
@@ -97,6 +102,17 @@ class Topology(TopologyGraph):
             for side, names in ((one, keys.keys()), (other, keys.values()))
         ]
         return Stream(self, self.add_join(name, sides[0], sides[1], keys, how))
+
+    def validate(self) -> None:
+        """Check what can only be seen at the end.
+
+        Raises:
+            TopologyError: see `TopologyGraph.validate`; or a state query names no state of this topology.
+        """
+        super().validate()
+        from stormproof.trident.query import check_queries
+
+        check_queries(self)
 
     def explain(self, guarantee: Guarantee | str | None = None) -> Explanation:
         """What it compiles to: stages, tasks, exchanges, what was fused, sinks; `str` of it is for people.
@@ -313,9 +329,24 @@ class Stream:
         """
         return self._grouped((), several, results, name=name)
 
-    def persistent_aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
-        """One result for all tuples, folded across batches. Sinks hold results by key, so only a State can follow."""
-        return self._grouped((), several, results, name=name, persistent=True)
+    def persistent_aggregate(
+        self,
+        *several: SeveralResults,
+        name: str | None = None,
+        state: StateFactory | None = None,
+        state_name: str | None = None,
+        **results: OneResult,
+    ) -> Stream:
+        """One result for all tuples, folded across batches; see `GroupedStream.persistent_aggregate`.
+
+        What is held is held by key, so the result has one more column, the key `everything`, which is always true.
+        """
+        fields = tuple(self.schema.names)  # what an aggregate of all fields is of; not the key
+        given = {output: _over(one, fields) for output, one in results.items()}
+        keyed = self.arrow(everything, schema=_with_key(self.schema))
+        return keyed.group_by(EVERYTHING).persistent_aggregate(
+            *(_over(one, fields) for one in several), name=name, state=state, state_name=state_name, **given
+        )
 
     # -- several streams -----------------------------------------------------------------------------------------------
 
@@ -355,6 +386,79 @@ class Stream:
         for sink in sinks:
             self._topology.add_sink(settled.subscription, sink)
         return settled
+
+    def state_query(
+        self,
+        state: str,
+        *fields: str,
+        schema: SchemaLike,
+        query: Query | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """The tuple with what a state of this topology holds for it, as further fields, which `schema` names.
+
+        `state` is its name among the sinks; `fields` are looked up, in the order of its keys. `query(state, keys)` gives a
+        record batch with one row for each of a record batch's keys; by default they are what a map holds, NULLs where that
+        is nothing. A batch sees what all batches before it committed, and nothing of its own: the topology's batches run
+        one at a time then.
+
+        Raises:
+            TopologyError: a field is unknown; and when it is compiled, if there is no such state, or its keys differ.
+        """
+        import pyarrow as pa
+
+        from stormproof.trident.query import StateQuery, map_get
+
+        settled, found = self, parse_schema(schema)
+        given = settled.schema
+        for field in fields:
+            if field not in given.names:
+                raise TopologyError(
+                    f"state query after {self._component!r}: unknown field {field!r}; known: {', '.join(given.names)}",
+                    component=self._component,
+                    field=field,
+                )
+        bolt = StateQuery(state, fields, query or map_get, found)
+        made = self._topology.add_reader(name, self._input, bolt, pa.schema([*given, *found]))
+        return Stream(self._topology, made, hint=self._hint)
+
+    def new_values_stream(self, *, name: str | None = None) -> Stream:
+        """The keys of a persistent aggregate that a batch touched, with what its state will hold once it is committed.
+
+        It is computed from what the state holds before the batch, so the topology's batches run one at a time.
+
+        Raises:
+            TopologyError: this is no persistent aggregate with a state.
+        """
+        from stormproof.core.topology import Aggregate, SinkComponent
+        from stormproof.trident.query import NewValues
+        from stormproof.trident.state.sink import StateSink
+
+        followers = [c for c, _ in self._topology.subscribers(self._component, self._input.stream)]
+        states = [c for c in followers if isinstance(c, SinkComponent) and isinstance(c.spec, StateSink)]
+        (own,) = (c for c in self._topology.components if c.name == self._component)
+        if not isinstance(own, Aggregate) or not own.persistent or not states:
+            raise TopologyError(
+                f"component {self._component!r} has no new values: it is no persistent_aggregate(..., state=...)",
+                component=self._component,
+            )
+        bolt = NewValues(states[0].name, own.keys)
+        return Stream(self._topology, self._topology.add_reader(name, self._input, bolt, self.schema))
+
+    def partition_persist(
+        self, name: str, state: StateFactory, updater: StateUpdater, *, keys: Sequence[str] = ()
+    ) -> Stream:
+        """End in a state of one's own, by an updater of one's own. Returns the same stream.
+
+        Each batch's rows reach the updater between `begin_commit` and `commit` of its txid, in the driver, one record batch
+        after the other, in the same order whenever the txid comes again.
+
+        Raises:
+            TopologyError: the state cannot hold such rows, or serve the guarantee.
+        """
+        from stormproof.trident.state.sink import StateSink
+
+        return self.into(StateSink(name, state, updater=updater, keys=tuple(keys)))
 
     def settled(self) -> Stream:
         """The same tuples where a repartition has brought them."""
@@ -433,12 +537,30 @@ class GroupedStream:
         """One tuple a key and task: each task groups what it has, without an exchange."""
         return self._aggregate(several, results, name=name, local=True)
 
-    def persistent_aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
-        """The same as `agg`, folded across batches: added to what the sinks hold for the key. Only `into` can follow.
+    def persistent_aggregate(
+        self,
+        *several: SeveralResults,
+        name: str | None = None,
+        state: StateFactory | None = None,
+        state_name: str | None = None,
+        **results: OneResult,
+    ) -> Stream:
+        """The same as `agg`, folded across batches: into what `state` holds for the key, or the sinks of `into`. Only
+        `into` can follow.
 
-        Sinks fold count() and sum_(). Others are refused: of two batches' means, say, nobody could make one.
+        Sinks fold count() and sum_(), a state also min_(), max_() and combiners. Others are refused: of two batches'
+        means, say, nobody could make one. `state_name` is the state's name among the sinks (default: the component's
+        with `-state` behind it).
+
+        Raises:
+            TopologyError: a result cannot be folded, or the state cannot hold it or serve the guarantee.
         """
-        return self._aggregate(several, results, name=name, persistent=True)
+        made = self._aggregate(several, results, name=name, persistent=True)
+        if state is not None:
+            from stormproof.trident.state.sink import StateSink
+
+            made.into(StateSink(state_name or f"{made.name}-state", state, merges=own_merges(made)))
+        return made
 
     def _aggregate(
         self,
@@ -452,6 +574,48 @@ class GroupedStream:
         return self._stream._grouped(  # pyright: ignore[reportPrivateUsage] - the other half of one class
             self._keys, several, results, name=name, persistent=persistent, local=local
         )
+
+
+_AnyResult = TypeVar("_AnyResult", bound=OneResult | SeveralResults)
+
+EVERYTHING: Final = "everything"
+"""The key of what is aggregated without one."""
+
+
+def everything(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+    """The rows with one key for all."""
+    import numpy as np
+    import pyarrow as pa
+
+    columns = [*rows.columns, pa.repeat(True, rows.num_rows)]
+    made = pa.RecordBatch.from_arrays(columns, names=[*rows.schema.names, EVERYTHING])
+    return made, np.arange(rows.num_rows)
+
+
+def _over(aggregate: _AnyResult, fields: tuple[str, ...]) -> _AnyResult | UserAggregate:
+    """The aggregate, of these fields where it names none."""
+    if isinstance(aggregate, UserAggregate):
+        return aggregate if aggregate.fields else replace(aggregate, fields=fields)
+    if isinstance(aggregate, (CombinerAggregator, ReducerAggregator, Aggregator)):
+        return aggregate.over(*fields)
+    return aggregate
+
+
+def _with_key(schema: pa.Schema) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([*schema, pa.field(EVERYTHING, pa.bool_())])
+
+
+def own_merges(stream: Stream) -> dict[str, Merge]:
+    """How the results of users' combiners in a persistent aggregate are merged into what is held."""
+    from stormproof.core.aggregators import UserAggregation
+    from stormproof.core.topology import Aggregate
+    from stormproof.trident.state.merge import RowMerge
+
+    (component,) = (c for c in stream.topology.components if c.name == stream.name)
+    assert isinstance(component, Aggregate)
+    return {a.output: RowMerge(a.code.combine) for a in component.aggregations if isinstance(a, UserAggregation)}
 
 
 def _require_of(topology: Topology, stream: Stream) -> None:

@@ -1,0 +1,135 @@
+"""Bolts that read a state while a batch runs: queries, and the new values of a persistent aggregate.
+
+They read it in the executors, opened from the state's factory. A batch then sees what all batches before it committed, and
+nothing of its own: a topology with such a bolt runs its batches one at a time.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, TypeAlias, cast
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.bolt import ArrowBolt, BoltContext
+from stormproof.core.bolt.api import ArrowRows
+from stormproof.core.errors import TopologyError
+from stormproof.core.topology import BoltComponent, SinkComponent, TopologyGraph
+from stormproof.trident.state.protocol import MapState, State
+from stormproof.trident.state.sink import StateReader, StateSink
+
+Query: TypeAlias = Callable[[State, pa.RecordBatch], pa.RecordBatch]
+"""A state and record batch of keys to a record batch with one row for each of them."""
+
+
+def map_get(state: State, keys: pa.RecordBatch) -> pa.RecordBatch:
+    """What a map holds for each key; NULLs where there is nothing."""
+    return cast("MapState", state).multi_get(keys)
+
+
+class ReadsState(ArrowBolt):
+    """A bolt that reads the state of one of its topology's sinks."""
+
+    reads_state: ClassVar[bool] = True
+    """Batches must run one at a time."""
+
+    def __init__(self, state: str, fields: tuple[str, ...]) -> None:
+        self.state = state
+        self.fields = fields
+        self._open: State | None = None
+
+    def prepare(self, context: BoltContext, /) -> None:
+        """Open the state for reading."""
+        reader = context.params.get(f"state:{self.state}")
+        if not isinstance(reader, StateReader):
+            raise LookupError(f"there is no state {self.state!r} to be read here")
+        self._open = reader.open()
+
+    @abstractmethod
+    def answer(self, state: State, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """One row for each row."""
+
+    def execute(self, rows: pa.RecordBatch, /) -> ArrowRows:
+        """One row for each row."""
+        assert self._open is not None
+        return self.answer(self._open, rows), np.arange(rows.num_rows)
+
+    def cleanup(self) -> None:
+        """Let the state go."""
+        if self._open is not None:
+            self._open.close()
+
+    def keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The fields that are looked up, by the names that the state's keys have."""
+        context = cast("MapState", self._open).context
+        return pa.RecordBatch.from_arrays([rows.column(f) for f in self.fields], schema=context.key_schema)
+
+
+class StateQuery(ReadsState):
+    """Each tuple with what a query finds for it."""
+
+    def __init__(self, state: str, fields: tuple[str, ...], query: Query, found: pa.Schema) -> None:
+        super().__init__(state, fields)
+        self._query = query
+        self._found = found
+
+    def answer(self, state: State, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The tuples with the columns that the query gave, in their order."""
+        found = self._query(state, self.keys(rows))
+        if found.num_rows != rows.num_rows or found.num_columns != len(self._found):
+            raise ValueError(
+                f"the query gave {found.num_rows} rows of {found.num_columns} columns for {rows.num_rows} keys; one row for "
+                f"each is wanted, with {', '.join(self._found.names)}"
+            )
+        return pa.RecordBatch.from_arrays(
+            [*rows.columns, *found.columns], names=[*rows.schema.names, *self._found.names]
+        )
+
+
+class NewValues(ReadsState):
+    """Each of a batch's results, folded into what the state holds: what it will hold when the batch is committed."""
+
+    def answer(self, state: State, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The keys with their new values."""
+        context = cast("MapState", state).context
+        held = cast("MapState", state).multi_get(self.keys(rows))
+        columns = {name: rows.column(name) for name in rows.schema.names}
+        for name in context.value_schema.names:
+            columns[name] = context.merges[name](held.column(name), columns[name])
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=rows.schema.names)
+
+
+def check_queries(topology: TopologyGraph) -> None:
+    """Check what a query says of its state, once all is there.
+
+    Raises:
+        TopologyError: the state is none of the topology's, or its keys are of other types than the fields.
+    """
+    states = {
+        c.name: (c.spec, c.input)
+        for c in topology.components
+        if isinstance(c, SinkComponent) and isinstance(c.spec, StateSink)
+    }
+    for component in topology.components:
+        if not isinstance(component, BoltComponent) or not isinstance(component.bolt, ReadsState):
+            continue
+        bolt = component.bolt
+        if bolt.state not in states:
+            known = ", ".join(states) or "none"
+            raise TopologyError(
+                f"component {component.name!r} reads the state {bolt.state!r}, which is none of topology "
+                f"{topology.name!r}; known: {known}",
+                component=component.name,
+            )
+        sink, input_ = states[bolt.state]
+        keys = [input_.schema.field(k) for k in sink.keys_of(input_)]
+        given = topology.schema_of(component.inputs[0].component, component.inputs[0].stream)
+        fields = [given.field(f) for f in bolt.fields]
+        if [k.type for k in keys] != [f.type for f in fields]:
+            raise TopologyError(
+                f"component {component.name!r} looks up {', '.join(f'{f.name} {f.type}' for f in fields)}; the keys of "
+                f"state {bolt.state!r} are {', '.join(f'{k.name} {k.type}' for k in keys)}",
+                component=component.name,
+            )
