@@ -148,7 +148,7 @@ def _judged(part: StageJob, task: int, incoming: Iterable[pa.RecordBatch]) -> pa
     acks = pa.Table.from_batches(received.acks, ACK_SCHEMA)
     ids, origins, tokens = (inits.column(i).to_numpy() for i in range(3))
     bad = incomplete(ids, tokens, acks.column(0).to_numpy(), acks.column(1).to_numpy())
-    report = TaskReport(part.stage, task, violations=received.violations)
+    report = TaskReport(part.stage, task, violations=received.violations, heard=received.heard)
     known = dict(zip(ids[np.isin(ids, bad)].tolist(), origins[np.isin(ids, bad)].tolist(), strict=True))
     for id_ in bad.tolist():
         error = "its ack val is not zero: a tuple of it was lost or doubled on the way"
@@ -458,6 +458,7 @@ class _Task:
         received = receive(incoming, part.stage, self._task, part.tasks[part.stage - 1], ways, tracked=part.tracked)
         carried += received.reports
         self._report.violations += received.violations
+        self._report.heard = received.heard
         self._inits += received.inits
         self._acks += [(n.column(0).to_numpy(), as_words(n.column(1).to_numpy())) for n in received.acks]
         if part.ackers:

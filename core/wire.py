@@ -4,7 +4,8 @@ A wire row is a chunk of one edge's rows for one task, serialised by Arrow, so t
 system's conversions; or notices for an acker; or a control row; or, at the end, a task's summary. Each map task sends one
 control row to every task of the next stage, saying how many chunks and rows it sent there and what their XOR is; its
 report travels in one of them. A chunk, notice or control row that is lost, doubled or tripled is seen by whoever receives
-it, with or without shares.
+it, with or without shares. Where a task was repeated and sent something else than the first time, its readers may have
+read the one and the other: the control rows carry a mark of all that a run of the task sent, and the marks must agree.
 
 Beside its rows a chunk carries what anchors them, in one of four forms: nothing; one share a row, for rows that were
 combined; one (message, share) pair a row; any number of pairs a row.
@@ -13,6 +14,7 @@ combined; one (message, share) pair a row; any number of pairs a row.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +30,7 @@ from stormproof.core.compute import pc
 from stormproof.core.engine.protocol import JobReport
 from stormproof.core.errors import Json
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.share import Rows, Words, as_signed, as_words, signed, xor_reduce, xor_signed
+from stormproof.core.share import Rows, Words, as_signed, as_words, mix64, signed, xor_reduce, xor_signed
 from stormproof.core.sink import PreparedFile, files_to_json
 from stormproof.core.tracking import MANY, MANY_ORIGIN, Anchors, Messages
 
@@ -87,6 +89,8 @@ class TaskReport:
     lost: list[MessageFailure] = field(default_factory=list[MessageFailure])
     together: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
     unanchored: int = 0
+    heard: str = ""
+    """The marks of the runs that it was sent by, of all tasks of the stage before."""
 
     def ack(self, xor: int) -> None:
         """Add acked shares, by their XOR."""
@@ -109,6 +113,7 @@ class TaskReport:
             _failures_to_json(self.lost),
             base64.b64encode(np.ascontiguousarray(self.together).tobytes()).decode(),
             self.unanchored,
+            self.heard,
         ]
 
     @classmethod
@@ -116,7 +121,7 @@ class TaskReport:
         """As it was sent."""
         (
             stage, task, messages, read_xor, ack_xor, tuples, failures, files, violations,
-            late, late_xor, lost, together, unanchored,
+            late, late_xor, lost, together, unanchored, heard,
         ) = parts  # fmt: skip
         return cls(
             stage,
@@ -133,6 +138,7 @@ class TaskReport:
             _failures_from_json(lost),
             np.frombuffer(base64.b64decode(together), np.int64).reshape(-1, 2),
             unanchored,
+            heard,
         )
 
 
@@ -160,11 +166,15 @@ class WireRow:
 
 @dataclass(slots=True)
 class _Sent:
-    """What was sent over one edge to one task."""
+    """What was sent over one edge to one task.
+
+    `mark` stands for its messages, whatever the order: the XOR of their shares, or without shares a sum of their ids.
+    """
 
     chunks: int = 0
     rows: int = 0
     xor: int = 0
+    mark: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +316,12 @@ class Sender:
         row = WireRow(dest, self._task, edge << 2 | form, sent.chunks, packed.serialize())
         xor = xor_reduce(anchors.share) if anchors.row is None and anchors.share is not None else None
         self._count(sent, row, rows.num_rows, xor)
+        if anchors.share is not None:
+            sent.mark ^= anchors.xor() if xor is None else xor
+        elif form is not _Form.ROWS:
+            ids = packed.column(0)
+            words = as_words((ids if form is _Form.PAIRS else ids.flatten()).to_numpy())
+            sent.mark = signed(sent.mark + int(np.add.reduce(mix64(words))))
         return row
 
     def _count(self, sent: _Sent, row: WireRow, rows: int, xor: int | None) -> None:
@@ -324,6 +340,7 @@ class Sender:
             sent = self._sent.setdefault((dest, edge), _Sent())
             row = WireRow(dest, self._task, edge, sent.chunks, part.serialize())
             self._count(sent, row, part.num_rows, None)
+            sent.mark ^= xor_reduce(as_words(part.column("value").to_numpy()))
             wire.append(row)
         if wire:
             yield wire_batch(wire)
@@ -342,10 +359,12 @@ class Sender:
     def control(self, reports: Sequence[TaskReport]) -> pa.RecordBatch:
         """The control rows, one for every task; the reports travel in one of them."""
         wire: list[WireRow] = []
+        marks = sorted((dest, edge, s.rows, s.mark) for (dest, edge), s in self._sent.items())
+        run = _digest(marks)
         for dest in range(self._tasks):
             edges = {str(e): [s.chunks, s.rows, s.xor] for (d, e), s in self._sent.items() if d == dest}
             carried = [r.to_json() for r in reports] if dest == self._task % self._tasks else []
-            payload = json.dumps({"edges": edges, "reports": carried}).encode()
+            payload = json.dumps({"edges": edges, "reports": carried, "run": run}).encode()
             wire.append(WireRow(dest, self._task, CONTROL, 0, payload))
         return wire_batch(wire)
 
@@ -373,7 +392,7 @@ class Received:
     """What a task was sent: chunks by edge, in an order that does not depend on their arrival, and reports.
 
     `passing` are chunks for a later stage; `inits` and `acks` are notices for ackers; `copied` has, once each, the
-    chunks that came more than once.
+    chunks that came more than once; `heard` is one for all marks of the runs that sent all this.
     """
 
     chunks: dict[int, list[Chunk]]
@@ -383,6 +402,7 @@ class Received:
     inits: list[pa.RecordBatch] = field(default_factory=list[pa.RecordBatch])
     acks: list[pa.RecordBatch] = field(default_factory=list[pa.RecordBatch])
     copied: list[Chunk] = field(default_factory=list[Chunk])
+    heard: str = ""
 
 
 def receive(
@@ -402,15 +422,18 @@ def receive(
             else:
                 rows.append(row)
     told: dict[tuple[int, int], tuple[int, int, int]] = {}
+    runs: list[str] = []
     for source in range(sources):
         copies = controls.pop(source, [])
         if len(copies) != 1:
             received.violations.append(f"{where} received {len(copies)} control rows of task {source} instead of 1")
         for control in copies[:1]:
+            runs.append(control["run"])
             received.reports += [TaskReport.from_json(parts) for parts in control["reports"]]
             for edge, (count, number, xor) in control["edges"].items():
                 told[source, int(edge)] = (count, number, xor)
     received.violations += [f"{where} received control rows of an unknown task {source}" for source in controls]
+    received.heard = _digest(runs)
     rows.sort(key=lambda row: (_edge_of(row), row.source, row.seq))
     found: dict[tuple[int, int], _Sent] = {}
     seen: dict[tuple[int, int, int], int] = {}
@@ -461,6 +484,10 @@ def _taken(
     return packed.num_rows, xor
 
 
+def _digest(values: Sequence[object]) -> str:
+    return hashlib.blake2b(repr(values).encode(), digest_size=8).hexdigest()
+
+
 def summary(stage: int, task: int, reports: Sequence[TaskReport]) -> pa.RecordBatch:
     """A task of the last stage's one row for the driver."""
     return wire_batch([WireRow(0, task, SUMMARY, stage, json.dumps([r.to_json() for r in reports]).encode())])
@@ -481,6 +508,12 @@ def job_report(batches: Iterable[pa.RecordBatch], tasks: Sequence[int], steps_ms
         missing = [task for task in range(number) if (stage, task) not in heard]
         violations += [f"task {task} of stage {stage} did not report" for task in missing]
     reports = [heard[key] for key in sorted(heard)]
+    for stage in range(1, len(tasks)):
+        if len({report.heard for report in reports if report.stage == stage}) > 1:
+            violations.append(
+                f"the tasks of stage {stage} did not all read the same run of a task of stage {stage - 1}: it was "
+                "repeated, and sent something else than before, so a function or a reader in it is not deterministic"
+            )
     return JobReport(
         read_messages=sum(r.read_messages for r in reports),
         read_xor=xor_signed(r.read_xor for r in reports),

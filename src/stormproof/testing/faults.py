@@ -36,7 +36,8 @@ class FaultKind(StrEnum):
     TIMEOUT = "timeouts"
     """A task hangs, and its job is cancelled. Place: ``stage N``."""
     WORKER_DEATH = "worker_deaths"
-    """A task's worker is killed, before or after its work: the task is repeated, or the job fails. Place: ``stage N``."""
+    """A task's worker is killed, before or after its work: the task is repeated, or the job fails. Where it is repeated,
+    some tasks may have read what it sent the first time, and the others read the second. Place: ``stage N``."""
     DRIVER_DEATH = "driver_deaths"
     """The driver is killed. Place: a step's name, as in `stormproof.core.failpoint.FAILPOINTS`."""
 

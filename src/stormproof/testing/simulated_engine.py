@@ -63,10 +63,12 @@ class SimulatedEngine(InlineEngine):
             raise SimulatedHang(f"{where} hangs", stage=part.stage, task=task)
         if chance.strikes(FaultKind.WORKER_DEATH, place, lambda: where):
             late, repeated = chance.rng.random() < 0.5, chance.rng.random() < 0.5
-            if late:
-                super()._run_task(part, task, list(incoming))  # what it did is lost
+            first = super()._run_task(part, task, list(incoming)) if late else []
             if not repeated:
                 raise JobFailed(f"{where}: its worker was killed", stage=part.stage, task=task)
+            chance.tell("repeated", place, where)
+            again = super()._run_task(part, task, incoming)
+            return _mixed(first, again, chance.rng) if late else again
         return super()._run_task(part, task, incoming)
 
     def _tampered(self, stage: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -85,6 +87,18 @@ class SimulatedEngine(InlineEngine):
                     copies = chance.rng.choice((2, 3))
                 made += [row] * copies
         return made
+
+
+def _mixed(first: list[pa.RecordBatch], again: list[pa.RecordBatch], rng: Random) -> list[pa.RecordBatch]:
+    """What a task sent, where some of its readers had read it before its worker was lost, and the others read it later."""
+    dests = sorted({dest for batch in (*first, *again) for dest in batch.column("dest").to_pylist()})
+    early = np.array([dest for dest in dests if rng.random() < 0.5], np.int32)
+    made: list[pa.RecordBatch] = []
+    for batches, is_first in ((first, True), (again, False)):
+        for batch in batches:
+            kept = np.isin(batch.column("dest").to_numpy(), early) == is_first
+            made.append(batch.filter(pa.array(kept)))
+    return [batch for batch in made if batch.num_rows]
 
 
 @dataclass(frozen=True, slots=True)
