@@ -1,0 +1,135 @@
+"""Broken variants of the tracking, for negative controls: each takes one promise away, and a simulation must show it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stormproof.core import attempts, stage, tracking, wire
+from stormproof.core.acker import incomplete
+from stormproof.core.attempts import Complete
+from stormproof.core.engine.protocol import JobReport
+from stormproof.core.share import Rows, Words, mix64, split_runs, unsigned
+from stormproof.core.source import memory
+from stormproof.core.source.protocol import Expectation
+from stormproof.core.tracking import Anchors
+from stormproof.core.verdict import mismatches, misread
+from stormproof.core.wire import Received, TaskReport, Way, receive
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def tokens_reused(patch: pytest.MonkeyPatch) -> None:
+    """All messages have the same token."""
+
+    def tokens(ids: Rows, seed: int) -> Words:
+        return mix64(np.full(len(ids), unsigned(seed), np.uint64))
+
+    patch.setattr(memory, "tokens", tokens)
+
+
+def tokens_counted_by_the_reader(patch: pytest.MonkeyPatch) -> None:
+    """The verdict expects what was read, not what was opened."""
+
+    def read(report: JobReport) -> Expectation:
+        return Expectation(report.read_messages, report.read_xor)
+
+    def of_read(report: JobReport, _: Expectation, *, tracked: bool, per_message: bool = False) -> tuple[str, ...]:
+        return mismatches(report, read(report), tracked=tracked, per_message=per_message)
+
+    patch.setattr(attempts, "mismatches", of_read)
+    patch.setattr(attempts, "misread", lambda report, _: misread(report, read(report)))
+
+
+def share_split_by_row_position(patch: pytest.MonkeyPatch) -> None:
+    """A child's share depends on how many rows its worker has seen, so a repeated task sends others."""
+    position = itertools.count()
+
+    def split(shares: Words, counts: Rows) -> Words:
+        moved = shares + np.uint64(next(position))
+        made = split_runs(moved, counts)
+        has_children = np.flatnonzero(counts)
+        last = np.cumsum(counts)[has_children] - 1
+        made[last] ^= (moved ^ shares)[has_children]  # they still XOR to their parent's
+        return made
+
+    patch.setattr(tracking, "split_runs", split)
+
+
+def one_share_for_two_subscribers(patch: pytest.MonkeyPatch) -> None:
+    """Each subscriber gets the same share of a tuple."""
+    deliveries = Anchors.deliveries
+
+    def same(anchors: Anchors, counts: Rows | None, subscribers: int) -> list[Anchors]:
+        return deliveries(anchors, counts, 1) * subscribers
+
+    patch.setattr(Anchors, "deliveries", same)
+
+
+def ack_dropped(patch: pytest.MonkeyPatch) -> None:
+    """Every third ack of each worker goes nowhere."""
+    ack, number = TaskReport.ack, itertools.count(1)
+
+    def sometimes(report: TaskReport, xor: int) -> None:
+        if next(number) % 3:
+            ack(report, xor)
+
+    patch.setattr(TaskReport, "ack", sometimes)
+
+
+def rows_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """Nobody counts the rows between stages, and an XOR is blind to a row that comes three times."""
+
+    def uncounted(
+        batches: Iterable[pa.RecordBatch],
+        stage: int,
+        task: int,
+        sources: int,
+        ways: Mapping[int, Way],
+        *,
+        tracked: bool,
+    ) -> Received:
+        received = receive(batches, stage, task, sources, ways, tracked=tracked)
+        received.violations.clear()
+        return received
+
+    patch.setattr(stage, "receive", uncounted)
+
+
+def verdict_before_init(patch: pytest.MonkeyPatch) -> None:
+    """The ackers are content with acks of a message that was never initialised."""
+
+    def content(init_ids: Rows, init_tokens: Words | Rows, ack_ids: Rows, ack_shares: Words | Rows) -> Rows:
+        bad = incomplete(init_ids, init_tokens, ack_ids, ack_shares)
+        return bad[np.isin(bad, init_ids)]
+
+    patch.setattr(stage, "incomplete", content)
+
+
+def failure_explains_a_loss(patch: pytest.MonkeyPatch) -> None:
+    """Where a message failed, nobody asks why the rest does not add up."""
+
+    def explained(
+        report: JobReport, expected: Expectation, *, tracked: bool, per_message: bool = False
+    ) -> tuple[str, ...]:
+        if report.failures or report.late:
+            return ()
+        return mismatches(report, expected, tracked=tracked, per_message=per_message)
+
+    patch.setattr(attempts, "mismatches", explained)
+
+
+def failed_message_confirmed(patch: pytest.MonkeyPatch) -> None:
+    """A complete batch is confirmed with the messages that failed in it."""
+    complete: Callable[..., Complete] = attempts._complete  # pyright: ignore[reportPrivateUsage]
+    patch.setattr(attempts, "_complete", lambda *given: replace(complete(*given), failed=()))
+
+
+def runs_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """Nobody asks whether all readers of a repeated task read the same run of it."""
+    patch.setattr(wire, "_digest", lambda _: "")
