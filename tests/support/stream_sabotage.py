@@ -1,0 +1,86 @@
+"""Broken variants of what takes micro-batches, for negative controls: each breaks its process for good."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from stormproof.core.sink import TaskContext, files_of, transaction_digest
+from stormproof.sinks.delta import session as delta_session
+from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity
+from stormproof.sinks.staging import prepared_batches
+from stormproof.trident import foreach_batch, recovery
+from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.ledger.streams import Handed, StreamBatch
+from stormproof.trident.steps import Steps
+from stormproof.trident.transaction import TxnState
+
+
+def skip_by_number_alone() -> None:
+    """A micro-batch whose id is not above the last one's is taken for done, whatever query it is of."""
+
+    def handed(_topology: str, last: StreamBatch | None, _query: str, batch: int, _adopt: str | None) -> Handed:
+        return Handed.NEW if last is None or batch > last.batch else Handed.AGAIN
+
+    _replace(foreach_batch, "handed", handed)
+
+
+def no_previous_check() -> None:
+    """A Delta table takes what it is given, whatever it holds, and recovery compares nothing."""
+    _replace(recovery, "_agrees", lambda *_: True)
+
+    def decide(_identity: SinkIdentity, _transaction: PreparedTransaction, _held: Held | None) -> Decision:
+        return Decision.COMMIT
+
+    _replace(delta_session, "decide", decide)
+
+
+def sink_skips_by_number_alone() -> None:
+    """A Delta table takes a number that it holds for done, whatever its content."""
+
+    def decide(_identity: SinkIdentity, transaction: PreparedTransaction, held: Held | None) -> Decision:
+        return Decision.SKIP if held is not None and held.txid >= transaction.txid else Decision.COMMIT
+
+    _replace(delta_session, "decide", decide)
+
+
+def recompute_what_is_prepared() -> None:
+    """Recovery computes a prepared batch anew, as Spark would: the same rows with other ids."""
+
+    def roll_forward(steps: Steps, txn: Txn, _done: Any) -> None:
+        with steps.ledger.transaction(steps.run) as tx:
+            work = steps.ledger.work(tx, txn.txid)
+        some = next(w for w in work.values() if w.files)
+        folder: str = getattr(steps.sessions[some.sink].writer(), "directory")  # noqa: B009 - of our own writers
+        rows = pa.Table.from_batches(list(prepared_batches(folder, some.files)))
+        place = rows.schema.get_field_index("id")
+        fresh = rows.set_column(place, "id", pa.array([uuid.uuid4().hex for _ in range(len(rows))]))
+        for sink, old in work.items():
+            task = (
+                steps.sessions[sink]
+                .writer()
+                .open_task(TaskContext(steps.run.incarnation, txn.txid, txn.attempt, 9), fresh.schema)
+            )
+            for batch in fresh.to_batches():
+                task.write(batch)
+            files = files_of(list(task.close()), sink)
+            work[sink] = replace(old, files=files, digest=transaction_digest(files))
+        outcomes = steps.commit(txn.txid, txn.guarantee, work)
+        steps.finish(txn.txid, txn.guarantee, TxnState.PREPARED, work, (), outcomes, {})
+
+    _replace(recovery, "_roll_forward", roll_forward)
+
+
+def recompute_and_skip_by_number() -> None:
+    """Both, and recovery compares nothing."""
+    _replace(recovery, "_agrees", lambda *_: True)
+    recompute_what_is_prepared()
+    sink_skips_by_number_alone()
+
+
+def _replace(owner: object, name: str, value: object) -> None:
+    assert hasattr(owner, name), f"{owner} has no {name} to break"
+    setattr(owner, name, value)
