@@ -278,12 +278,14 @@ def _sweep(steps: Steps) -> int:
     """
     with steps.ledger.transaction(steps.run) as tx:
         highest, live = steps.ledger.live_attempts(tx)
+        pruned = steps.ledger.pruned_upto(tx)
         committed = steps.ledger.last_committed(tx, LEFTOVER_TXIDS_MAX)
     for txid, work in committed:
         if work.sink in steps.sessions:
             steps.sessions[work.sink].finished(to_prepared(txid, work))
 
     def is_dead(txid: int, attempt: int) -> bool:
-        return txid <= highest and (txid, attempt) not in live
+        # Of what was pruned nobody knows any more which attempt counted: its files stay.
+        return pruned < txid <= highest and (txid, attempt) not in live
 
     return sum(session.sweep(is_dead) for session in steps.sessions.values())

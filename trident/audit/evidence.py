@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
@@ -78,6 +78,19 @@ class SourceEvidence(Protocol):
 
     def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
         """What is wrong with the slices of these batches (all of the topology's): overlaps and holes."""
+        ...
+
+
+@runtime_checkable
+class PrunableEvidence(SourceEvidence, Protocol):
+    """A source whose slices can still be compared where the ledger has forgotten the oldest batches."""
+
+    def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
+        """Those of these batches (their txids) whose slices reach furthest into the source."""
+        ...
+
+    def slice_findings_behind(self, txns: Sequence[Txn], forgotten: Sequence[Txn]) -> list[Finding]:
+        """As `slice_findings`, where everything up to the furthest of the `forgotten` batches counts as handed out once."""
         ...
 
 

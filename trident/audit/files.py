@@ -126,8 +126,18 @@ class FileEvidence:
             )
         )
 
+    def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
+        """The batch whose range ends last."""
+        stops = [(found.stop, txn.txid) for txn in txns if (found := range_of(txn.position)) is not None]
+        return (max(stops)[1],) if stops else ()
+
     def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
         """Ranges of taken batches and of the source's own leases must cover, once, all that was handed out."""
+        return self.slice_findings_behind(txns, ())
+
+    def slice_findings_behind(self, txns: Sequence[Txn], forgotten: Sequence[Txn]) -> list[Finding]:
+        """The same, behind the furthest range of the forgotten batches; before it nothing may be there twice."""
+        trusted = max((r.stop for txn in forgotten if (r := range_of(txn.position)) is not None), default=0)
         pieces: list[tuple[int, int, str, int | None]] = []
         for txn in txns:
             found = range_of(txn.position)
@@ -148,9 +158,10 @@ class FileEvidence:
         for start, stop, holder, txid in sorted(pieces, key=lambda piece: piece[:2]):
             if start < covered:
                 findings.append(Finding(f"{holder} holds messages that another batch holds, too", txid))
-            elif start > covered:
-                findings.append(self._missed(start - covered, f"before {holder}", txid))
+            elif start > max(covered, trusted):
+                findings.append(self._missed(start - max(covered, trusted), f"before {holder}", txid))
             covered = max(covered, stop)
+        covered = max(covered, trusted)
         if covered < subscription.next_id:
             findings.append(self._missed(subscription.next_id - covered, "behind the last batch", None))
         return findings + self._retry_findings()

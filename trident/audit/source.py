@@ -19,6 +19,7 @@ from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.evidence import (
     DeadMessage,
     Finding,
+    PrunableEvidence,
     SourceEvidence,
     StoredSource,
     WaitingMessage,
@@ -211,8 +212,20 @@ class QueueEvidence:
             return not start.sees(place.xid)
         return not end.sees(place.xid) or (not start.sees(place.xid) and (after is None or place > after))
 
+    def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
+        """The batch of new messages whose span ends last."""
+        spans = [(span, txn.txid) for txn in txns if not txn.retry and (span := span_of(txn.position)) is not None]
+        best = max(spans, key=lambda one: _reach(one[0]), default=None)
+        return () if best is None else (best[1],)
+
     def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
         """Spans of taken batches and of the queue's own leases must cover, once, all that was handed out."""
+        return self.slice_findings_behind(txns, ())
+
+    def slice_findings_behind(self, txns: Sequence[Txn], forgotten: Sequence[Txn]) -> list[Finding]:
+        """The same, from the furthest span of the forgotten batches on; before it nothing may be there twice."""
+        spans = [span for txn in forgotten if not txn.retry and (span := span_of(txn.position)) is not None]
+        trusted = max(spans, key=_reach, default=None)
         pieces: dict[tuple[str, str], list[_Piece]] = defaultdict(list)
         order: dict[tuple[str, str], int] = {}
         for txn in txns:
@@ -234,7 +247,9 @@ class QueueEvidence:
             pieces[(str(span.start), str(span.end))].append(
                 _Piece(span, f"the queue's {row.state} slice{f' of {row.owner}' if row.owner else ''}", None)
             )
-        return self._tiled(pieces, order) + self._retry_findings()
+        if trusted is not None:
+            order.setdefault((str(trusted.start), str(trusted.end)), 0)
+        return self._tiled(pieces, order, trusted) + self._retry_findings()
 
     def _retry_findings(self) -> list[Finding]:
         """A retry that belongs to a slice which is not there would never be opened again."""
@@ -255,14 +270,23 @@ class QueueEvidence:
         ]
 
     def _tiled(
-        self, pieces: Mapping[tuple[str, str], list[_Piece]], order: Mapping[tuple[str, str], int]
+        self,
+        pieces: Mapping[tuple[str, str], list[_Piece]],
+        order: Mapping[tuple[str, str], int],
+        trusted: Span | None,
     ) -> list[Finding]:
         findings: list[Finding] = []
         _, current_end, current_after = self._position()
         previous: Snapshot | None = None
         for key in sorted(order, key=lambda key: order[key]):
             start, end = Snapshot.parse(key[0]), Snapshot.parse(key[1])
-            if previous is not None and previous != start:
+            above: Place | None = _NOWHERE
+            older = False
+            if trusted is not None and end == trusted.end:
+                above = trusted.last
+            elif trusted is not None and end.xmax <= trusted.end.xmax:
+                above, older = None, True  # opened again, of a span that was handed out whole before
+            if not older and previous is not None and previous != start:
                 findings.extend(self._missed(Span(previous, start), "between two spans", order[key]))
                 again = self._count(Span(start, previous))
                 if again:
@@ -275,20 +299,24 @@ class QueueEvidence:
                     )
             covered: Place | None = _NOWHERE
             for piece in sorted(pieces.get(key, []), key=lambda piece: piece.low):
+                known = _further(covered, above)
                 if piece.begins_before(covered):
                     findings.append(
                         Finding(
                             f"{piece.holder} holds messages that another batch of the same span holds, too", piece.txid
                         )
                     )
-                elif covered is not None and piece.low > covered:
-                    gap = Span(start, end, covered, piece.low)
+                elif known is not None and piece.low > known:
+                    gap = Span(start, end, known, piece.low)
                     findings.extend(self._missed(gap, f"before {piece.holder}", piece.txid))
                 last = piece.span.last
                 covered = None if covered is None or last is None else max(covered, last)
+            if older:
+                continue
+            known = _further(covered, above)
             stop = current_after if current_end == end else None
-            if covered is not None and (stop is None or covered < stop):
-                findings.extend(self._missed(Span(start, end, covered, stop), f"at the end of span {end}", order[key]))
+            if known is not None and (stop is None or known < stop):
+                findings.extend(self._missed(Span(start, end, known, stop), f"at the end of span {end}", order[key]))
             previous = end
         return findings
 
@@ -319,6 +347,16 @@ class QueueEvidence:
 
     def _rows(self, statement: str, **parameters: object) -> Sequence[Any]:
         return self._connection.execute(sa.text(statement), {**self._key, **parameters}).all()
+
+
+def _reach(span: Span) -> tuple[int, bool, Place]:
+    """How far a span goes: by its end, and within it; one without a last place goes to the end."""
+    return span.end.xmax, span.last is None, span.last or _NOWHERE
+
+
+def _further(one: Place | None, other: Place | None) -> Place | None:
+    """The later of two places; None is the end."""
+    return None if one is None or other is None else max(one, other)
 
 
 def span_of(position: Mapping[str, Json]) -> Span | None:
@@ -415,6 +453,29 @@ class GroupEvidence:
             findings += [Finding(f"spout {spout}: {f.text}", f.txid) for f in member.slice_findings(mine)]
         return findings
 
+    def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
+        """For each spout the batch that reaches furthest into its source."""
+        found: set[int] = set()
+        for spout, member in self._members.items():
+            if isinstance(member, PrunableEvidence):
+                found.update(member.furthest(self._parts(spout, txns)))
+        return tuple(sorted(found))
+
+    def slice_findings_behind(self, txns: Sequence[Txn], forgotten: Sequence[Txn]) -> list[Finding]:
+        """The same, behind what the ledger has forgotten."""
+        findings: list[Finding] = []
+        for spout, member in self._members.items():
+            if isinstance(member, PrunableEvidence):
+                of_spout = member.slice_findings_behind(self._parts(spout, txns), self._parts(spout, forgotten))
+                findings += [Finding(f"spout {spout}: {f.text}", f.txid) for f in of_spout]
+        return findings
+
+    def _parts(self, spout: str, txns: Sequence[Txn]) -> list[Txn]:
+        """These batches, as one spout has them."""
+        return [
+            replace(txn, position=parts[spout].position) for txn in txns if spout in (parts := _parts_of(txn.position))
+        ]
+
     def _member_of(self, message: str) -> tuple[str, SourceEvidence, str]:
         spout, inner = unshown(message) or ("", message)
         if spout not in self._members:
@@ -481,10 +542,19 @@ class MemoryEvidence:
         del message
         return False
 
+    def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
+        """The batch with the highest message."""
+        highest = [(max(ids), txn.txid) for txn in txns if not txn.retry and (ids := _ids_of(txn.position))]
+        return (max(highest)[1],) if highest else ()
+
     def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
         """Slices of taken batches must not overlap; below the highest message, each was in some slice."""
+        return self.slice_findings_behind(txns, ())
+
+    def slice_findings_behind(self, txns: Sequence[Txn], forgotten: Sequence[Txn]) -> list[Finding]:
+        """The same, behind the highest message of what was forgotten."""
         holder: dict[int, int] = {}
-        seen: set[int] = set()
+        seen = set(range(1 + max((i for txn in forgotten for i in _ids_of(txn.position)), default=-1)))
         findings: list[Finding] = []
         for txn in txns:
             if txn.retry:

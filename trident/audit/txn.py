@@ -92,7 +92,9 @@ def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
         found = snapshot.txns(row.incarnation, txid, txid)
         if not found:
             last = snapshot.counts(row.incarnation).last_txid
-            known = "none yet" if last is None else f"1 to {last}"
+            pruned = max((one.upto for one in snapshot.prunes(row.incarnation)), default=0)
+            known = "none yet" if last is None else f"{pruned + 1} to {last}"
+            known += f" (pruned up to txid {pruned})" if pruned else ""
             raise UsageError(f"topology {topology!r} has no txid {txid}; known: {known}", topology=topology, txid=txid)
         attempts = snapshot.attempts(row.incarnation, txid, txid)
         work = snapshot.work(row.incarnation, txid, txid)

@@ -6,7 +6,7 @@ from stormproof.core.errors import UsageError
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
-from stormproof.trident.audit.report import Checked, Findings, VerifyReport, ViolationKind
+from stormproof.trident.audit.report import Checked, Findings, NoticeKind, VerifyReport, ViolationKind
 from stormproof.trident.audit.source import SourceReader, queue_reader
 from stormproof.trident.audit.verify_ledger import LedgerRows, verify_ledger
 from stormproof.trident.audit.verify_messages import verify_messages
@@ -42,12 +42,21 @@ def verify(
     findings = Findings()
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
+        whole, pruned = first == 1 and last is None, max((p.upto for p in snapshot.prunes(row.incarnation)), default=0)
+        first = _behind_prune(first, last, pruned, findings)
         rows = LedgerRows.read(snapshot, row, first, last)
         last_held = {b.sink: snapshot.last_held(row.incarnation, b.sink) for b in rows.bindings}
-        everything = rows if first == 1 and last is None else LedgerRows.read(snapshot, row, 1, None)
+        everything = rows if whole and not pruned else LedgerRows.read(snapshot, row, 1, None)
         evidence = _source(source, snapshot, topology, findings)
         failed = verify_messages(
-            everything.txns, everything.events, evidence, first=first, last=last, findings=findings
+            everything.txns,
+            everything.events,
+            evidence,
+            first=first,
+            last=last,
+            findings=findings,
+            whole=whole,
+            pruned=pruned,
         )
         for problem in {*snapshot.unreadable}:
             findings.violation(
@@ -82,6 +91,20 @@ def verify(
             failures=failed,
         ),
     )
+
+
+def _behind_prune(first: int, last: int | None, pruned: int, findings: Findings) -> int:
+    """The first txid that the ledger still has whole."""
+    if pruned < first:
+        return first
+    findings.notice(
+        NoticeKind.PRUNED,
+        f"pruned up to txid {pruned}: what is older was taken out of the ledger, and is not checked",
+        txid=pruned,
+    )
+    if last is not None and last <= pruned:
+        findings.unknown(f"txids {first} to {last} were pruned: the ledger has no record of them any more", txid=last)
+    return pruned + 1
 
 
 def _source(reader: SourceReader, snapshot: LedgerSnapshot, topology: str, findings: Findings) -> SourceEvidence | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stormproof.trident.audit.evidence import SourceEvidence
+from stormproof.trident.audit.evidence import Finding, PrunableEvidence, SourceEvidence
 from stormproof.trident.audit.lifecycle import EndKind, Records, Trace, end_of, traces
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
 from stormproof.trident.ledger.rows import Event, Txn
@@ -19,8 +19,13 @@ def verify_messages(
     first: int,
     last: int | None,
     findings: Findings,
+    whole: bool = True,
+    pruned: int = 0,
 ) -> int:
-    """Check slices and messages; `txns` and `events` are all of the topology's. Returns how many failed messages."""
+    """Check slices and messages; `txns` and `events` are all of the topology's. Returns how many failed messages.
+
+    `whole`: all txids that the ledger has are asked for. What it has up to `pruned` was left for what came behind it.
+    """
 
     def within(txid: int | None) -> bool:
         return txid is None or (txid >= first and (last is None or txid <= last))
@@ -31,10 +36,10 @@ def verify_messages(
         if any(within(txid) for txid in trace.txids):
             _message(trace, records, findings)
     if source is not None:
-        for finding in source.slice_findings(list(txns.values())):
+        for finding in _slice_findings(source, txns, pruned):
             if within(finding.txid):
                 findings.violation(ViolationKind.SLICES, finding.text, txid=finding.txid)
-        if first == 1 and last is None:
+        if whole and last is None:
             _strangers(failed, records, findings)
             _unrecorded(failed, records, findings)
             _totals(failed, records, source, findings)
@@ -47,6 +52,15 @@ def verify_messages(
                 messages=txn.messages,
             )
     return len(failed)
+
+
+def _slice_findings(source: SourceEvidence, txns: Mapping[int, Txn], pruned: int) -> list[Finding]:
+    if not pruned:
+        return source.slice_findings(list(txns.values()))
+    if not isinstance(source, PrunableEvidence):
+        return []
+    kept = [txn for txid, txn in txns.items() if txid <= pruned]
+    return source.slice_findings_behind([txn for txid, txn in txns.items() if txid > pruned], kept)
 
 
 def _message(trace: Trace, records: Records, findings: Findings) -> None:

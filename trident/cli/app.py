@@ -319,6 +319,23 @@ def ledger_adopt_table(
     adopt_table(topology, sink, by=by, why=why, as_json=as_json)
 
 
+@ledger_app.command("prune")
+def ledger_prune(
+    topology: Annotated[str | None, typer.Argument(metavar="[TOPOLOGY]", help="Default: every topology.")] = None,
+    older_than: Annotated[str, typer.Option("--older-than", metavar="AGE", help="As in 30d, 12h, 2w.")] = "30d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    by: By = "",
+    as_json: AsJson = False,
+) -> None:
+    """Take old batches out of the ledger; never what a sink, a message that still waits or an open batch needs.
+
+    Rejects, skips and operators' words stay. The audit then begins behind what was pruned, and says so.
+    """
+    from stormproof.trident.cli.repair import prune_ledger
+
+    prune_ledger(topology, older_than=older_than, dry_run=dry_run, by=by, as_json=as_json)
+
+
 @ledger_app.command("sql")
 def ledger_sql() -> None:
     """Print the SQL that `migrate` would run on an empty database."""

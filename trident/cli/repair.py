@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
@@ -27,6 +29,7 @@ from stormproof.trident.transaction import EventKind, TxnState
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
+    from stormproof.trident.prune import PruneReport
 
 REJECTS_LISTED_MAX: Final = 1_000
 """So many of a skipped batch's rows are copied into the ledger; the rest is counted, and stays in the prepared files."""
@@ -231,4 +234,42 @@ def _require_same(topology: str, sink: str, found: EvidenceReport, known: tuple[
             sink=sink,
             held=None if held is None else held[0],
             ledger=None if known is None else known[0],
+        )
+
+
+_AGE: Final = re.compile(r"(\d+)\s*([smhdw])")
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+def parse_age(text: str) -> timedelta:
+    """An age as `30d`, `12h`, `90m`, `45s` or `2w`."""
+    match = _AGE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is no age; write a number and one of {', '.join(_UNITS_S)}, as in 30d")
+    return timedelta(seconds=int(match[1]) * _UNITS_S[match[2]])
+
+
+def prune_ledger(topology: str | None, *, older_than: str, dry_run: bool, by: str, as_json: bool) -> None:
+    """Prune one topology, or all."""
+    from stormproof.trident.prune import prune
+
+    age = parse_age(older_than)
+    by = by or operator()
+    with opened() as stores:
+        ledger, now = the_ledger(stores), SystemClock().now()
+        with stores.audit.snapshot() as snapshot:
+            names = [row.name for row in snapshot.topologies()] if topology is None else [topology]
+        reports = [
+            prune(ledger, stores.audit, name, ended_before=now - age, now=now, by=by, dry_run=dry_run) for name in names
+        ]
+    emit({"topologies": reports}, as_json=as_json, text=lambda: _prune_text(reports))
+
+
+def _prune_text(reports: Sequence[PruneReport]) -> None:
+    for report in reports:
+        rows = ", ".join(f"{count} of {table}" for table, count in report.removed.items() if count) or "nothing"
+        verb = "would remove" if report.dry_run else "removed"
+        say(
+            f"{report.topology}: pruned up to txid {report.upto} (before: {report.before}); {verb} {rows}; "
+            f"{report.kept_txids} older txids stay, since something still needs them"
         )

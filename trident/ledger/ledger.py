@@ -744,6 +744,16 @@ class Ledger:
         )
         return [(row.txid, row.digest) for row in rows]
 
+    def pruned_upto(self, tx: Tx) -> int:
+        """Up to which txid the record was cut; 0 where it never was."""
+        return int(
+            tx.connection.execute(
+                sa.select(sa.func.coalesce(sa.func.max(t.prune.c.upto), 0)).where(
+                    t.prune.c.incarnation == tx.run.incarnation
+                )
+            ).scalar_one()
+        )
+
     def live_attempts(self, tx: Tx) -> tuple[int, frozenset[tuple[int, int]]]:
         """The highest txid, and the (txid, attempt) pairs whose files a sink may hold or may still come to hold."""
         rows = tx.connection.execute(
