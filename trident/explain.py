@@ -286,7 +286,7 @@ def _exchange(
         to_stage,
         kind,
         keys,
-        edge.tasks or parallelism,
+        1 if kind == "global" else edge.tasks or parallelism,
         combined,
     )
 

@@ -1,0 +1,157 @@
+"""What explain says of a topology: stages, exchanges, tasks, sinks; and its pictures."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from support.jobs import source
+from support.operations import OPERATIONS, Greatest, add_all, words_of
+from typer.testing import CliRunner
+
+from stormproof.core.errors import TopologyError
+from stormproof.sinks.memory import MemorySink
+from stormproof.trident.aggregate import count
+from stormproof.trident.cli.app import app
+from stormproof.trident.explain import explain
+from stormproof.trident.stream import GroupedStream, Stream, Topology
+
+ROOT = Path(__file__).parents[2]
+
+
+def word_count() -> Topology:
+    topology = Topology("word-count")
+    words = words_of(topology, source())
+    words.group_by("word").parallelism(3).persistent_aggregate(n=count()).into(MemorySink("counts"))
+    upper = words.shuffle().map(str.upper, schema="up string")
+    upper.join(words.filter(str.isupper), {"up": "word"}, how="left").into(MemorySink("pairs"))
+    return topology
+
+
+def test_the_text() -> None:
+    text = str(word_count().explain())
+    assert text.splitlines() == [
+        "topology word-count, exactly-once",
+        "  at-most-once: yes",
+        "  at-least-once: yes",
+        "  exactly-once: yes",
+        "  batches: several may be in flight; they commit in order",
+        "",
+        "stage 0, tasks: one for each part of the source",
+        "  lines: spout of lines (line string)",
+        "  split: flat_map split(line) <- lines (word string)",
+        "  isupper: filter isupper(word) <- split (word string)",
+        "",
+        "stage 1, tasks: the engine's number",
+        "  <= split to aggregate: fields by word, combined before; tasks: 3",
+        "  <= split to upper: shuffle; tasks: the engine's number",
+        "  aggregate: aggregate count() by word, across batches <- split (word string, n bigint)",
+        "  upper: map upper(word) <- split (up string)",
+        "  => counts: memory:counts, fold by word <- aggregate",
+        "  (passes through: isupper to join)",
+        "",
+        "stage 2, tasks: the engine's number",
+        "  <= upper to join: fields by up; tasks: the engine's number",
+        "  <= isupper to join: fields by word; tasks: the engine's number",
+        "  join: left join on up = word <- upper, isupper (up string)",
+        "  => pairs: memory:pairs, append <- join",
+    ]
+
+
+def test_the_number_of_tasks_where_the_engine_is_known() -> None:
+    found = explain(word_count(), "at-least-once", parallelism=2)
+    assert [s.tasks for s in found.stages] == [None, 3, 2]
+    assert [(e.from_stage, e.to_stage, e.tasks) for e in found.exchanges] == [
+        (0, 1, 3),
+        (0, 1, 2),
+        (1, 2, 2),
+        (0, 2, 2),
+    ]
+    assert found.guarantee == "at-least-once"
+
+
+def test_a_guarantee_that_cannot_be_had_is_named_with_its_reason() -> None:
+    topology = Topology("untracked", ackers=0)
+    words_of(topology, source()).into(MemorySink("out"))
+    found = topology.explain()
+    assert found.serves["at-most-once"] is None
+    assert "ackers=0" in (found.serves["exactly-once"] or "")
+    with pytest.raises(TopologyError, match="ackers=0"):
+        topology.explain("exactly-once")
+
+
+def test_every_component_is_in_one_stage_and_in_the_pictures() -> None:
+    topology = add_all(Topology("all"), source(), Path("/nowhere"))
+    found = topology.explain()
+    placed = [c.name for s in found.stages for c in s.components] + [s.name for s in found.sinks]
+    assert sorted(placed) == sorted(c.name for c in topology.components)
+    svg = ET.fromstring(found.to_svg())  # noqa: S314 - just made
+    assert len([e for e in svg.iter() if e.tag.endswith("rect")]) == len(placed)
+    arrows = len([e for e in svg.iter() if e.tag.endswith("path") and e.get("marker-end")])
+    dot = found.to_dot()
+    assert dot.count(" -> ") == arrows
+    assert dot.count("subgraph") == len(found.stages)
+    assert dot.count("style=dashed") == len(found.exchanges)
+    json.dumps(found.to_json())
+
+
+def test_names_that_need_escapes_are_escaped() -> None:
+    topology = Topology("t")
+    words_of(topology, source()).group_by("word").agg(g=Greatest()).into(MemorySink("a", staging='/x/<">'))
+    found = topology.explain()
+    ET.fromstring(found.to_svg())  # noqa: S314 - just made
+
+
+FILE = """
+from stormproof import MemorySink, MemorySource, Topology
+
+def made(name: str = "t") -> Topology:
+    topology = Topology(name)
+    topology.stream("lines", MemorySource("lines", [], schema="line string")).shuffle().into(MemorySink("out"))
+    return topology
+"""
+
+
+def test_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "explained_topology.py"
+    file.write_text(FILE)
+    run = CliRunner()
+    shown = run.invoke(app, ["explain", f"{file}:made", "--param", "name=other"])
+    assert shown.exit_code == 0, shown.output
+    assert "topology other, exactly-once" in shown.stdout
+    for ending in ("svg", "dot"):
+        plot = tmp_path / f"graph.{ending}"
+        as_json = run.invoke(app, ["explain", f"{file}:made", "--json", "--plot", str(plot)])
+        assert json.loads(as_json.stdout)["exchanges"][0]["grouping"] == "shuffle"
+        assert "repartition" in plot.read_text()
+
+
+OPERATION = re.compile(r"`(?:group_by\(\.\.\.\))?\.?(\w+)\(")
+
+
+def test_the_page_has_every_operation() -> None:
+    page = (ROOT / "docs" / "stream_operations.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in OPERATION.findall(row)}
+    own = {
+        name
+        for cls in (Stream, GroupedStream)
+        for name, _ in inspect.getmembers(cls, inspect.isfunction)
+        if not name.startswith("_") and name != "settled"
+    }
+    assert own == named
+    assert len(OPERATIONS) > 20
+
+
+def test_the_code_on_the_page_runs() -> None:
+    page = (ROOT / "docs" / "stream_operations.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    made: dict[str, object] = {}
+    exec(compile(code, "stream_operations.md", "exec"), made)  # noqa: S102 - our own page
+    by_size = made["by_size"]
+    assert isinstance(by_size, Stream)
+    assert by_size.schema.names == ["size", "rank", "top", "n", "longest"]
