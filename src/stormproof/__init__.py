@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stormproof.core.guarantee import Guarantee
     from stormproof.core.settings import Settings
     from stormproof.core.source.files import FileSource
+    from stormproof.core.source.files.micro_batches import MicroBatches
     from stormproof.core.source.iterator import IteratorSource
     from stormproof.core.source.kind import SourceKind
     from stormproof.core.source.memory import MemorySource
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from stormproof.sinks.postgres import PostgresSink
     from stormproof.trident.aggregate import count, distinct_count, max_, mean, min_, sum_
     from stormproof.trident.explain import Explanation
+    from stormproof.trident.foreach_batch import StreamResult, exactly_once, feed
     from stormproof.trident.run import run
     from stormproof.trident.state.delta import DeltaMap
     from stormproof.trident.state.key_value import (
@@ -94,6 +96,7 @@ _HOMES: Final = {
     "Guarantee": "stormproof.core.guarantee",
     "Settings": "stormproof.core.settings",
     "FileSource": "stormproof.core.source.files",
+    "MicroBatches": "stormproof.core.source.files.micro_batches",
     "IteratorSource": "stormproof.core.source.iterator",
     "MemorySource": "stormproof.core.source.memory",
     "PostgresQueue": "stormproof.core.source.postgres_queue",
@@ -102,6 +105,9 @@ _HOMES: Final = {
     "PostgresSink": "stormproof.sinks.postgres",
     **dict.fromkeys(("count", "distinct_count", "max_", "mean", "min_", "sum_"), "stormproof.trident.aggregate"),
     "Explanation": "stormproof.trident.explain",
+    "StreamResult": "stormproof.trident.foreach_batch",
+    "exactly_once": "stormproof.trident.foreach_batch",
+    "feed": "stormproof.trident.foreach_batch",
     "run": "stormproof.trident.run",
     "SourceKind": "stormproof.core.source.kind",
     "DeltaMap": "stormproof.trident.state.delta",
@@ -175,6 +181,7 @@ __all__ = [
     "MemorySource",
     "MemoryStore",
     "Merge",
+    "MicroBatches",
     "NonTransactionalMap",
     "OpaqueMap",
     "PositionMismatch",
@@ -197,6 +204,7 @@ __all__ = [
     "StateUpdater",
     "StoreUnavailable",
     "StormproofError",
+    "StreamResult",
     "Topology",
     "TopologyError",
     "TransactionalMap",
@@ -205,6 +213,8 @@ __all__ = [
     "UsageError",
     "count",
     "distinct_count",
+    "exactly_once",
+    "feed",
     "max_",
     "mean",
     "min_",

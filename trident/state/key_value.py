@@ -203,7 +203,7 @@ class KeyValueBacking:
             if checked and held not in (transaction.previous, transaction.txid):
                 raise PositionMismatch(
                     f"{self._where} holds txid {held}, the ledger expects {transaction.previous} before txid "
-                    f"{transaction.txid}",
+                    f"{transaction.txid}; inspect with: stormproof audit verify {self._context.identity.topology}",
                     held=held,
                 )
         self._begun = transaction

@@ -230,6 +230,11 @@ class StateWriter:
         """The sink's name in its topology."""
         return self.files.sink
 
+    @property
+    def directory(self) -> str:
+        """The folder of its prepared files."""
+        return self.files.directory
+
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that the state could not hold."""
         return self.files.check(rows)

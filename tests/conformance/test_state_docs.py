@@ -1,0 +1,67 @@
+"""The page about states says what is: its table is the compiler's, its code runs, and its store passes the suite."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support.state_suite import failing
+
+from stormproof.core.postgres.database import Database
+from stormproof.testing import MapStateConformance
+from stormproof.trident.state.matrix import as_markdown
+from stormproof.trident.state.protocol import StateFactory
+
+PAGE = Path(__file__).parents[2] / "docs" / "state.md"
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the page's code defines, one block after the other, as a module that can be pickled from."""
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("state_page")
+    monkeypatch.setitem(sys.modules, "state_page", module)
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(compile(block, str(PAGE), "exec"), module.__dict__)  # noqa: S102 - our own page
+    return module.__dict__
+
+
+def test_the_table_is_the_compilers() -> None:
+    found = re.search(r"<!-- matrix: .*? -->\n(.*?)\n<!-- end -->", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    assert found[1] == as_markdown(), "make it anew with stormproof.trident.state.matrix.as_markdown()"
+
+
+def test_the_number_of_cases_is_right() -> None:
+    cases = [name for name in dir(MapStateConformance) if name.startswith("test_")]
+    assert f"and {len(cases) - 1} things more" in PAGE.read_text()
+
+
+def test_the_store_passes_the_suite(page: dict[str, Any], tmp_path: Path) -> None:
+    numbers = iter(range(1_000))
+
+    def fresh() -> Callable[[], StateFactory]:
+        suite = page["TestSqlite"]()
+        suite.path = str(tmp_path / f"{next(numbers)}.db")
+        make: Callable[[], StateFactory] = suite.make
+        return make
+
+    assert failing(fresh) == set()
+
+
+@pytest.mark.postgres
+def test_the_topologies_run(page: dict[str, Any], database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
+    page["topology"].run(engine="inline", until_idle=True)
+    page["words"].run(engine="inline", until_idle=True)
+    store = page["Sqlite"]("counts.db")
+    found = [json.loads(value)["n"] for value in store.multi_get([b'["man"]', b'["dog"]', b'["apple"]'])]
+    store.close()
+    assert found == [3, 1, 1]
+    assert page["folders"].files == {1: ["man", "dog", "man"]}
