@@ -19,6 +19,7 @@ import pyarrow as pa
 from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.schema import SchemaLike
 from stormproof.core.topology import OutputStream, Subscription
 from stormproof.testing import End, Faults, SimulatedMessage, Simulation, simulate
 
@@ -301,10 +302,12 @@ class _Maker:
             taken.append(subscription)
             ways.append((*at, copied))
             self.used.add(at)
-        streams = ("left", "right") if kind in {"basic", "now", "hold"} and rng.random() < 0.5 else ("default",)
+        streams: tuple[str, ...] = (
+            ("left", "right") if kind in {"basic", "now", "hold"} and rng.random() < 0.5 else ("default",)
+        )
         fan = rng.choice([1, 1, 2])
         step = Step(name, fan, rng.choice([8, 8, 6]), streams, poison=self.poison and rng.random() < 0.4)
-        schemas = dict.fromkeys(streams, SCHEMA)
+        schemas: dict[str, SchemaLike] = dict.fromkeys(streams, SCHEMA)
         output: OutputStream
         if kind == "function":
             output = self.topology.bolt(name, Function(step), *taken, schema=SCHEMA)
