@@ -124,6 +124,15 @@ class Topology(TopologyGraph):
 
         return explain(self, guarantee)
 
+    def foreach_batch(self, guarantee: Guarantee | str | None = None, **options: Any) -> Any:
+        """What `df.writeStream.foreachBatch(...)` is given, so that a streaming query feeds this topology.
+
+        `stormproof.trident.foreach_batch.feed` says how, and takes the options.
+        """
+        from stormproof.trident.foreach_batch import feed
+
+        return feed(self, guarantee, **options)
+
     def run(self, guarantee: Guarantee | str | None = None, **options: Any) -> Any:
         """Run it; `stormproof.trident.run` says how, and takes the options."""
         from stormproof.trident.run import run  # the driver is not needed to build a topology

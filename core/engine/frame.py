@@ -148,7 +148,7 @@ class SparkFrames:
         """In a session of its own: the query's keeps its settings."""
         session = frame.sparkSession.newSession()
         for key, value in SETTINGS.items():
-            if key.startswith("spark.sql.") and session.conf.isModifiable(key):
+            if key.startswith("spark.sql.") and "catalog" not in key and session.conf.isModifiable(key):
                 session.conf.set(key, value)
         return SparkEngine(session, parallelism, worker_memory_mb=worker_memory_mb)
 

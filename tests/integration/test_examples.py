@@ -82,3 +82,20 @@ def test_the_word_count_by_bolts_does_the_same_on_spark(database: Database, tmp_
         run("bolts_word_count", prepared_database(database), tmp_path, timeout_s=SPARK_TIMEOUT_S)
         == DONE["bolts_word_count"]
     )
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(SPARK_TIMEOUT_S)
+def test_streaming_queries_write_through_foreach_batch(database: Database, tmp_path: Path) -> None:
+    made = run("foreach_batch", prepared_database(database), tmp_path, timeout_s=SPARK_TIMEOUT_S)
+    assert made == [
+        "batch 0: committed, 2 rows, txid 1",
+        "batch 1: committed, 2 rows, txid 2",
+        "3 orders, 1 dead letter",
+        "{'number': 1, 'customer': 'Ada', 'cents': 500}",
+        "{'number': 2, 'customer': 'Bob', 'cents': 300}",
+        "{'number': 3, 'customer': 'Ada', 'cents': -1}",
+        "{'number': 4, 'customer': 'Bob', 'cents': 200}",
+        "{'customer': 'Ada', 'cents': 500}",
+        "{'customer': 'Bob', 'cents': 500}",
+    ]
