@@ -14,7 +14,8 @@ from stormproof.core.errors import PositionMismatch, SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
-from stormproof.core.source.protocol import DeadLetterSource, Expectation, Resolution
+from stormproof.core.source.protocol import Expectation, Resolution
+from stormproof.core.source.serialised import SerialisedSource
 from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
 from stormproof.trident.ledger.repair import take_late_commit
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
@@ -196,9 +197,10 @@ def _record_dead(
     """
     dead = dict.fromkeys(resolution.dead)
     source = steps.source
-    if failures and not resolution.dead and not resolution.retried and isinstance(source, DeadLetterSource):
+    if failures and not resolution.dead and not resolution.retried and isinstance(source, SerialisedSource):
         shown = {source.shown_id(f.id, f.origin) for f in failures}
-        dead = dict.fromkeys(d.shown_id for d in source.dead_letters() if d.shown_id in shown and d.disposal is None)
+        letters = source.kept_dead_letters()
+        dead = dict.fromkeys(d.shown_id for d in letters if d.shown_id in shown and d.disposal is None)
     if not dead:
         return
     with steps.ledger.transaction(steps.run) as tx:

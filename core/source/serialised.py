@@ -9,8 +9,10 @@ from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
+from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.protocol import (
     Backlog,
+    DeadLetterSource,
     Decoder,
     Expectation,
     Lease,
@@ -114,6 +116,11 @@ class SerialisedSource:
         """See `Source.backlog`."""
         with self._lock:
             return self._source.backlog()
+
+    def kept_dead_letters(self) -> tuple[DeadLetter, ...]:
+        """The source's dead letters; none where it keeps none of its own."""
+        with self._lock:
+            return self._source.dead_letters() if isinstance(self._source, DeadLetterSource) else ()
 
     def joins(self, tx: object) -> bool:
         """See `Source.joins`."""

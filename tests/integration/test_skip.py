@@ -141,3 +141,14 @@ def test_staging_files_of_a_batch_that_was_killed_behind_its_commit_are_swept(op
     assert list(cell.folder.rglob("stormproof-*.parquet"))
     assert run_driver(cell) == 0
     assert not list(cell.folder.rglob("stormproof-*.parquet"))
+
+
+def test_status_says_what_the_last_recovery_did(operated: Operated) -> None:
+    operated.put(*messages(3))
+    assert run_driver(operated.cell, "commit.after_sink=kill") == KILLED
+    operated.run()
+    (found,) = operated.command("status")["topologies"]
+    did = found["recovered"]["did"]
+    assert (found["recovered"]["epoch"], did["rolled_forward"], did["suppressed"]) == (2, [1], [[1, "delta-append"]])
+    assert did["took_over_from"]
+    assert "rolled forward: [1]" in operated.text("status")

@@ -216,6 +216,14 @@ class LedgerSnapshot:
         rows = self.connection.execute(sa.select(t.event).where(*conditions).order_by(c.id))
         return [event for row in rows if (event := self._read("event", row.txid, to_event, row)) is not None]
 
+    def newest_event(self, incarnation: str, kind: EventKind) -> Event | None:
+        """The last event of a kind."""
+        c = t.event.c
+        row = self.connection.execute(
+            sa.select(t.event).where(c.incarnation == incarnation, c.kind == kind.value).order_by(c.id.desc()).limit(1)
+        ).one_or_none()
+        return None if row is None else to_event(row)
+
     def held_before(self, incarnation: str, sink: str, txid: int) -> int | None:
         """The last txid below `txid` that a sink is known to hold."""
         c = t.txn_sink.c

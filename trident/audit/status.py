@@ -10,10 +10,12 @@ from typing import Final
 
 import psutil
 
+from stormproof.core.errors import Json
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
 from stormproof.trident.audit.source import SourceReader, queue_reader
+from stormproof.trident.transaction import EventKind
 
 START_TOLERANCE_S: Final = 1.0
 """How far two readings of one process's start time may lie apart."""
@@ -52,6 +54,15 @@ class UnresolvedTxn:
 
 
 @dataclass(frozen=True, slots=True)
+class Recovered:
+    """What the newest recovery that found something to do did; each list names txids, or txid and sink."""
+
+    at: datetime | None
+    epoch: int
+    did: dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
 class TopologyStatus:
     """One topology. `backlog` is None where its source is not in the ledger's database; `pace` where the present epoch has
     committed nothing yet. The batches in flight are those in `unresolved` whose state is open.
@@ -73,6 +84,8 @@ class TopologyStatus:
     backlog: Backlog | None
     pace: Pace | None
     sinks: tuple[SinkStatus, ...]
+    recovered: Recovered | None = None
+    pruned_upto: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,18 @@ def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) 
             SinkStatus(b.sink, b.target, snapshot.last_held(row.incarnation, b.sink))
             for b in snapshot.sinks(row.incarnation)
         ),
+        recovered=_recovered(snapshot, row.incarnation),
+        pruned_upto=max((one.upto for one in snapshot.prunes(row.incarnation)), default=0),
     )
+
+
+def _recovered(snapshot: LedgerSnapshot, incarnation: str) -> Recovered | None:
+    event = snapshot.newest_event(incarnation, EventKind.RECOVERY)
+    if event is None:
+        return None
+    detail = dict(event.detail or {})
+    epoch = detail.pop("epoch", 0)
+    return Recovered(event.at, epoch if isinstance(epoch, int) else 0, {key: did for key, did in detail.items() if did})
 
 
 def driver_state(row: TopologyRow) -> DriverState:

@@ -48,6 +48,12 @@ def _status_text(report: StatusReport) -> None:
             say(f"{topology.name}: sink {sink.sink} ({sink.target}) holds txid {sink.last_txid or '-'}")
         if topology.pace is not None:
             say(_pace_text(topology.name, topology.pace))
+        if topology.recovered is not None:
+            did = "; ".join(f"{what.replace('_', ' ')}: {which}" for what, which in topology.recovered.did.items())
+            at = "" if topology.recovered.at is None else topology.recovered.at.isoformat(timespec="seconds")
+            say(f"{topology.name}: epoch {topology.recovered.epoch} recovered {at}: {did or 'nothing to do'}")
+        if topology.pruned_upto:
+            say(f"{topology.name}: pruned up to txid {topology.pruned_upto}")
         for txn in topology.unresolved:
             reason = f": {txn.reason}" if txn.reason else ""
             since = txn.since.isoformat(timespec="seconds")
