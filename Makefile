@@ -5,7 +5,7 @@ PYTHON ?= python3
 BENCH ?=
 JSON ?=
 PAIRS ?=
-ROUNDS ?= 1
+ROUNDS ?= 300
 SEED ?= 1
 ARGS ?=
 WORKERS ?= 2
@@ -25,7 +25,7 @@ help:
 	@echo "make test      every test                    (ARGS='-k name' for pytest, WORKERS=0 for one process)"
 	@echo "make check     formatter, linter, type checkers"
 	@echo "make bench     measurements                  (BENCH='P1a P2' JSON=file PAIRS=n)"
-	@echo "make torture   crash after crash on Spark    (ROUNDS=n SEED=s)"
+	@echo "make torture   every failpoint in every way, two drivers at once, random rounds, Spark    (ROUNDS=n SEED=s)"
 	@echo "make setup     what the others do first      (PYTHON=python3.12 for another interpreter)"
 	@echo "make clean     remove all that these made"
 

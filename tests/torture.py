@@ -1,56 +1,122 @@
-"""Kill drivers on Spark at every failpoint, in one chain, over and over: ``make torture ROUNDS=n SEED=s``.
+"""Drivers that meet one misfortune after the other: ``make torture ROUNDS=n SEED=s``, the long form of what the tests do.
 
-Each round is one topology with all four sinks, over an embedded Postgres of its own; the order of the failpoints comes from
-the seed, which is printed. Exit status 1 at the first difference.
+In this order, each part checked after every misfortune, with a line each (``--only PART`` for one part alone):
+
+``matrix`` every failpoint, for each sink that comes by, killed, failed, left standing past its leases, and taken over from;
+           with 1 and with 4 batches in flight; on the inline engine
+``races``  two drivers started on one topology at once
+``rounds`` n random rounds: two or three misfortunes at once, Postgres restarts and lost COMMITs among them
+``spark``  every failpoint, killed and failed, on Spark
+
+What is random comes from the seed, which is printed. A round that failed is run again by ``SEED=s ARGS='--only rounds
+--first ROUND' ROUNDS=1``. Exit status 1 at the first difference.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from support.chain import all_points, chain
-from support.crashes import run_driver
-from support.queues import prepared_database
-from support.spark_driver import run_spark_driver
+from support.blows import Action
+from support.chain import Chain, ordeals, shuffled
+from support.races import races
+from support.rounds import Rounds, stand_on
+from support.spark_driver import TIMEOUT_S, SparkDriver
 
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
+PARTS = ("matrix", "races", "rounds", "spark")
+RACES = 50
+
+
+def matrix(server: EmbeddedPostgres, rng: random.Random) -> Iterator[str]:
+    """Every cell once, in one chain for each number of batches in flight."""
+    for in_flight, batch_messages in ((1, 5), (4, 2)):
+        with stand_on(server, f"matrix_{in_flight}", proxied=False) as stand:
+            stand.cell = replace(stand.cell, in_flight=in_flight, batch_messages=batch_messages)
+            cells = ordeals([Action.KILL, Action.RAISE, Action.LAPSE, Action.TAKE_OVER])
+            for line in Chain(stand).run(shuffled(cells, rng)):
+                yield f"{in_flight} in flight: {line}"
+            yield f"{in_flight} in flight: {len(cells)} cells exact; {shown(stand.tally)}"
+
+
+def on_spark(server: EmbeddedPostgres, rng: random.Random) -> Iterator[str]:
+    """Every failpoint in one chain on Spark, with 4 batches in flight."""
+    with stand_on(server, "spark", proxied=False) as stand:
+        stand.cell = replace(stand.cell, in_flight=4, batch_messages=2)
+        stand.start, stand.timeout_s = SparkDriver, TIMEOUT_S
+        yield from Chain(stand).run(shuffled(ordeals([Action.KILL, Action.RAISE]), rng))
+        yield shown(stand.tally)
+
+
+def random_rounds(server: EmbeddedPostgres, seed: int, first: int, number: int) -> Iterator[str]:
+    """Random rounds, and what they came to."""
+    rounds = Rounds(server, seed)
+    last = first + number - 1
+    for n, line in rounds.run(first, last):
+        yield f"round {n}/{last}: {line}"
+    yield f"{number} rounds exact, at {len(rounds.reached)} failpoints; {shown(rounds.tally)}"
+
+
+def shown(tally: Counter[str]) -> str:
+    """Counts in a line."""
+    return ", ".join(f"{name} {n}" for name, n in sorted(tally.items()))
+
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=300, metavar="N", help="random rounds")
+    parser.add_argument("--first", type=int, default=1, metavar="N", help="number of the first of them")
+    parser.add_argument("--races", type=int, default=RACES, metavar="N", help="races of two drivers")
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--engine", choices=("spark", "inline"), default="spark")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part alone; may be repeated")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     print(f"seed {seed} (repeat with SEED={seed})", flush=True)
-    rng = random.Random(seed)
-    start = run_spark_driver if arguments.engine == "spark" else run_driver
-    for number in range(1, arguments.rounds + 1):
-        began = time.monotonic()
-        with (
-            tempfile.TemporaryDirectory(prefix="stormproof-torture-") as folder,
-            EmbeddedPostgres(Path(folder) / "pg") as pg,
-        ):
-            made = chain(prepared_database(pg), Path(folder), start)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and not without stopping the server
+    began = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="stormproof-torture-") as folder,
+        EmbeddedPostgresServer(Path(folder)) as server,
+    ):
+        runs = {
+            "matrix": lambda: matrix(server, random.Random(seed)),
+            "races": lambda: races(server, arguments.races, seed),
+            "rounds": lambda: random_rounds(server, seed, arguments.first, arguments.rounds),
+            "spark": lambda: on_spark(server, random.Random(seed)),
+        }
+        for part in arguments.only or PARTS:
             try:
-                for line in made.run(all_points(rng)):
-                    print(f"round {number}: {line} ({time.monotonic() - began:.0f} s)", flush=True)
+                for line in runs[part]():
+                    print(f"{time.monotonic() - began:6.0f} s  {part}: {line}", flush=True)
             except AssertionError as error:
-                print(f"round {number}, seed {seed}: {error}", file=sys.stderr)
+                print(f"{part}, seed {seed}: {error}", file=sys.stderr)
                 return 1
-        deaths = sum(made.killed_at.values())
-        print(
-            f"round {number}: exact after {made.starts} starts and {deaths} deaths at {len(made.killed_at)} failpoints"
-        )
     return 0
+
+
+class EmbeddedPostgresServer:
+    """A server for as long as the block lasts, itself and not its database."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = EmbeddedPostgres(folder)
+
+    def __enter__(self) -> EmbeddedPostgres:
+        self._server.acquire()
+        return self._server
+
+    def __exit__(self, *_: object) -> None:
+        self._server.release()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
-"""The chain: one topology with all four sinks; each start recovers, is checked, runs on to a failpoint and dies there."""
+"""The chain: one topology with all four sinks lives on through one misfortune after the other, and is checked each time.
+
+Right after a misfortune no sink may hold a word too many, or a message in part; after the start that follows, which
+recovers and runs to the end, each holds the exact answer, which comes from the input alone. `audit verify` must say the
+same both times.
+"""
 
 from __future__ import annotations
 
@@ -6,72 +11,153 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Final
 
 from stormproof.core.failpoint import FAILPOINTS, Failpoint
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
+from support.blows import Action, Blow, Stand
 from support.contents import content
-from support.crashes import KILLED, Cell, arming
-from support.queues import put
-from support.topologies import SinkMode, expected, messages
-from support.verdicts import require_verified
+from support.crashes import KILLED, Cell
+from support.topologies import FLAKY, POISON, SinkMode, expected, messages
+from support.verdicts import require_verified, verified
 
 MESSAGES_PER_START = 7
+
+HITS: Final = {"delta": 2, "postgres": 2, "commit": len(SinkMode)}
+"""A topology with all four sinks comes so often to these places with each batch: once for each sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ordeal:
+    """The starts that lead to one misfortune, each with its blows. One start at least must come to `must`'s place."""
+
+    name: str
+    starts: tuple[tuple[Blow, ...], ...]
+    must: str | None = None
 
 
 @dataclass(slots=True)
 class Chain:
-    """What one chain put in, and where its drivers died."""
+    """One topology's life."""
 
-    cell: Cell
-    start: Callable[[Cell, str], int]
-    put: list[bytes] = field(default_factory=list[bytes])
-    killed_at: Counter[str] = field(default_factory=Counter[str])
+    stand: Stand
+    content_of: Callable[[Cell, Database, SinkMode], Counter[str]] = lambda cell, database, mode: content(
+        mode, cell.name, cell.folder, database
+    )
     starts: int = 0
+    killed_at: Counter[str] = field(default_factory=Counter[str])
 
-    def run(self, points: Sequence[Failpoint]) -> Iterator[str]:
-        """Die at each place, then run to the end; yields a line for each start.
+    def run(self, ordeals: Sequence[Ordeal]) -> Iterator[str]:
+        """Go through each, and be checked; yields a line for each.
 
         Raises:
-            AssertionError: a sink holds a word too many at any time, or not the exact answer at the end, or the audit
-                disagrees.
+            AssertionError: a sink holds what it should not, or the audit says otherwise, or a driver ended without a
+                reason.
         """
-        for point in points:
-            for armed in arming(point):
-                yield self._start(armed)
-            assert self.killed_at[point.name], f"{point.name} was reached by no start"
-        yield self._start("")
-        for mode in SinkMode:
-            assert self._content(mode) == expected(self.put), f"{mode} is not exact at the end"
+        for ordeal in ordeals:
+            yield self.undergo(ordeal)
 
-    def _start(self, armed: str) -> str:
-        fresh = messages(MESSAGES_PER_START, prefix=f"s{self.starts}w")
-        put(self.cell.database, self.cell.queue, fresh)
-        self.put += fresh
-        self.starts += 1
-        code = self.start(self.cell, armed)
-        assert code in (0, KILLED), f"start {self.starts} ({armed or 'unarmed'}) ended with {code}"
-        if code == KILLED:
-            self.killed_at[armed.rpartition(";")[2].partition("=")[0]] += 1
-        should = expected(self.put)
-        for mode in SinkMode:
-            extra = self._content(mode) - should
-            assert not extra, f"start {self.starts} ({armed}): {mode} holds too many of {dict(extra)}"
-        require_verified(self.cell)
-        return f"start {self.starts}: {'killed at ' + armed if code == KILLED else 'ran to the end'}, checked"
+    def undergo(self, ordeal: Ordeal) -> str:
+        """Go through one."""
+        reached = self.stand.reached[ordeal.must] if ordeal.must else 0
+        codes: list[int] = []
+        try:
+            for blows in ordeal.starts:
+                self.starts += 1
+                self.stand.give(messages(MESSAGES_PER_START, prefix=f"s{self.starts}w"))
+                codes.append(self.stand.run(blows))
+                if codes[-1] == KILLED:
+                    self.killed_at.update(b.point for b in blows if b.action is Action.KILL)
+                self._check_part()
+            self.stand.run()
+            self._check_all()
+        except AssertionError as error:
+            raise AssertionError(f"{ordeal.name}: {error}") from error
+        if ordeal.must:
+            assert self.stand.reached[ordeal.must] > reached, f"{ordeal.name}: it was reached by no start ({codes})"
+        return f"{ordeal.name}: {', '.join(map(str, codes))}, exact"
 
     def _content(self, mode: SinkMode) -> Counter[str]:
-        return content(mode, self.cell.name, self.cell.folder, self.cell.database)
+        return self.content_of(self.stand.cell, self.stand.database, mode)
+
+    def _check_part(self) -> None:
+        for mode in SinkMode:
+            require_whole(self._content(mode), self.stand.put, mode)
+        self._check_audit()
+
+    def _check_all(self) -> None:
+        should = expected(self.stand.put)
+        wrong = {
+            mode: (dict(found - should), dict(should - found))
+            for mode in SinkMode
+            if (found := self._content(mode)) != should
+        }
+        if wrong:
+            report = verified(self.stand.cell.name, self.stand.database)
+            says = "calls it clean" if report.clean else f"says so, too: {report.violations or report.unknowns}"
+            raise AssertionError(f"too much, too little: {wrong}; the audit {says}")
+        self._check_audit()
+
+    def _check_audit(self) -> None:
+        require_verified(self.stand.cell, self.stand.database)
 
 
-def chain(database: Database, folder: Path, start: Callable[[Cell, str], int], name: str = "chain") -> Chain:
-    """A chain under exactly-once over a prepared database."""
-    return Chain(Cell(name, None, Guarantee.EXACTLY_ONCE, folder, database, name), start)
+def require_whole(found: Counter[str], put: Sequence[bytes], mode: SinkMode) -> None:
+    """Nothing may stand in a sink but whole messages, each once.
+
+    Raises:
+        AssertionError: a word too many, or a message in part.
+    """
+    there: list[bytes] = []
+    for payload in set(put) - {POISON, FLAKY, b""}:
+        words = Counter(payload.decode().split())
+        (own,) = set(words) - {"common"}
+        if found[own]:
+            assert found[own] == words[own], f"{mode} holds {own!r} {found[own]} times"
+            there.append(payload)
+    flaky = Counter(FLAKY.decode().split())
+    times = found[next(iter(flaky))]
+    assert times <= put.count(FLAKY), f"{mode} holds {FLAKY!r} {times} times, {put.count(FLAKY)} were put"
+    should = expected([*there, *[FLAKY] * times])
+    assert found == should, f"{mode} holds {dict(found - should)} too much, {dict(should - found)} too little"
 
 
-def all_points(rng: random.Random) -> list[Failpoint]:
-    """Every failpoint that a run can reach, in an order that the seed decides."""
-    points = [p for p in FAILPOINTS.values() if p.scope not in ("queue", "state")]
-    rng.shuffle(points)
-    return points
+def ordeals(actions: Sequence[Action], points: Sequence[Failpoint] | None = None) -> list[Ordeal]:
+    """Each of these failpoints (None: all that a run can reach) with each action, for each sink that comes by."""
+    found: list[Ordeal] = []
+    for point in all_points() if points is None else points:
+        for at in range(1, HITS.get(point.name.partition(".")[0], 1) + 1):
+            found += [ordeal(point, action, at) for action in actions]
+    return found
+
+
+def ordeal(point: Failpoint, action: Action, at: int = 1) -> Ordeal:
+    """The starts that lead a driver to a place. A kill is dealt out a second time, which is mostly inside recovery."""
+    blow = Blow(point.name, action, at)
+    again = [(blow,)] if action is Action.KILL else []
+    died = Blow("task.after_file", Action.KILL)
+    starts: list[tuple[Blow, ...]]
+    match point.scope:
+        case "recovery" | "abort":
+            starts = [(died,), (blow,), *again]  # a batch in hand, with files
+        case "retry":
+            starts = [(Blow("task.after_file", Action.ERROR), blow), *again]
+        case _:
+            starts = [(blow,), *again]
+    return Ordeal(str(blow), tuple(starts), point.name)
+
+
+def all_points() -> list[Failpoint]:
+    """Every failpoint that a run of a topology with these sinks can reach."""
+    return [p for p in FAILPOINTS.values() if p.scope not in ("queue", "state", "stream")]
+
+
+def one_way_each(actions: Sequence[Action], seed: int) -> list[Ordeal]:
+    """Each failpoint with one of these actions in turn; the seed decides with which it begins."""
+    ways = [ordeals([action]) for action in actions]
+    return [ways[(i + seed) % len(ways)][i] for i in range(len(ways[0]))]
+
+
+def shuffled(found: Sequence[Ordeal], rng: random.Random) -> list[Ordeal]:
+    """In an order that the seed decides."""
+    return rng.sample(found, len(found))

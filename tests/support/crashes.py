@@ -13,10 +13,10 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol
 
+from stormproof import Topology
 from stormproof.core import failpoint
 from stormproof.core.errors import Fenced, StoreUnavailable
 from stormproof.core.guarantee import Guarantee
@@ -48,8 +48,12 @@ class Cell:
     queue: str
     batch_messages: int = BATCH_MESSAGES
     outage_s: float = 60.0
+    in_flight: int = 1
+    """So many batches run while the lowest commits; from 2 on each job has a thread of its own."""
     sabotage: Callable[[], None] | None = None
     """Breaks the code in the child, for a negative control: see `support.sabotage`."""
+    build: Callable[[Cell], Topology] | None = None
+    """Another topology than `support.topologies` has; a function of a module."""
 
 
 PRELOADED = [
@@ -58,6 +62,8 @@ PRELOADED = [
     "stormproof.core.source.postgres_queue",
     "stormproof.sinks.delta",
     "stormproof.sinks.postgres",
+    "stormproof.core.engine.frame",
+    "stormproof.trident.foreach_batch",
     "adbc_driver_postgresql.dbapi",
     "pandas",
 ]
@@ -74,7 +80,18 @@ def _context() -> ForkServerContext:
     return context
 
 
-Driver: TypeAlias = BaseProcess
+class Driver(Protocol):
+    """A driver's process, as `multiprocessing` shows it."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 def start(cell: Cell, environment: Mapping[str, str]) -> Driver:
@@ -92,13 +109,13 @@ def run_driver(cell: Cell, armed: str = "", log: Path | None = None) -> int:
     return ended(start(cell, environment), f"{cell.name} (armed: {armed!r})")
 
 
-def ended(child: Driver, what: str) -> int:
+def ended(child: Driver, what: str, within_s: float = DRIVER_TIMEOUT_S) -> int:
     """How a driver ended; killed, and an error, where it does not end in time."""
-    child.join(DRIVER_TIMEOUT_S)
+    child.join(within_s)
     if child.exitcode is None:
         child.kill()
         child.join()
-        raise AssertionError(f"the driver of {what} did not end within {DRIVER_TIMEOUT_S} s")
+        raise AssertionError(f"the driver of {what} did not end within {within_s} s")
     return child.exitcode
 
 
@@ -116,18 +133,26 @@ def paused_driver(cell: Cell, point: str) -> Generator[Driver]:
 
 def wait_paused(child: Driver, point: str) -> None:
     """Return once the driver stands still; an error where it ended instead."""
-    until_s = time.monotonic() + DRIVER_TIMEOUT_S
+    stands = stood_still(child, point)
+    assert stands, f"the driver never stood still at {point}: it ended with {child.exitcode}"
+
+
+def stood_still(child: Driver, what: str, within_s: float = DRIVER_TIMEOUT_S) -> bool:
+    """Return once the driver stands still (True) or has ended (False)."""
+    until_s = time.monotonic() + within_s
     while not is_paused(child):
-        assert child.exitcode is None, f"the driver never stood still at {point}: it ended with {child.exitcode}"
-        assert time.monotonic() < until_s, f"the driver did not come to {point} within {DRIVER_TIMEOUT_S} s"
+        if child.exitcode is not None:
+            return False
+        assert time.monotonic() < until_s, f"the driver of {what} neither ended nor stood still within {within_s} s"
         child.join(0.01)  # returns at once where it ends
+    return True
 
 
 def is_paused(child: Driver) -> bool:
     """Whether the kernel says that it was stopped by a signal."""
     try:
         return Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2].startswith("T")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone, before or while it was read
         return False
 
 
@@ -164,8 +189,13 @@ def drive(cell: Cell, engine: Literal["inline", "spark"], armed: Mapping[str, st
     logging.getLogger("stormproof").setLevel(logging.CRITICAL)
     if cell.sabotage is not None:
         cell.sabotage()
-    built = topology(cell.name, cell.mode, cell.folder, cell.database, cell.queue)
-    options = replace(options_of(settings, cell.guarantee), outage_s=cell.outage_s)
+    if cell.build is None:
+        built = topology(cell.name, cell.mode, cell.folder, cell.database, cell.queue)
+    else:
+        built = cell.build(cell)
+    options = replace(
+        options_of(settings, cell.guarantee), outage_s=cell.outage_s, max_batches_in_flight=cell.in_flight
+    )
     with driver(
         built, cell.guarantee, settings=settings, engine=engine, options=options, until_idle=True, rng=random.Random(1)
     ) as coordinator:

@@ -44,12 +44,21 @@ class Proxy:
         with self._lock:
             self._loses = what
 
+    def lose_nothing(self) -> None:
+        """Lose no COMMIT, if one was still to be lost."""
+        with self._lock:
+            self._loses = None
+
     def _accept(self) -> None:
         with suppress(OSError):  # closed: the test is over
             while True:
                 client, _ = self._listener.accept()
                 server = socket.socket(socket.AF_UNIX)
-                server.connect(self._server)
+                try:
+                    server.connect(self._server)
+                except OSError:  # it is away: so is this, until the next one asks
+                    _cut(client, server)
+                    continue
                 muted = threading.Event()
                 threading.Thread(target=self._to_server, args=(client, server, muted), daemon=True).start()
                 threading.Thread(target=self._to_client, args=(client, server, muted), daemon=True).start()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
 import psycopg
+import sqlalchemy as sa
+from deltalake import CommitProperties
 
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.postgres_queue import slices
 from stormproof.core.source.postgres_queue.slices import Position, Subscriber
 from stormproof.core.source.protocol import Resolution
+from stormproof.sinks.delta import session as delta
+from stormproof.sinks.postgres import session as postgres
 from stormproof.sinks.postgres.session import PostgresSession
-from stormproof.sinks.protocol import CommitOutcome
+from stormproof.sinks.protocol import CommitOutcome, Decision, Held, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.trident import recovery
 from stormproof.trident.ledger.ledger import Ledger, Tx
 from stormproof.trident.ledger.rows import Run, SinkWork, Txn
@@ -59,6 +63,78 @@ def take_nothing_for_everything() -> None:
         finish(steps, txn.txid, txn.guarantee, TxnState.PREPARED, work, (), outcomes, {})
 
     _replace(recovery, "_roll_forward", roll_forward)
+
+
+# What the checks of a sink rest on
+
+
+def no_previous_check() -> None:
+    """A Delta sink commits whatever it is given, without a look at what it holds.
+
+    In Postgres the guard row, and the key of the evidence, would each say no.
+    """
+    _replace(delta, "decide", lambda *_: Decision.COMMIT)
+
+
+def skip_by_number_alone() -> None:
+    """A sink that holds N or more takes N for done, whatever is in it; nobody compares sinks and ledger at the start."""
+
+    def decide(_: SinkIdentity, transaction: PreparedTransaction, held: Held | None) -> Decision:
+        return Decision.SKIP if held is not None and held.txid >= transaction.txid else Decision.COMMIT
+
+    _decide(decide)
+    believe_sinks()
+
+
+def believe_sinks() -> None:
+    """What a sink holds is taken as it is: nobody compares it with the ledger."""
+
+    def compare(steps: Steps, session: SinkSession, _done: object) -> None:
+        held = session.held()
+        steps.previous[session.identity.sink] = None if held is None else held.txid
+
+    _replace(recovery, "_compare", compare)
+
+
+def no_transaction_identifier() -> None:
+    """A Delta commit names no transaction."""
+    _replace(
+        delta,
+        "CommitProperties",
+        lambda **properties: CommitProperties(**{k: v for k, v in properties.items() if k != "app_transactions"}),
+    )
+
+
+def recompute_prepared() -> None:
+    """A batch that was prepared runs again after a crash, instead of being rolled forward from its files.
+
+    Which is right where user code and source give the same each time, and the sink knows the number; here it is opened
+    under a number of its own.
+    """
+
+    def run_again(steps: Steps, txn: Txn, done: recovery._Done) -> None:  # pyright: ignore[reportPrivateUsage]
+        with steps.ledger.transaction(steps.run) as tx:
+            for statement in (
+                "delete from stormproof.txn_sink where incarnation = :incarnation and txid = :txid",
+                "update stormproof.txn set state = 'open' where incarnation = :incarnation and txid = :txid",
+                "update stormproof.queue_slice set state = 'open', expires_at = now() where owner = :owner",
+            ):
+                values = {
+                    "incarnation": steps.run.incarnation,
+                    "txid": txn.txid,
+                    "owner": steps.lease(txn.txid).owner,
+                }
+                tx.connection.execute(sa.text(statement), {k: v for k, v in values.items() if f":{k}" in statement})
+        steps.abort(txn.txid, "to be computed again")
+        done.aborted.append(txn.txid)
+
+    _replace(recovery, "_roll_forward", run_again)
+    believe_sinks()
+
+
+def _decide(value: Callable[[SinkIdentity, PreparedTransaction, Held | None], Decision]) -> None:
+    _replace(delta, "decide", value)
+    _replace(postgres, "decide", value)
 
 
 def _replace(owner: object, name: str, value: object) -> None:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,19 +23,37 @@ from support.topologies import SinkMode
 TIMEOUT_S = 240
 
 
-def run_spark_driver(cell: Cell, armed: str = "", log: Path | None = None) -> int:
-    """Run one driver on Spark to its end; 0, or the negative number of the signal that killed it."""
-    fields = {
-        **asdict(cell),
-        "folder": str(cell.folder),
-        "database": cell.database.sqlalchemy_url.render_as_string(hide_password=False),
-    }
-    environment: dict[str, str] = {**os.environ, ENV: armed, "PYTHONPATH": str(Path(__file__).parents[1])}
-    if log is not None:
-        environment[ENV_LOG] = str(log)
-    command = [sys.executable, __file__, json.dumps(fields)]
-    # In a process group of its own: Spark's JVM follows its driver within seconds of the driver's death.
-    return subprocess.run(command, env=environment, timeout=TIMEOUT_S, start_new_session=True, check=False).returncode
+class SparkDriver:
+    """A driver's process, with what `support.crashes.Driver` asks of it."""
+
+    def __init__(self, cell: Cell, environment: Mapping[str, str]) -> None:
+        fields = {
+            **asdict(cell),
+            "folder": str(cell.folder),
+            "database": cell.database.sqlalchemy_url.render_as_string(hide_password=False),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, json.dumps(fields)],
+            env={**os.environ, **environment, "PYTHONPATH": str(Path(__file__).parents[1])},
+            # In a process group of its own: Spark's JVM follows its driver within seconds of the driver's death.
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.poll()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, and no longer than this (seconds)."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+
+    def kill(self) -> None:
+        self._process.kill()
 
 
 def _armed() -> Mapping[str, str]:
@@ -51,6 +70,7 @@ def main() -> None:
         database=Database.from_url(fields["database"]),
         queue=fields["queue"],
         batch_messages=fields["batch_messages"],
+        in_flight=fields["in_flight"],
     )
     drive(cell, "spark", dict(_armed()))
 

@@ -73,8 +73,8 @@ def topology(name: str, mode: SinkMode | None, folder: Path, database: Database,
     )
     words = t.stream("lines", source).flat_map(Split(folder), "line", schema="word string")
     modes = list(SinkMode) if mode is None else [mode]
-    appends = [_sink(m, name, folder, database) for m in modes if not m.folds]
-    folds = [_sink(m, name, folder, database) for m in modes if m.folds]
+    appends = [sink_of(m, name, folder, database) for m in modes if not m.folds]
+    folds = [sink_of(m, name, folder, database) for m in modes if m.folds]
     if appends:
         words.into(*appends)
     if folds:
@@ -86,7 +86,8 @@ def table_of(mode: SinkMode, name: str) -> str:
     return f"{name}-{mode}".replace("-", "_")
 
 
-def _sink(mode: SinkMode, name: str, folder: Path, database: Database) -> DeltaSink | PostgresSink:
+def sink_of(mode: SinkMode, name: str, folder: Path, database: Database) -> DeltaSink | PostgresSink:
+    """The sink of a column of the matrix."""
     if mode.store == "delta":
         return DeltaSink(str(folder / "lake" / table_of(mode, name)), name=mode.value)
     return PostgresSink(table_of(mode, name), name=mode.value, database=database)

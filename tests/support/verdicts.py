@@ -29,13 +29,13 @@ def violations(cell: Cell) -> tuple[Violation, ...]:
     return verified(cell.name, cell.database).violations
 
 
-def require_verified(cell: Cell) -> VerifyReport:
+def require_verified(cell: Cell, database: Database | None = None) -> VerifyReport:
     """The audit must agree that nothing is wrong, and that everything could be told.
 
     A loss is possible under at-most-once alone, a duplicate under at-least-once alone: exactly-once may not even call
-    one possible.
+    one possible. It is asked at `database`, where the cell's own is not to be used.
     """
-    report = verified(cell.name, cell.database)
+    report = verified(cell.name, cell.database if database is None else database)
     shown = "\n".join(
         [f"{v.kind}: {v.text}" for v in report.violations] + [f"cannot tell: {u.text}" for u in report.unknowns]
     )

@@ -1,0 +1,79 @@
+"""One topology with all four sinks lives through a misfortune at every failpoint, and through several at once.
+
+Real Postgres, real Delta tables, the inline engine. `make torture` is the long form: every failpoint in every way, and
+hundreds of random rounds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from support import random_code
+from support.blows import Action
+from support.chain import Chain, one_way_each, ordeals, shuffled
+from support.races import races
+from support.rounds import Rounds, stand_on
+
+from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.postgres.embedded import EmbeddedPostgres
+
+pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
+
+ROUNDS = 12
+RACES = 6
+WAYS = [Action.KILL, Action.RAISE, Action.LAPSE, Action.TAKE_OVER]
+
+RANDOM_CODE = (
+    "task.after_file",
+    "run.after",
+    "prepare.in_transaction",
+    "prepare.after",
+    "delta.after_log_entry",
+    "postgres.after_rows",
+    "commit.after_sink",
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres(tmp_path_factory.mktemp("pg"))
+    server.acquire()
+    yield server
+    server.release()
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_a_misfortune_at_every_failpoint(postgres: EmbeddedPostgres, in_flight: int, seed: int) -> None:
+    """One batch in flight: killed everywhere. Four: killed, failed, left standing or taken over from, in turn."""
+    cells = ordeals([Action.KILL]) if in_flight == 1 else one_way_each(WAYS, seed)
+    with stand_on(postgres, f"chain_{in_flight}", proxied=False) as stand:
+        stand.cell = replace(stand.cell, in_flight=in_flight, batch_messages=5 if in_flight == 1 else 2)
+        for line in Chain(stand).run(shuffled(cells, random.Random(seed))):
+            print(line)
+
+
+def test_random_rounds_of_several_misfortunes_at_once(server: EmbeddedPostgres, seed: int) -> None:
+    rounds = Rounds(server, seed)
+    for number, line in rounds.run(1, ROUNDS):
+        print(number, line)
+    print(rounds.tally)
+
+
+def test_two_drivers_started_at_once(postgres: EmbeddedPostgres, seed: int) -> None:
+    for line in races(postgres, RACES, seed):
+        print(line)
+
+
+def test_code_that_gives_something_else_at_each_run_is_in_all_sinks_from_one_run(
+    postgres: EmbeddedPostgres, seed: int
+) -> None:
+    with stand_on(postgres, "random_code", proxied=False) as stand:
+        stand.cell = replace(stand.cell, in_flight=4, batch_messages=2, build=random_code.build)
+        cells = ordeals([Action.KILL, Action.TAKE_OVER], [FAILPOINTS[name] for name in RANDOM_CODE])
+        cells = random.Random(seed).sample(cells, 10)
+        for line in Chain(stand, random_code.words).run(cells):
+            print(line)
+        random_code.require_one_call(stand.cell, stand.database, stand.put)
