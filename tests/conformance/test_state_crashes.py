@@ -61,7 +61,7 @@ def test_exactly_once_is_exact_wherever_the_driver_dies(tmp_path: Path, cell: Ce
 @pytest.mark.parametrize("cell", [c for c in CELLS if c.exactly_once], ids=cell_id)
 def test_exactly_once_is_exact_where_recovery_dies_too(tmp_path: Path, cell: Cell) -> None:
     places = StateWorld(tmp_path / "whole", cell.source, cell.state).lives(EXACTLY, None)[0].place
-    for at in range(2, places, 9):
+    for at in range(2, places, 16):
         for again in (3, 9):
             world = StateWorld(tmp_path / f"{at}-{again}", cell.source, cell.state)
             world.lives(EXACTLY, at, again)
@@ -97,7 +97,7 @@ def test_at_least_once_loses_nothing_and_doubles_with_every_state(
     tmp_path: Path, source: SourceKind, state: StateKind
 ) -> None:
     """Its batches come again under another txid, which no state can know for the old one."""
-    found = [end for _, end in ends(tmp_path, matrix.MATRIX[source, state], AT_LEAST, step=7)]
+    found = [end for _, end in ends(tmp_path, matrix.MATRIX[source, state], AT_LEAST, step=11)]
     assert not any(lost(end) for end in found)
     assert any(doubled(end) for end in found)
 
