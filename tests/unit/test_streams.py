@@ -1,0 +1,85 @@
+"""What a micro-batch is, seen from the ledger; a payload in a column; what cannot be fed."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from stormproof import (
+    MemorySink,
+    MemorySource,
+    MicroBatches,
+    PositionMismatch,
+    Topology,
+    TopologyError,
+    exactly_once,
+    feed,
+)
+from stormproof.core.source.decode import decoder_for
+from stormproof.core.source.files.micro_batches import ColumnDecoder
+from stormproof.trident.audit.streams import StreamEvidence
+from stormproof.trident.ledger.streams import Handed, StreamBatch, handed
+
+LAST = StreamBatch(8, "q", 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("last", "query", "batch", "adopt", "what"),
+    [
+        (None, "q", 0, None, Handed.NEW),
+        (None, "q", 1000, None, Handed.NEW),
+        (LAST, "q", 8, None, Handed.NEW),
+        (LAST, "q", 7, None, Handed.AGAIN),
+        (LAST, "q", 7, "q:7", Handed.AGAIN),
+        (LAST, "other", 0, "q:7", Handed.ADOPTED),
+        (LAST, "q", 3, "q:7", Handed.ADOPTED),
+        (LAST, "q", 12, "q:7", Handed.ADOPTED),
+    ],
+)
+def test_what_is_handed_out(last: StreamBatch | None, query: str, batch: int, adopt: str | None, what: Handed) -> None:
+    assert handed("orders", last, query, batch, adopt) is what
+
+
+@pytest.mark.parametrize(
+    ("query", "batch", "adopt"),
+    [("other", 0, None), ("other", 8, "q:6"), ("q", 6, None), ("q", 9, None), ("q", 0, "q:")],
+)
+def test_what_does_not_follow_is_refused_with_both_places(query: str, batch: int, adopt: str | None) -> None:
+    with pytest.raises(PositionMismatch) as refused:
+        handed("orders", LAST, query, batch, adopt)
+    text = str(refused.value)
+    assert "batch 7 of streaming query q" in text
+    assert f"batch {batch} of query {query}" in text
+    assert "adopt='q:7'" in text
+
+
+def test_a_payload_in_a_column_and_null() -> None:
+    decoder = ColumnDecoder(decoder_for("k string, v long"), "value")
+    rows = pa.array([{"value": '{"k": "a", "v": 1}'}, {"value": None}, {"value": "no json"}])
+    decoded = decoder.decode(rows)
+    assert decoded.rows.slice(0, 1).to_pylist() == [{"k": "a", "v": 1}]
+    assert dict(decoded.failed)[1] == "column 'value' is NULL"
+    assert [row for row, _ in decoded.failed] == [1, 2]
+
+
+def test_what_cannot_be_fed() -> None:
+    with pytest.raises(TopologyError, match="at least one sink"):
+        exactly_once(name="orders")
+    with pytest.raises(TopologyError, match="name its column"):
+        MicroBatches("orders", "k string", unit="lines")
+    queue = Topology("words")
+    queue.stream("lines", MemorySource("lines")).into(MemorySink("words"))
+    with pytest.raises(TopologyError, match=r"one source is a MicroBatches.*MemorySource"):
+        feed(queue)
+
+
+def test_the_audit_sees_a_micro_batch_that_was_taken_twice_or_left_out() -> None:
+    def findings(*taken: StreamBatch) -> list[str]:
+        # Its own rows of these transactions are gone: each is named. What does not follow is named besides.
+        return [f.text for f in StreamEvidence("orders", taken).slice_findings([]) if "follow" in f.text]
+
+    assert not findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "q", 1, 2))
+    assert not findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "r", 0, 2, adopted_from="q:0"))
+    assert findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "q", 0, 2))
+    assert findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "q", 2, 2))
+    assert findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "r", 0, 2))
