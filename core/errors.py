@@ -89,8 +89,9 @@ class StoreUnavailable(TransientError):
 
 
 class BoltUnavailable(TransientError):
-    """A bolt raised in `prepare` or `cleanup`: no message is to blame, and none counts a failure. What it needs may be away
-    for a while, so it is tried again for as long as a store may stay away; then the run ends.
+    """A bolt raised in `prepare` or `cleanup`, or the state that it reads did not answer: no message is to blame, and none
+    counts a failure. What it needs may be away for a while, so it is tried again for as long as a store may stay away;
+    then the run ends.
     """
 
     kind = ErrorKind.BOLT_UNAVAILABLE

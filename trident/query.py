@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from stormproof.core.bolt import ArrowBolt, BoltContext
 from stormproof.core.bolt.api import ArrowRows
-from stormproof.core.errors import TopologyError
+from stormproof.core.errors import BoltUnavailable, TopologyError, TransientError
 from stormproof.core.topology import BoltComponent, SinkComponent, TopologyGraph
 from stormproof.trident.state.protocol import MapState, State
 from stormproof.trident.state.sink import StateReader, StateSink
@@ -52,9 +52,18 @@ class ReadsState(ArrowBolt):
         """One row for each row."""
 
     def execute(self, rows: pa.RecordBatch, /) -> ArrowRows:
-        """One row for each row."""
+        """One row for each row.
+
+        Raises:
+            BoltUnavailable: the state did not answer; no message answers for that.
+        """
         assert self._open is not None
-        return self.answer(self._open, rows), np.arange(rows.num_rows)
+        try:
+            return self.answer(self._open, rows), np.arange(rows.num_rows)
+        except TransientError as error:
+            raise BoltUnavailable(
+                f"state {self.state!r} did not answer a query: {error.message}", component=self.state
+            ) from error
 
     def cleanup(self) -> None:
         """Let the state go."""

@@ -283,6 +283,8 @@ class _Arrow:
                 pulse.beat()
             try:
                 given = self._checked(rows.slice(start, stop - start))
+            except BoltUnavailable:  # what the bolt needs is away: no row is to blame
+                raise
             except CAUGHT as error:
                 if stop - start == 1:
                     reason, text = blame(error)

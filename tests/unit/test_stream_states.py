@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -13,13 +13,13 @@ import pytest
 from support.memory_run import World
 from support.operations import Greatest, Letters, words_of
 
-from stormproof.core.errors import TopologyError
+from stormproof.core.errors import StoreUnavailable, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import Plan, compile_topology
 from stormproof.core.source.memory import MemorySource
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import count, max_, mean, min_, sum_
-from stormproof.trident.state.key_value import MemoryMap
+from stormproof.trident.state.key_value import MemoryMap, MemoryStore
 from stormproof.trident.state.protocol import MapState, State
 from stormproof.trident.stream import Stream, Topology
 
@@ -34,8 +34,10 @@ def counts(lines: list[bytes]) -> Counter[str]:
 class StateWorld(World):
     """A world of another topology, four messages a batch."""
 
-    def __init__(self, folder: Path, build: Callable[[Stream], object], *, in_flight: int = 1) -> None:
-        super().__init__(LINES, folder, in_flight=in_flight)
+    def __init__(
+        self, folder: Path, build: Callable[[Stream], object], *, in_flight: int = 1, max_attempts: int = 2
+    ) -> None:
+        super().__init__(LINES, folder, in_flight=in_flight, max_attempts=max_attempts)
         self.topology = Topology("words")
         build(words_of(self.topology, self.source))
 
@@ -142,6 +144,34 @@ def test_a_query_finds_what_the_batches_before_committed(tmp_path: Path) -> None
             wanted[word, sofar.get(word)] += n
         sofar += counts(lines)
     assert Counter(tuple(row.values()) for row in seen.rows()) == wanted
+
+
+class Flaky(MemoryStore):
+    """A store that is away now and then."""
+
+    reads = 0
+
+    def multi_get(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        self.reads += 1
+        if self.reads in {7, 8, 12, 18, 19, 22}:
+            raise StoreUnavailable("away for a moment")
+        return super().multi_get(keys)
+
+
+def test_no_message_answers_for_a_state_that_is_away(tmp_path: Path) -> None:
+    """Each message has but one attempt, and none fails."""
+    store, seen = Flaky(), MemorySink("seen", staging=tmp_path / "files")
+
+    def build(words: Stream) -> None:
+        kept = words.group_by("word").persistent_aggregate(n=count(), state=MemoryMap(store=store))
+        kept.new_values_stream().into(seen)
+
+    world = StateWorld(tmp_path, build, max_attempts=1)
+    statistics = world.run()
+    assert store.reads > 22
+    assert statistics.dead_letters == 0  # batches that a recovery rolled forward are not in its messages
+    newest = {row["word"]: max(r["n"] for r in seen.rows() if r["word"] == row["word"]) for row in seen.rows()}  # type: ignore[type-var]
+    assert newest == counts(LINES)
 
 
 def doubled(state: State, keys: pa.RecordBatch) -> pa.RecordBatch:
