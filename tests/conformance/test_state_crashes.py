@@ -97,7 +97,7 @@ def test_at_least_once_loses_nothing_and_doubles_with_every_state(
     tmp_path: Path, source: SourceKind, state: StateKind
 ) -> None:
     """Its batches come again under another txid, which no state can know for the old one."""
-    found = [end for _, end in ends(tmp_path, matrix.MATRIX[source, state], AT_LEAST, step=11)]
+    found = [end for _, end in ends(tmp_path, matrix.MATRIX[source, state], AT_LEAST, step=7)]
     assert not any(lost(end) for end in found)
     assert any(doubled(end) for end in found)
 
