@@ -190,7 +190,7 @@ class _Job:
 
     def _messages(self, tx: Tx, low: int, high: int) -> set[str]:
         """The messages with events in the chunk whose story is over: committed or lost, and opened no more since."""
-        names = self._select(tx, sa.select(t.event.c.message).distinct(), sa.between(t.event.c.txid, low, high))
+        names = self._select(tx, [t.event.c.message], sa.between(t.event.c.txid, low, high))
         events = self._events(tx, [str(row.message) for row in names])
         found = traces(events)
         txids = {txid for trace in found.values() for txid in trace.txids}
@@ -205,9 +205,7 @@ class _Job:
 
     def _needed(self, tx: Tx, low: int, high: int, gone: Collection[str]) -> set[int]:
         """Txids of the chunk whose rows a message's story still needs."""
-        rows = self._select(
-            tx, sa.select(t.event.c.txid, t.event.c.message).distinct(), sa.between(t.event.c.txid, low, high)
-        )
+        rows = self._select(tx, [t.event.c.txid, t.event.c.message], sa.between(t.event.c.txid, low, high))
         return {int(row.txid) for row in rows if row.message not in gone}
 
     def _furthest_of(self, tx: Tx, low: int, high: int) -> set[int]:
@@ -231,7 +229,7 @@ class _Job:
         return sorted(txid for txid in before - set(now) if not self._has_events(tx, txid))
 
     def _has_events(self, tx: Tx, txid: int) -> bool:
-        return bool(self._select(tx, sa.select(t.event.c.txid).distinct(), t.event.c.txid == txid))
+        return bool(self._select(tx, [t.event.c.txid], t.event.c.txid == txid))
 
     def _anchors(self, tx: Tx, high: int) -> list[tuple[str, int]]:
         """For each sink the last txid up to here that it holds."""
@@ -243,10 +241,15 @@ class _Job:
         )
         return [(str(sink), int(txid)) for sink, txid in rows]
 
-    def _select(self, tx: Tx, query: sa.Select[Any], condition: sa.ColumnElement[bool]) -> Sequence[Any]:
+    def _select(
+        self, tx: Tx, columns: Sequence[sa.ColumnElement[Any]], condition: sa.ColumnElement[bool]
+    ) -> Sequence[Any]:
+        """Distinct values of message events."""
         c = t.event.c
         return tx.connection.execute(
-            query.where(
+            sa.select(*columns)
+            .distinct()
+            .where(
                 c.incarnation == self.run.incarnation,
                 condition,
                 c.message.is_not(None),
