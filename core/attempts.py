@@ -164,6 +164,9 @@ class _Batch:
     failed: dict[int, FailedIn] = field(default_factory=dict[int, FailedIn])
     died: int = 0
     unverified: int = 0
+    unverified_seen: int = 0
+    """How many wrong verdicts in a row there were when the present attempt began."""
+
     reruns: int = 0
 
     @property
@@ -221,6 +224,7 @@ class BatchRunner:
         # A driver died of it before, perhaps of one of these messages: note which.
         batch = _Batch(name, slice_, journal, Attempt(1, seed, slice_.expected, careful=slice_.deaths > 0))
         while True:
+            batch.unverified_seen = self._unverified
             result = yield batch.attempt
             outcome = self._died(batch, result) if isinstance(result, JobDied) else self._judge(batch, result)
             if outcome is not None:
@@ -331,9 +335,11 @@ class BatchRunner:
     def _does_not_add_up(self, batch: _Batch, wrong: Sequence[str]) -> Outcome | None:
         error = "; ".join(wrong)
         log.warning("%s attempt %d: %s: %s", batch.name, batch.attempt.number, AttemptEnd.UNVERIFIED, error)
-        self._unverified += 1
         batch.unverified += 1
-        if self._unverified >= UNVERIFIED_MAX:
+        if self._unverified <= batch.unverified_seen:
+            # Else another batch that ran beside this one has counted: one cause, not two runs one after the other.
+            self._unverified += 1
+        if max(self._unverified, batch.unverified) >= UNVERIFIED_MAX:
             return GivenUp(error, batch.attempt.number)
         if batch.unverified >= 2 and batch.slice.expected.messages > 1:
             return _divided(batch, AttemptEnd.UNVERIFIED, error)

@@ -109,7 +109,7 @@ class _Batch:
     attempt: int = 1
     job: JobKey | None = None
     outcome: Outcome | None = None
-    decided_s: float = 0.0
+    ready_s: float = 0.0
     steps_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -157,14 +157,13 @@ class Coordinator:
         self._maintained_at_s = clock.monotonic_s()
         self._steps = Steps(ledger, run, source, sessions, lease_s=options.lease_s, pulse_root=options.pulse_root)
         timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
-        # A job may wait for all those before it until Spark has room for it.
         self._in_flight_max = 1 if plan.serial else options.max_batches_in_flight
         self._tuner: Tuner = (
             AsSet(options.limit, self._in_flight_max)
             if options.latency_target_s is None
             else LatencyTuner(options.latency_target_s, options.limit, self._in_flight_max)
         )
-        self._watch = Watch(timeout_s, options.start_timeout_s * self._in_flight_max, options.pulse_root)
+        self._watch = Watch(timeout_s, options.start_timeout_s, options.pulse_root)
         self._jobs = jobs or (JobsOnThreads(self._in_flight_max) if self._in_flight_max > 1 else JobsInTurn())
         self._leases = WaitingLeases(source)
         self._in_flight: dict[int, _Batch] = {}
@@ -212,6 +211,9 @@ class Coordinator:
                     break
         except Exception:
             self._drop_in_flight()
+            raise
+        except BaseException:
+            self._cancel_jobs()  # who interrupts does not wait until they are gone
             raise
         finally:
             self._jobs.close()
@@ -334,15 +336,11 @@ class Coordinator:
             # alone: it has failed, without running once more.
             error = f"{deaths} drivers ended while they had it in hand"
             reason = FailureReason.WORKER_LOST
-            self._decide(batch, self._runner.failed_alone(name, opened.slice, opened.seed, reason, error))
+            batch.outcome = self._runner.failed_alone(name, opened.slice, opened.seed, reason, error)
+            batch.ready_s = self._clock.monotonic_s()
             return
         batch.attempts = self._runner.attempts(name, opened.slice, opened.seed, self._steps.journal(opened))
         self._start_job(batch, next(batch.attempts))
-
-    def _decide(self, batch: _Batch, outcome: Outcome) -> None:
-        batch.outcome, batch.decided_s = outcome, self._clock.monotonic_s()
-        if isinstance(self._jobs, JobsOnThreads) and self._options.guarantee is not Guarantee.AT_MOST_ONCE:
-            self._leases.keep(batch.opened.lease)  # until its turn comes
 
     def _decided(self) -> _Batch | None:
         """The batch that may be ended now: the lowest, or one that commits nothing."""
@@ -372,7 +370,7 @@ class Coordinator:
         try:
             attempt = batch.attempts.send(ended.result)
         except StopIteration as end:
-            self._decide(batch, cast("Outcome", end.value))
+            batch.outcome = cast("Outcome", end.value)
         else:
             self._start_job(batch, attempt)
 
@@ -380,7 +378,7 @@ class Coordinator:
         """Act on a batch's outcome."""
         assert batch.outcome is not None
         if self._in_flight_max > 1:
-            batch.steps_ms["wait"] = (self._clock.monotonic_s() - batch.decided_s) * 1000
+            batch.steps_ms["wait"] = (self._clock.monotonic_s() - batch.ready_s) * 1000
         self._leases.let_go(batch.opened.lease)
         result = self._conclude(batch, batch.outcome)
         del self._in_flight[batch.opened.txid]
@@ -388,6 +386,8 @@ class Coordinator:
         result.steps_ms["total"] = (ended_s - batch.started_s) * 1000
         if isinstance(batch.outcome, Complete):
             self._tuner.learn(_sample(batch, ended_s))
+        else:
+            self._looked_at_s = None  # its messages may have come back
         self._account(result)
         self._maintain()
         return result
@@ -395,9 +395,7 @@ class Coordinator:
     def _drop_in_flight(self) -> None:
         """Cancel what runs, and forget it: the ledger and the source know of it."""
         while self._jobs.running:
-            for batch in self._in_flight.values():
-                if batch.job is not None:
-                    self._engine.cancel(batch.job)
+            self._cancel_jobs()
             if isinstance(self._jobs, JobsInTurn):
                 self._jobs.close()
                 break
@@ -406,6 +404,11 @@ class Coordinator:
             self._leases.let_go(batch.opened.lease)
         self._in_flight.clear()
         self._looked_at_s = None
+
+    def _cancel_jobs(self) -> None:
+        for batch in self._in_flight.values():
+            if batch.job is not None:
+                self._engine.cancel(batch.job)
 
     # -- one batch ---------------------------------------------------------------------------------------------------
 
@@ -434,10 +437,18 @@ class Coordinator:
             careful=attempt.careful,
         )
         batch.job = job.key
+        lease = None if self._options.guarantee is Guarantee.AT_MOST_ONCE else opened.lease
+        on_thread = isinstance(self._jobs, JobsOnThreads)
 
         def work() -> JobReport | JobDied:
-            with self._timed(batch, "job"):
-                return run_watched(self._engine, job, self._source, opened.lease, self._watch, self._clock)
+            try:
+                with self._timed(batch, "job"):
+                    return run_watched(self._engine, job, self._source, lease, self._watch, self._clock)
+            finally:
+                # By this thread: the driver's own may sit in another batch's commit for longer than the lease lasts.
+                if on_thread and lease is not None:
+                    self._leases.keep(lease)
+                batch.ready_s = self._clock.monotonic_s()
 
         self._jobs.start(opened.txid, work)
 

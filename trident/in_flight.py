@@ -24,7 +24,7 @@ class Ended:
 
     txid: int
     result: JobResult | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class Jobs(Protocol):
@@ -107,7 +107,7 @@ class JobsOnThreads:
             txid, work = todo
             try:
                 ended = Ended(txid, work())
-            except Exception as error:  # noqa: BLE001 - raised again by the thread that waits
+            except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits, which else waits for ever
                 ended = Ended(txid, error=error)
             self._ends.put(ended)
 
@@ -137,8 +137,9 @@ class JobsOnThreads:
 class WaitingLeases:
     """Extends the leases of batches whose job is done and whose turn to commit has not come.
 
-    A thread of its own, since the driver's thread may sit in a slow commit. A lease that turns out to be lost is let go:
-    the prepare step will say so, and by whose doing.
+    A thread of its own, since the driver's thread may sit in a slow commit; for the same reason it is the job's own thread
+    that hands a lease over to it. A lease that turns out to be lost is let go: the prepare step will say so, and by whose
+    doing.
     """
 
     def __init__(self, source: Source) -> None:
@@ -149,10 +150,10 @@ class WaitingLeases:
         self._thread: threading.Thread | None = None
 
     def keep(self, lease: Lease) -> None:
-        """Extend it from now on, every third of its length."""
+        """Extend it from now on, every third of its length. Any thread may call it."""
         with self._lock:
             self._leases[lease.owner] = lease
-            if self._thread is None:
+            if self._thread is None and not self._done.is_set():
                 self._thread = threading.Thread(
                     target=self._extend_all, args=(lease.seconds / 3,), name="stormproof-waiting-leases", daemon=True
                 )
@@ -165,8 +166,11 @@ class WaitingLeases:
 
     def _extend_all(self, every_s: float) -> None:
         while not self._done.wait(every_s):
-            with self._lock:
-                for owner, lease in list(self._leases.items()):
+            for owner in list(self._leases):
+                with self._lock:  # for one call, not for all: who lets go waits for it
+                    lease = self._leases.get(owner)
+                    if lease is None:
+                        continue
                     try:
                         self._source.extend(lease)
                     except Fenced:
@@ -175,7 +179,10 @@ class WaitingLeases:
                         continue  # the next turn tries again; the lease may lapse meanwhile, which prepare finds out
 
     def close(self) -> None:
-        """End the thread."""
-        self._done.set()
-        if self._thread is not None:
-            self._thread.join()
+        """End the thread, for good."""
+        with self._lock:
+            self._done.set()
+            thread, self._thread = self._thread, None
+            self._leases.clear()
+        if thread is not None:
+            thread.join()

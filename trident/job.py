@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stormproof.core.attempts import JobDied
@@ -12,22 +12,28 @@ from stormproof.core.errors import JobFailed, TransientError
 from stormproof.core.message import storable_text
 from stormproof.core.pulse import job_folder, suspects
 from stormproof.core.source.protocol import Lease, Source
-from stormproof.trident.lease_keeper import LeaseKeeper
+from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """How a job is watched: see `LeaseKeeper`. `pulse_root` is the folder in which each job gets one of its own."""
+    """How the jobs of one driver are watched: see `LeaseKeeper`.
+
+    `pulse_root` is the folder in which each job gets one of its own.
+    """
 
     message_timeout_s: float = 30.0
     start_timeout_s: float = 300.0
     pulse_root: Path | None = None
+    moves: LastMove = field(default_factory=LastMove)
 
 
 def run_watched(
-    engine: Engine, job: Job, source: Source, lease: Lease, watch: Watch, clock: Clock
+    engine: Engine, job: Job, source: Source, lease: Lease | None, watch: Watch, clock: Clock
 ) -> JobReport | JobDied:
     """Run a job while its lease is kept; how it died, and with which messages in hand, where it ends without a report.
+
+    `lease` is None where there is none to keep: its messages were confirmed before.
 
     Raises:
         TransientError: the lease ran out, or no task of the job ever ran: no message is to blame.
@@ -41,6 +47,7 @@ def run_watched(
             start_timeout_s=watch.start_timeout_s,
             pulse=folder,
             clock=clock,
+            moves=watch.moves,
         )
         where = f"txid {job.txid} of topology {job.plan.topology!r}"
         try:

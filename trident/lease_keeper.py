@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,18 @@ from stormproof.core.source.protocol import Lease, Source
 log = logging.getLogger("stormproof.lease")
 
 LOOK_EVERY_S = 1.0
+CANCEL_AGAIN_S = 0.5
+"""A job that was just starting may have missed the first cancel."""
+
 PAUSED_S = 5.0
 """The driver itself stood still for so long between two looks: what it did not see move may have moved."""
+
+
+class LastMove:
+    """When any job of one driver was last seen to move: jobs that wait for room behind it are not stalled."""
+
+    def __init__(self) -> None:
+        self.at_s = -math.inf
 
 
 class LeaseKeeper:
@@ -29,11 +40,13 @@ class LeaseKeeper:
     has moved for `message_timeout_s` hangs: it is cancelled, and `timed_out` says so. A live job may take as long as it
     needs. While no task runs (Spark is starting, a stage ends and the next has not begun), and while the source's store
     does not answer, nobody hangs: then `start_timeout_s` is the bound, and `stalled` says that no message is to blame.
+    A job of which no task runs may wait for room behind another that `moves` knows: its time counts from that one's move.
 
     Without `pulse` nothing shows whether the job moves: it may take `message_timeout_s` in all.
 
     When the lease turns out not to be ours any more, the job is cancelled, too (`lapsed`). A store that does not answer
-    is tried again at the next turn, until the lease lapses: the prepare step will then say so.
+    is tried again at the next turn, until the lease lapses: the prepare step will then say so. `lease` is None where there
+    is none to keep: under at-most-once the messages were confirmed when they were opened.
 
     *Not guaranteed*: a task that hangs while others move is noticed only when those are done.
     """
@@ -41,13 +54,14 @@ class LeaseKeeper:
     def __init__(
         self,
         source: Source,
-        lease: Lease,
+        lease: Lease | None,
         cancel: Callable[[], None],
         message_timeout_s: float,
         *,
         start_timeout_s: float = 300.0,
         pulse: Path | None = None,
         clock: Clock | None = None,
+        moves: LastMove | None = None,
     ) -> None:
         self._source = source
         self._lease = lease
@@ -56,6 +70,7 @@ class LeaseKeeper:
         self._start_timeout_s = max(start_timeout_s, message_timeout_s)
         self._pulse = pulse
         self._clock: Clock = clock or SystemClock()
+        self._moves = moves or LastMove()
         self._seen = Progress()
         self._moved_at_s = self._looked_at_s = self._extended_at_s = self._clock.monotonic_s()
         self._store_away = False
@@ -76,11 +91,17 @@ class LeaseKeeper:
         self._thread.join()
 
     def _keep(self) -> None:
-        every_s = min(LOOK_EVERY_S, self._lease.seconds / 3, self._message_timeout_s / 4)
+        every_s = min(LOOK_EVERY_S, self._message_timeout_s / 4)
+        if self._lease is not None:
+            every_s = min(every_s, self._lease.seconds / 3)
         while not self._done.wait(every_s):
             if not self.look():
-                self._cancel()
-                return
+                break
+        else:
+            return
+        self._cancel()
+        while not self._done.wait(CANCEL_AGAIN_S):
+            self._cancel()
 
     def look(self) -> bool:
         """One look at the job and the lease, which the keeper's thread takes at least once a second.
@@ -89,14 +110,17 @@ class LeaseKeeper:
         """
         now_s = self._clock.monotonic_s()
         if self._pulse is not None and (self._has_moved() or now_s - self._looked_at_s >= PAUSED_S):
-            self._moved_at_s = now_s
+            self._moved_at_s = self._moves.at_s = now_s
         self._looked_at_s = now_s
-        quiet_s = now_s - self._moved_at_s
-        nobodys_fault = self._store_away or (self._pulse is not None and self._seen.running == 0)
+        waits = self._pulse is not None and self._seen.running == 0
+        quiet_s = now_s - (max(self._moved_at_s, self._moves.at_s) if waits else self._moved_at_s)
+        nobodys_fault = self._store_away or waits
         if quiet_s >= (self._start_timeout_s if nobodys_fault else self._message_timeout_s):
             self.stalled, self.timed_out = nobodys_fault, not nobodys_fault
             return False
-        return now_s - self._extended_at_s < self._lease.seconds / 3 or self._extend(now_s)
+        if self._lease is None or now_s - self._extended_at_s < self._lease.seconds / 3:
+            return True
+        return self._extend(self._lease, now_s)
 
     def _has_moved(self) -> bool:
         if self._pulse is None:
@@ -104,18 +128,18 @@ class LeaseKeeper:
         try:
             before, self._seen = self._seen, progress(self._pulse)
         except OSError as error:
-            log.warning("the progress of %s could not be read: %s", self._lease.owner, error)
+            log.warning("the progress in %s could not be read: %s", self._pulse, error)
             before, self._seen = self._seen, Progress()  # as if no task ran: who cannot see blames nobody
         return self._seen != before
 
-    def _extend(self, now_s: float) -> bool:
+    def _extend(self, lease: Lease, now_s: float) -> bool:
         try:
-            self._source.extend(self._lease)
+            self._source.extend(lease)
         except Fenced:
             self.lapsed = True
             return False
         except TransientError as error:
-            log.warning("lease of %s could not be extended: %s", self._lease.owner, error)
+            log.warning("lease of %s could not be extended: %s", lease.owner, error)
             self._store_away = True
             return True
         if self._store_away:  # what waited for it goes on now

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import logging
 import os
 import pickle
 import re
@@ -36,6 +37,8 @@ from stormproof.core.errors import JobFailed, Json, SettingsError, StormproofErr
 from stormproof.core.message import storable_text
 from stormproof.core.stage import StageJob, run_task, stage_jobs
 from stormproof.core.wire import WIRE_DDL, WIRE_SCHEMA, job_report
+
+log = logging.getLogger("stormproof.spark")
 
 REQUIRED: Final = {
     # User code need not be deterministic, and Spark believes that it is: a repeated map task with another output is
@@ -212,7 +215,10 @@ class SparkEngine:
             if running is None:
                 return
             running.cancelled = True
-            self._session.sparkContext.cancelJobsWithTag(running.tag)
+            try:
+                self._session.sparkContext.cancelJobsWithTag(running.tag)
+            except (Py4JError, OSError) as error:  # the JVM is gone, and its jobs with it: their `run` says so
+                log.warning("a job could not be cancelled: %s", _short(str(error)))
 
     def close(self) -> None:
         """Nothing to let go: the session is not the engine's own."""

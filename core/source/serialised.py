@@ -48,9 +48,8 @@ class SerialisedSource:
             return self._source.serves(guarantee)
 
     def shown_id(self, message: int, origin: int) -> str:
-        """See `Source.shown_id`."""
-        with self._lock:
-            return self._source.shown_id(message, origin)
+        """See `Source.shown_id`. It touches no store, and is called within transactions that a guarded call may wait for."""
+        return self._source.shown_id(message, origin)
 
     def bind(self, database: Database) -> None:
         """See `Source.bind`."""

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -70,8 +71,9 @@ class World:
         pulse_root: Path | None = None,
         jobs: Jobs | None = None,
         on_batch: Callable[[BatchResult], None] | None = None,
+        **more: Any,
     ) -> RunStatistics:
-        """One driver's life, until nothing is left or it dies."""
+        """One driver's life, until nothing is left or it dies. `more` are further `RunOptions`."""
         plan = compile_topology(self.topology, guarantee)
         options = RunOptions(
             guarantee=guarantee,
@@ -82,6 +84,7 @@ class World:
             message_timeout_s=message_timeout_s,
             pulse_root=pulse_root,
             max_batches_in_flight=self.in_flight,
+            **more,
         )
         with attached(plan, self.source, self.ledger) as (run, sessions):
             coordinator = Coordinator(

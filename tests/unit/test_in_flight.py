@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -14,12 +15,14 @@ from support.memory_run import World
 from stormproof.core.clock import ManualClock, SystemClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Job, JobReport
-from stormproof.core.errors import Fenced, JobFailed, StoreUnavailable
-from stormproof.core.failpoint import armed
+from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, StoreUnavailable
+from stormproof.core.failpoint import armed, watched
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.memory import MemorySource
+from stormproof.core.pulse import Pulse
+from stormproof.core.source.memory import MemorySliceReader, MemorySource
 from stormproof.core.source.protocol import Lease, Limit
-from stormproof.trident.in_flight import JobsInTurn, JobsOnThreads, WaitingLeases
+from stormproof.trident.in_flight import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases
+from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
 from stormproof.trident.statistics import BatchResult
 
 WAIT_S = 20.0
@@ -248,3 +251,207 @@ def test_the_limit_of_a_batch_holds_for_each(tmp_path: Path) -> None:
     assert Limit(w.batch_messages).messages == 2
     w.run(jobs=JobsOnThreads(4), on_batch=results.append)
     assert max(r.messages for r in results) == 2
+
+
+class Waited(JobsOnThreads):
+    """Says when a job's thread is done with it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.done = threading.Semaphore(0)
+
+    def start(self, txid: int, work: Callable[[], JobResult]) -> None:
+        def watched_work() -> JobResult:
+            try:
+                return work()
+            finally:
+                self.done.release()
+
+        super().start(txid, watched_work)
+
+
+def in_first_commit(do: Callable[[], None]) -> Callable[[str], None]:
+    """Called by failpoints: does something while the first batch commits."""
+    times = iter(range(10**9))
+
+    def watcher(name: str) -> None:
+        if name == "commit.before_sink" and next(times) == 0:
+            do()
+
+    return watcher
+
+
+def test_a_lease_is_kept_while_the_driver_sits_in_another_batchs_commit(tmp_path: Path) -> None:
+    w, extended, seen = world(tmp_path, 8), set[str](), threading.Semaphore(0)
+    extend = w.source.extend
+
+    def telling(lease: Lease) -> None:
+        if threading.current_thread().name == "stormproof-waiting-leases":
+            extended.add(lease.owner)
+            seen.release()
+        extend(lease)
+
+    w.source.extend = telling  # type: ignore[method-assign]
+
+    def until_all_were_extended() -> None:
+        while not {f"life0/{txid}" for txid in (2, 3, 4)} <= extended:
+            assert seen.acquire(timeout=WAIT_S), f"only {extended} are kept during the commit"
+
+    with watched(in_first_commit(until_all_were_extended)):
+        w.run(jobs=JobsOnThreads(4), lease_s=0.3)
+    assert w.counts()["common"] == 8
+
+
+def test_wait_counts_from_the_end_of_the_job(tmp_path: Path) -> None:
+    clock, jobs, results = ManualClock(), Waited(2), list[BatchResult]()
+    w = World([b"a x", b"b x"], tmp_path, in_flight=2, batch_messages=1, clock=clock)
+
+    def until_both_are_done() -> None:
+        for _ in range(2):
+            assert jobs.done.acquire(timeout=WAIT_S)
+        clock.advance(10)
+
+    with watched(in_first_commit(until_both_are_done)):
+        w.run(jobs=jobs, on_batch=results.append)
+    assert results[0].steps_ms["wait"] == 0
+    assert results[1].steps_ms["wait"] == 10_000
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_at_most_once_has_no_lease_to_keep(tmp_path: Path, in_flight: int) -> None:
+    """Its messages are confirmed: who extended the lease would take it for lost, and cancel a job that takes long."""
+    looks, extended = threading.Semaphore(0), list[str]()
+
+    class Clock(SystemClock):
+        def monotonic_s(self) -> float:
+            if threading.current_thread().name == "stormproof-lease":
+                looks.release()
+            return super().monotonic_s()
+
+    def wait_for_looks(job: Job) -> None:
+        del job
+        for _ in range(2):
+            assert looks.acquire(timeout=WAIT_S)
+
+    w = World([b"a x", b"b x"], tmp_path, in_flight=in_flight, batch_messages=1, clock=Clock())
+    w.source.extend = lambda lease: extended.append(lease.owner)  # type: ignore[method-assign]
+    jobs = JobsOnThreads(4) if in_flight > 1 else JobsInTurn()
+    w.run(Guarantee.AT_MOST_ONCE, engine=Engine(wait_for_looks), jobs=jobs, lease_s=0.01, message_timeout_s=0.2)
+    assert not extended
+
+
+def ids_of(job: Job) -> set[int]:
+    return {id_ for reader in job.readers if isinstance(reader, MemorySliceReader) for id_ in reader.ids}
+
+
+class Lying(InlineEngine):
+    """Reports of some jobs do not add up."""
+
+    def __init__(self, lies: Callable[[Job], bool]) -> None:
+        super().__init__()
+        self.ran: Counter[int] = Counter()
+        self._lies = lies
+
+    def run(self, job: Job) -> JobReport:
+        self.ran[job.txid] += 1
+        report = super().run(job)
+        return replace(report, ack_xor=report.ack_xor ^ 1) if self._lies(job) else report
+
+
+def test_verdicts_that_go_wrong_side_by_side_are_one_cause_and_each_batch_is_tried_again(tmp_path: Path) -> None:
+    w, engine = world(tmp_path), Lying(lambda job: job.attempt == 1 and job.txid < 5)
+    statistics = w.run(engine=engine, jobs=JobsInTurn())
+    assert engine.ran == Counter({1: 2, 2: 2, 3: 2, 4: 2, 5: 1, 6: 1})
+    assert statistics.failed == 0
+    assert w.counts()["common"] == 12
+
+
+def test_a_message_that_never_adds_up_stops_the_run_though_others_do_beside_it(tmp_path: Path) -> None:
+    w, engine = world(tmp_path, 40), Lying(lambda job: 3 in ids_of(job))
+    with pytest.raises(BatchUnverified, match="attempt 3 does not add up"):
+        w.run(engine=engine, jobs=JobsOnThreads(4))
+    assert w.counts()["m3"] == 0
+    assert sum(engine.ran.values()) < 20
+
+
+def test_an_exit_inside_a_job_ends_the_run_instead_of_leaving_it_to_wait_for_ever(tmp_path: Path) -> None:
+    def leave(job: Job) -> None:
+        if job.txid == 2:
+            raise SystemExit(7)
+
+    with pytest.raises(SystemExit):
+        world(tmp_path).run(engine=Engine(leave), jobs=JobsOnThreads(4))
+
+
+def test_an_interrupt_cancels_the_jobs_and_does_not_wait_for_them(tmp_path: Path) -> None:
+    started, go_on, cancelled = threading.Event(), threading.Event(), set[int]()
+
+    class Stubborn(InlineEngine):
+        def run(self, job: Job) -> JobReport:
+            if job.txid == 2:
+                started.set()
+                assert go_on.wait(WAIT_S)
+            return super().run(job)
+
+        def cancel(self, key: tuple[str, int, int]) -> None:
+            cancelled.add(key[1])
+
+    def interrupt() -> None:
+        assert started.wait(WAIT_S)
+        raise KeyboardInterrupt
+
+    w = world(tmp_path, 4)
+    with pytest.raises(KeyboardInterrupt), watched(in_first_commit(interrupt)):
+        w.run(engine=Stubborn(), jobs=JobsOnThreads(4))
+    go_on.set()
+    assert 2 in cancelled
+    w.run(jobs=JobsOnThreads(4))
+    assert w.counts()["common"] == 4
+
+
+def test_a_job_that_waits_behind_a_live_one_is_not_stalled_and_is_where_nothing_moves(tmp_path: Path) -> None:
+    clock, moves = ManualClock(), LastMove()
+    mine, ahead = tmp_path / "mine", tmp_path / "ahead"
+    lease = Lease("a", 1, 1e9)
+    keepers = {
+        folder: LeaseKeeper(
+            Leases(), lease, lambda: None, 10, start_timeout_s=20, pulse=folder, clock=clock, moves=moves
+        )
+        for folder in (mine, ahead)
+    }
+    for folder in keepers:
+        folder.mkdir()
+    with Pulse(ahead, 0, 0, careful=False) as pulse:
+        for _ in range(20):
+            pulse.beat()
+            pulse.publish()
+            assert keepers[ahead].look()
+            assert keepers[mine].look()
+            clock.advance(4)
+    assert keepers[ahead].look()
+    for _ in range(5):
+        assert keepers[mine].look()
+        clock.advance(4)
+    assert not keepers[mine].look()
+    assert keepers[mine].stalled
+
+
+def test_a_cancel_that_comes_too_early_is_repeated() -> None:
+    cancelled = threading.Semaphore(0)
+    keeper = LeaseKeeper(Leases(), None, cancelled.release, 0.01)
+    with keeper:
+        for _ in range(2):
+            assert cancelled.acquire(timeout=WAIT_S)
+    assert keeper.timed_out
+
+
+def test_many_batches_leave_nothing_behind(tmp_path: Path) -> None:
+    before = threading.active_count()
+    jobs = JobsOnThreads(4)
+    w = World([b"x"] * 60, tmp_path, in_flight=4, batch_messages=1, clock=SystemClock())
+    w.run(jobs=jobs)
+    assert w.counts() == Counter({"x": 60})
+    for thread in threading.enumerate():
+        if thread.name.startswith("stormproof-"):
+            thread.join(WAIT_S)
+    assert threading.active_count() <= before
