@@ -20,7 +20,8 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest.register_assert_rewrite("stormproof.testing.sources", "stormproof.testing.states")  # else a case that fails shows no values
+# Else a case that fails shows no values.
+pytest.register_assert_rewrite("stormproof.testing.sources", "stormproof.testing.states")
 
 _SEED = pytest.StashKey[int]()
 _numbers = itertools.count(1)
