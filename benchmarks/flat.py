@@ -37,12 +37,12 @@ def words(bench: Workbench, queue: PostgresQueue) -> Topology:
 
 def live_through(bench: Workbench, topology: Topology, queue: PostgresQueue, txids: int) -> None:
     """Have the topology commit so many batches of one message each."""
-    queue.put([b"a word"] * txids)
     options = RunOptions(guarantee=Guarantee.EXACTLY_ONCE, limit=Limit(1, LIMIT_BYTES), until_idle=True)
     with (
         closing(InlineEngine(1)) as engine,
         driver(topology, settings=bench.settings, engine=engine, options=options, until_idle=True) as coordinator,
     ):
+        queue.put([b"a word"] * txids)  # now that its tables are there
         done = coordinator.run().batches
     if done != txids:
         raise RuntimeError(f"{done} batches, not {txids}")
@@ -83,9 +83,9 @@ def seconds_with_backlog(bench: Workbench, messages: int) -> Generator[Callable[
     """Seconds of one batch, with so many messages in the queue before it; what is taken is put again."""
     payloads = [line.encode() for line in sentences(BACKLOG_BATCH).to_pylist()]
     queue = PostgresQueue(bench.unused("queue"), "line string", database=bench.database)
-    for _ in range(max(1, messages // PUT_AT_ONCE)):
-        queue.put(payloads * (min(messages, PUT_AT_ONCE) // BACKLOG_BATCH))
     with bench.stepping(words(bench, queue), Guarantee.EXACTLY_ONCE, BACKLOG_BATCH) as stepper:
+        for _ in range(max(1, messages // PUT_AT_ONCE)):
+            queue.put(payloads * (min(messages, PUT_AT_ONCE) // BACKLOG_BATCH))
 
         def run() -> float:
             seconds = stepper.seconds()
