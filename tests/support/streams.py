@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ class StandInQuery:
             if not file.exists():
                 return
             (self.checkpoint / "offsets" / str(batch)).write_text(file.name)
-            yield batch, Handout(query, lambda file=file: _read(file))
+            yield batch, Handout(query, partial(_read, file))
             (self.checkpoint / "commits" / str(batch)).write_text("")
 
 
