@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support.blows import Action
 from support.chain import Chain, ordeals, shuffled
 from support.races import races
-from support.rounds import Rounds, stand_on
+from support.rounds import ROUNDS_PER_TOPOLOGY, Rounds, stand_on
 from support.spark_driver import TIMEOUT_S, SparkDriver
 
 from stormproof.core.postgres.embedded import EmbeddedPostgres
@@ -65,7 +65,8 @@ def random_rounds(server: EmbeddedPostgres, seed: int, first: int, number: int) 
     last = first + number - 1
     for n, line in rounds.run(first, last):
         yield f"round {n}/{last}: {line}"
-    yield f"{number} rounds exact, at {len(rounds.reached)} failpoints; {shown(rounds.tally)}"
+        if n == last or n % ROUNDS_PER_TOPOLOGY == 0:
+            yield f"so far: at {len(rounds.reached)} failpoints; {shown(rounds.tally)}"
 
 
 def shown(tally: Counter[str]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from support import random_code
 from support.blows import Action
-from support.chain import Chain, one_way_each, ordeals, shuffled
+from support.chain import Chain, one_way_each, ordeal, ordeals, shuffled
 from support.races import races
 from support.rounds import Rounds, stand_on
 
@@ -53,6 +53,13 @@ def test_a_misfortune_at_every_failpoint(postgres: EmbeddedPostgres, in_flight: 
         stand.cell = replace(stand.cell, in_flight=in_flight, batch_messages=5 if in_flight == 1 else 2)
         for line in Chain(stand).run(shuffled(cells, random.Random(seed))):
             print(line)
+
+
+def test_a_first_driver_that_dies_before_it_reads_leaves_nothing_that_the_audit_cannot_tell(
+    postgres: EmbeddedPostgres,
+) -> None:
+    with stand_on(postgres, "first", proxied=False) as stand:
+        print(Chain(stand).undergo(ordeal(FAILPOINTS["start.after_epoch"], Action.KILL)))
 
 
 def test_random_rounds_of_several_misfortunes_at_once(server: EmbeddedPostgres, seed: int) -> None:

@@ -23,7 +23,6 @@ from stormproof.core.postgres.database import Database
 pytestmark = pytest.mark.postgres
 
 MESSAGES = 9
-ROUNDS = 5
 TAKE_OVER_MAX_S = 15
 """Far above what a take-over with all of its batches takes, far below any lock's or lease's time-out that it may meet."""
 
@@ -54,19 +53,6 @@ def test_a_driver_that_stands_still_is_taken_over_from_and_does_no_harm(cell: Ce
         assert ended(zombie, point) == FENCED
     require_exact(cell, expected(messages(MESSAGES)))
     assert took_s < TAKE_OVER_MAX_S
-
-
-def test_of_two_drivers_at_one_instant_one_wins_and_the_other_is_fenced(cell: Cell) -> None:
-    payloads = messages(MESSAGES)
-    for number in range(ROUNDS):
-        with paused_driver(cell, "start.before_epoch") as one, paused_driver(cell, "start.before_epoch") as other:
-            resume(one)
-            resume(other)
-            codes = sorted((ended(one, "the one"), ended(other, "the other")))
-        assert codes == [0, FENCED]
-        require_exact(cell, expected(payloads))
-        payloads.append(f"round {number}".encode())
-        put(cell.database, cell.queue, payloads[-1:])
 
 
 @pytest.mark.parametrize("point", ["run.after", "delta.after_check", "postgres.after_rows"])

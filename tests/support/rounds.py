@@ -81,12 +81,18 @@ class Rounds:
             with stand_on(self.server, f"rounds_{number}") as stand:
                 made = Chain(stand)
                 for n in range(number, end + 1):
-                    yield n, self._round(made, n)
-                self.tally += stand.tally
-                self.reached += stand.reached
-                assert stand.proxy is not None
-                self.tally["commits lost"] += stand.proxy.lost
+                    line = self._round(made, n)
+                    self._add_up(stand)
+                    yield n, line
             number = end + 1
+
+    def _add_up(self, stand: Stand) -> None:
+        assert stand.proxy is not None
+        self.tally["commits lost"] += stand.proxy.lost
+        stand.proxy.lost = 0
+        for total, part in ((self.tally, stand.tally), (self.reached, stand.reached)):
+            total.update(part)
+            part.clear()
 
     def _round(self, made: Chain, number: int) -> str:
         rng = random.Random(f"{self.seed}/{number}")

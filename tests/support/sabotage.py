@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
 import sqlalchemy as sa
@@ -13,11 +14,13 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.postgres_queue import slices
 from stormproof.core.source.postgres_queue.slices import Position, Subscriber
 from stormproof.core.source.protocol import Resolution
+from stormproof.sinks import staging
 from stormproof.sinks.delta import session as delta
+from stormproof.sinks.delta import sink as delta_sink
 from stormproof.sinks.postgres import session as postgres
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.protocol import CommitOutcome, Decision, Held, PreparedTransaction, SinkIdentity, SinkSession
-from stormproof.trident import recovery
+from stormproof.trident import recovery, run
 from stormproof.trident.ledger.ledger import Ledger, Tx
 from stormproof.trident.ledger.rows import Run, SinkWork, Txn
 from stormproof.trident.steps import Steps
@@ -140,3 +143,34 @@ def _decide(value: Callable[[SinkIdentity, PreparedTransaction, Held | None], De
 def _replace(owner: object, name: str, value: object) -> None:
     assert hasattr(owner, name), f"{owner} has no {name} to break"
     setattr(owner, name, value)
+
+
+# What a power loss takes
+
+
+def no_sync() -> None:
+    """Nothing that is written to a folder is synced."""
+    prepared_bytes_not_synced()
+    _replace(staging, "_sync", lambda *_: None)
+
+
+def prepared_bytes_not_synced() -> None:
+    """A task's files have their names on the disk, and no bytes."""
+    _replace(staging._HashingFile, "sync", lambda _: None)  # pyright: ignore[reportPrivateUsage]
+
+
+def folders_not_synced() -> None:
+    """New folders are not synced into those above them."""
+    _replace(staging, "make_folder", lambda path: Path(path).mkdir(parents=True, exist_ok=True))
+    for module in (delta_sink, run):
+        _replace(module, "settle_folder", staging.make_folder)
+
+
+def delta_commit_not_synced() -> None:
+    """Nobody syncs a Delta commit's log entry and files."""
+    _replace(delta.DeltaSession, "_sync_version", lambda *_: None)
+
+
+def frequent_checkpoints() -> None:
+    """No harm: new Delta tables get a checkpoint with every second version."""
+    _replace(delta_sink, "CHECKPOINT_INTERVAL", 2)
