@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stormproof.core.errors import CannotTell, Json, PositionMismatch
 from stormproof.core.postgres.database import Database
@@ -156,6 +156,22 @@ class SinkSession(Protocol):
 
     def close(self) -> None:
         """Let connections go."""
+        ...
+
+
+@runtime_checkable
+class RestoresLost(Protocol):
+    """A sink session that can take back a commit of which a power loss took files."""
+
+    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
+        """Bring the table back to what it was before this transaction, if it holds it and its files are lost.
+
+        The prepared files are what it is committed from again: they are checked first. Says what was lost and done; None
+        where nothing of it is lost.
+
+        Raises:
+            SinkRefused: prepared files are missing, or later versions would be lost with it; nothing was changed.
+        """
         ...
 
 

@@ -97,6 +97,21 @@ def make_folder(path: str | Path) -> None:
         sync_folder(made.parent)
 
 
+def settle_folder(path: str | Path) -> None:
+    """Make a folder, and sync every folder on the way to it, as far as they may be opened.
+
+    A folder that is there may owe its name to somebody who was killed before syncing it: everything below would be lost
+    with the name.
+    """
+    folder = Path(path)
+    make_folder(folder)
+    for parent in folder.absolute().parents:
+        try:
+            sync_folder(parent)
+        except PermissionError:
+            return  # not ours, so it is older than we are
+
+
 class _HashingFile:
     """A new file that pyarrow writes into; hashes and counts what passes.
 
@@ -309,7 +324,7 @@ class ParquetTaskWriter:
         if not self._pending:
             return
         if self._parquet is None:
-            Path(self._directory).mkdir(parents=True, exist_ok=True)
+            make_folder(self._directory)
             self._name = prepared_name(self._context)
             self._file = _HashingFile(os.path.join(self._directory, self._name))
             self._parquet = pq.ParquetWriter(

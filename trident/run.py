@@ -26,6 +26,7 @@ from stormproof.core.source.protocol import Limit, Source
 from stormproof.core.topology import TopologyGraph, as_guarantee
 from stormproof.migrations import migrate, state
 from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
+from stormproof.sinks.staging import settle_folder
 from stormproof.trident.audit.inspect import describe_sink
 from stormproof.trident.coordinator import Coordinator, RunOptions, outlasting_outages
 from stormproof.trident.ledger.graph import graph_of
@@ -223,6 +224,8 @@ def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: Ex
             if not ledger.knows_sink(tx, sink.name):
                 ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
             folder: str | None = getattr(session.writer(), "directory", None)  # where it stages files, if it does
+            if folder is not None:
+                settle_folder(folder)
             description = describe_sink(sink, plan.sinks[sink.name], files=folder)
             ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
     return sessions

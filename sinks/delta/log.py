@@ -19,6 +19,11 @@ EPOCH: Final = "stormproof.epoch"
 CHECKED: Final = "stormproof.checked"
 """Keys of the commit's own metadata; Delta keeps them beside `operation` in `commitInfo`."""
 
+UNDOES: Final = "stormproof.undoes"
+UNDONE_VERSION: Final = "stormproof.undone.version"
+UNDONE_HOLDS: Final = "stormproof.undone.holds"
+"""Keys of a RESTORE of our own: whose commit in which version it takes back, and which txid is the last one then."""
+
 
 @dataclass(frozen=True, slots=True)
 class OurCommit:
@@ -30,6 +35,14 @@ class OurCommit:
     rows: int
     epoch: int
     checked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """A RESTORE of our own takes a commit back whose files were lost; `holds` is the last txid from then on."""
+
+    version: int
+    holds: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +82,20 @@ class LogEntry:
             checked=self.info.get(CHECKED) != "false",
         )
 
+    def undo(self, application: str) -> Undo | None:
+        """Which commit of this application it takes back, where it is a RESTORE of our own."""
+        if self.info.get(UNDOES) != application:
+            return None
+        holds = str(self.info.get(UNDONE_HOLDS, ""))
+        return Undo(int(self.info[UNDONE_VERSION]), int(holds) if holds else None)
+
     @property
     def restored_to(self) -> int | None:
-        """The version that a RESTORE went back to; -1 where it names a time instead; None for all else."""
-        if self.operation != "RESTORE":
+        """The version that a RESTORE went back to; -1 where it names a time instead; None for all else.
+
+        One of our own takes back a single commit, by name: see `undo`.
+        """
+        if self.operation != "RESTORE" or UNDOES in self.info:
             return None
         target = str((self.info.get("operationParameters") or {}).get("version", ""))
         return int(target) if target.isdigit() else -1
@@ -88,6 +111,12 @@ def commit_metadata(application: str, transaction: PreparedTransaction, epoch: i
         EPOCH: str(epoch),
         CHECKED: "true" if checked else "false",
     }
+
+
+def undo_metadata(application: str, undo: Undo) -> dict[str, str]:
+    """What a RESTORE of our own says of itself."""
+    holds = "" if undo.holds is None else str(undo.holds)
+    return {UNDOES: application, UNDONE_VERSION: str(undo.version), UNDONE_HOLDS: holds}
 
 
 class Reach:
@@ -130,6 +159,15 @@ class DeltaLog:
         """The versions whose entries are still there, in order."""
         names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
         return sorted(int(n[:20]) for n in names if len(n) == 25 and n.endswith(".json") and n[:20].isdigit())
+
+    def checkpoint_path(self, version: int) -> str:
+        """The file of a checkpoint that is one file."""
+        return os.path.join(self.folder, f"{version:020}.checkpoint.parquet")
+
+    def checkpoints(self) -> frozenset[int]:
+        """The versions that have such a checkpoint."""
+        names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
+        return frozenset(int(n[:20]) for n in names if n[20:] == ".checkpoint.parquet" and n[:20].isdigit())
 
     def information(self, version: int) -> LogEntry | None:
         """The commit's information alone; None where retention has removed the entry."""

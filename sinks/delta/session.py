@@ -9,15 +9,26 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.delta.log import APPLICATION, DeltaLog, LogEntry, OurCommit, Reach, commit_metadata
+from stormproof.sinks.delta.folds import fold_expression, quoted
+from stormproof.sinks.delta.log import (
+    APPLICATION,
+    DeltaLog,
+    LogEntry,
+    OurCommit,
+    Reach,
+    Undo,
+    commit_metadata,
+    undo_metadata,
+)
 from stormproof.sinks.delta.table import column_limits, require_table
+from stormproof.sinks.delta.torn import put_torn_aside
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.protocol import (
     CommitOutcome,
@@ -44,6 +55,10 @@ COMMIT_RETRIES_MAX: Final = 15
 
 MERGE_ROWS_IN_MEMORY_MAX: Final = 1_000_000
 """A larger fold is streamed from its files, without pruning the table's files by the range of its keys."""
+
+
+HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+"""Old log entries go only when the checkpoint that stands for them is synced, which is ours to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +137,7 @@ class DeltaSession:
             and decide(self._identity, transaction, None if position is None else position.held) is Decision.SKIP
         ):
             self._require_live(position)
-            self._sync(position.commit if position is not None else None)
+            self._sync(position.commit if position is not None else None, after=None)
             return CommitOutcome.ALREADY_HELD
         if position is not None and position.commit is not None and position.commit.epoch > self._epoch:
             raise Fenced(
@@ -143,7 +158,9 @@ class DeltaSession:
         commit = self._find(transaction, after=read_version)
         if commit is None:
             raise self._refusal(problem, where) from problem
-        self._sync(commit)
+        known = read_version if position is None or position.commit is None else position.commit.version
+        self._sync(commit, after=min(known, commit.version - 1))
+        self._clean(commit)
         failpoint("delta.after_sync")
         return CommitOutcome.APPLIED
 
@@ -165,9 +182,10 @@ class DeltaSession:
         problems: list[str] = []
         reach = Reach()
         restored = {entry.version: reach.taken_back_by(entry) for entry in reversed(log)}
+        undone = {undo.version for entry in log if (undo := entry.undo(self._application)) is not None}
         for i, entry in enumerate(log):
             ours = entry.ours(self._application)
-            if ours is None or ours.txid < first or (last is not None and ours.txid > last):
+            if ours is None or entry.version in undone or ours.txid < first or (last is not None and ours.txid > last):
                 continue
             if found.pop(ours.txid, None) is not None and ours.checked:
                 problems.append(f"txid {ours.txid} was committed again in version {ours.version}")
@@ -182,9 +200,47 @@ class DeltaSession:
         return EvidenceReport(
             table_id=str(table.metadata().id),
             entries=tuple(found.values()),
-            last_txid=guard,
+            last_txid=self._last_txid(log, guard),
             truncated=bool(versions) and versions[0] > 0,
             problems=tuple(problems),
+        )
+
+    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
+        """Take a fold back whose commit is the table's newest version and whose files were lost; see the protocol."""
+        where = f"{self._where}, txid {transaction.txid}"
+        if not self._input.is_fold:
+            return None  # its files are the prepared ones: they must be put back
+        put_torn_aside(self._log, where)
+        table = self._load()
+        position = self._position(table, same_table=True)
+        if position is None or position.commit is None or position.held != Held(transaction.txid, transaction.digest):
+            return None
+        lost = self._lost_of(position.commit)
+        if not lost:
+            return None
+        version, newest = position.commit.version, table.version()
+        if version != newest:
+            raise SinkRefused(
+                f"{where}: version {version} lost {lost[0]}, and versions up to {newest} came after it: they would be taken "
+                f"back, too. Put the file back, or RESTORE the table to version {version - 1} and write the later "
+                "versions' rows again; then retry",
+                problem="file lost",
+                files=list(lost),
+            )
+        self._require_prepared(table, transaction, where)
+        undo = Undo(version, transaction.previous)
+        try:
+            table.restore(
+                version - 1,
+                commit_properties=CommitProperties(custom_metadata=undo_metadata(self._application, undo)),
+                post_commithook_properties=HOOKS,
+            )
+        except (DeltaError, OSError, ValueError) as error:
+            raise SinkRefused(f"{where}: version {version - 1} cannot be restored: {error}") from error
+        self._sync_version(self._load().version())
+        return (
+            f"version {version} had lost {'; '.join(lost[:5])}; the table is as in version {version - 1} again, and the "
+            "batch is merged from its prepared files"
         )
 
     def close(self) -> None:
@@ -230,10 +286,18 @@ class DeltaSession:
         if txid is None:
             return None
         reach = Reach()
+        undone: Undo | None = None
         for entry in self._log.back_from(table.version()):
+            undo = entry.undo(self._application)
+            if undo is not None and undone is None:
+                # The identifier still names what was taken back.
+                undone = undo
+                if undo.holds is None:
+                    return None
+                txid = undo.holds
             restored = reach.taken_back_by(entry)
             ours = entry.ours(self._application)
-            if ours is not None and ours.txid == txid:
+            if ours is not None and ours.txid == txid and (undone is None or ours.version < undone.version):
                 if same_table and restored is not None:
                     raise PositionMismatch(
                         f"{self._where}: version {restored} restored the table to before version {ours.version}, "
@@ -291,12 +355,13 @@ class DeltaSession:
                 "append",
                 table.schema(),
                 commit_properties=properties,
+                post_commithook_properties=HOOKS,
             )
             return
         columns = self._input.schema.names
         batches = prepared_batches(self._directory, transaction.files, columns)
         streamed = transaction.rows > MERGE_ROWS_IN_MEMORY_MAX
-        schema = self._input.schema
+        schema, folds = self._input.schema, self._input.folds
         source: pa.Table | pa.RecordBatchReader = (
             pa.RecordBatchReader.from_batches(schema, (batch.cast(schema) for batch in batches))
             if streamed
@@ -305,29 +370,21 @@ class DeltaSession:
         (
             table.merge(
                 source,
-                " AND ".join(f"t.{_quoted(key)} = s.{_quoted(key)}" for key in self._input.keys),
+                " AND ".join(f"t.{quoted(key)} = s.{quoted(key)}" for key in self._input.keys),
                 source_alias="s",
                 target_alias="t",
                 streamed_exec=streamed,
                 commit_properties=properties,
+                post_commithook_properties=HOOKS,
             )
-            .when_matched_update({_quoted(name): self._sum(name) for name in self._input.folds})
-            .when_not_matched_insert({_quoted(name): f"s.{_quoted(name)}" for name in columns})
+            .when_matched_update({quoted(n): fold_expression(n, schema.field(n).type, f) for n, f in folds.items()})
+            .when_not_matched_insert({quoted(name): f"s.{quoted(name)}" for name in columns})
             .execute()
         )
 
     def _add_action(self, path: str, size: int, statistics: str) -> AddAction:
         modified_ms = os.stat(os.path.join(self._directory, path)).st_mtime_ns // 1_000_000
         return AddAction(path, size, {}, modified_ms, data_change=True, stats=statistics)
-
-    def _sum(self, name: str) -> str:
-        """`t.n + s.n`, NULL being 0. For integers by way of decimals: DataFusion's sum wraps, its cast is an error."""
-        kind = self._input.schema.field(name).type
-        ours, theirs = f"t.{_quoted(name)}", f"s.{_quoted(name)}"
-        if pa.types.is_integer(kind):
-            ours, theirs = f"CAST({ours} AS DECIMAL(38, 0))", f"CAST({theirs} AS DECIMAL(38, 0))"
-        total = f"COALESCE({ours} + {theirs}, {ours}, {theirs})"
-        return f"CAST({total} AS {_INTEGERS[kind.bit_width]})" if pa.types.is_integer(kind) else total
 
     def _find(self, transaction: PreparedTransaction, *, after: int) -> OurCommit | None:
         table = self._load()
@@ -347,11 +404,24 @@ class DeltaSession:
             return StoreUnavailable(f"{where}: the commit failed, and nothing was written: {problem}")
         return SinkRefused(f"{where}: the table refuses it, and nothing was written: {problem}")
 
-    def _sync(self, commit: OurCommit | None) -> None:
-        """Make a commit survive a power loss: nobody else syncs the files of a MERGE, nor any log entry."""
-        entry = None if commit is None else self._log.entry(commit.version)
-        if entry is None:
+    def _sync(self, commit: OurCommit | None, *, after: int | None) -> None:
+        """Make a commit survive a power loss: nobody else syncs the files of a MERGE, nor any log entry.
+
+        Of other writers' versions between our last one (`after`; None: look for it) and this one, too: a log with a hole
+        cannot be read, and they may have rewritten our rows.
+        """
+        if commit is None:
             return  # its entry is older than the log's retention
+        if after is None:
+            older = self._log.back_from(commit.version - 1)
+            after = next((e.version for e in older if e.ours(self._application) is not None), commit.version - 1)
+        for version in range(after + 1, commit.version + 1):
+            self._sync_version(version)
+
+    def _sync_version(self, version: int) -> None:
+        entry = self._log.entry(version)
+        if entry is None:
+            return
         folders = {self._path}
         for file in entry.added:
             path = self._log.local_path(file.path)
@@ -360,31 +430,57 @@ class DeltaSession:
             except FileNotFoundError:
                 continue  # removed since by a later version; `_require_live` has looked at those that are not
             folders.add(os.path.dirname(path))
-        sync_file(self._log.entry_path(entry.version))
-        for name in (f"{entry.version:020}.checkpoint.parquet", "_last_checkpoint"):
-            path = os.path.join(self._log.folder, name)
+        sync_file(self._log.entry_path(version))
+        for path in (self._log.checkpoint_path(version), os.path.join(self._log.folder, "_last_checkpoint")):
             if os.path.exists(path):
                 sync_file(path)
         for folder in (*sorted(folders), self._log.folder):
             sync_folder(folder)
 
+    def _clean(self, commit: OurCommit) -> None:
+        """Have delta-rs remove log entries beyond their retention, once the checkpoint that stands for them is synced."""
+        if not os.path.exists(self._log.checkpoint_path(commit.version)):
+            return
+        table = self._load()
+        if table.metadata().configuration.get("delta.enableExpiredLogCleanup", "true") != "false":
+            table.cleanup_metadata()
+
     def _require_live(self, position: _Position | None) -> None:
         """A commit that is found counts only if its live files are on disk: a power loss may take them, not the log."""
         if position is None or position.commit is None:
             return
-        entry = self._log.entry(position.commit.version)
-        if entry is None:
-            return
-        newest = self._log.versions()[-1]
-        later = [e for v in range(entry.version + 1, newest + 1) if (e := self._log.entry(v)) is not None]
-        lost = self._lost(entry, later)
+        lost = self._lost_of(position.commit)
         if lost:
+            way_on = (
+                f"`retry` takes version {position.commit.version} back, as long as it is the newest, and merges the batch "
+                "again from its prepared files"
+                if self._input.is_fold
+                else "put the file back"
+            )
             raise SinkRefused(
-                f"{self._where}: version {entry.version} holds txid {position.txid}, but {'; '.join(lost[:5])}; "
-                "the file was lost after the commit",
+                f"{self._where}: file lost: version {position.commit.version} holds txid {position.txid}, but "
+                f"{'; '.join(lost[:5])}; it was lost after the commit; {way_on}",
                 problem="file lost",
                 files=list(lost),
             )
+
+    def _lost_of(self, commit: OurCommit) -> list[str]:
+        entry = self._log.entry(commit.version)
+        if entry is None:
+            return []
+        newest = self._log.versions()[-1]
+        later = [e for v in range(entry.version + 1, newest + 1) if (e := self._log.entry(v)) is not None]
+        return self._lost(entry, later)
+
+    def _last_txid(self, log: list[LogEntry], guard: int | None) -> int | None:
+        """The last txid by the identifier, or what a RESTORE of our own says since."""
+        for entry in reversed(log):
+            undo = entry.undo(self._application)
+            if undo is not None:
+                return undo.holds
+            if entry.ours(self._application) is not None:
+                return guard
+        return guard
 
     def _lost(self, entry: LogEntry, later: list[LogEntry]) -> list[str]:
         removed = {path for e in later for path, _ in e.removed}
@@ -424,10 +520,3 @@ class DeltaSession:
         live = {os.path.relpath(uri, self._path) for uri in self._load().file_uris()}
         logged = {file.path for v in self._log.versions() if (e := self._log.entry(v)) is not None for file in e.added}
         return frozenset(live | logged)
-
-
-_INTEGERS: Final = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

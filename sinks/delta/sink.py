@@ -15,9 +15,10 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, check_types
+from stormproof.sinks.delta.torn import put_torn_aside, require_whole
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.protocol import SinkIdentity
-from stormproof.sinks.staging import make_folder, sync_file, sync_folder
+from stormproof.sinks.staging import make_folder, settle_folder, sync_file, sync_folder
 
 STAGING_FOLDER = ".stormproof-staging"
 
@@ -70,14 +71,19 @@ class DeltaSink:
     def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> DeltaSession:
         """Make the table if it is missing and `create`, and check that it can hold the rows.
 
-        Older epochs are fenced by the first commit: a stale writer of the same identity conflicts with it.
+        Older epochs are fenced by the first commit: a stale writer of the same identity conflicts with it. A newest log
+        entry that a power loss left in part is put aside.
         """
         where = f"sink {identity.sink!r} ({self._path})"
         try:
+            put_torn_aside(DeltaLog(self._path), where)
             if not DeltaTable.is_deltatable(self._path):
                 if not create:
                     raise SinkRefused(f"{where}: there is no Delta table")
                 self._create(input_)
+            settle_folder(self._path)
+            if input_.is_fold:
+                settle_folder(self._staging)
             return self._session(identity, input_, epoch, reading=False)
         except TableNotFoundError as error:
             raise SinkRefused(f"{where}: there is no Delta table: {error}") from error
@@ -88,6 +94,7 @@ class DeltaSink:
         """Open for reading only."""
         where = f"sink {identity.sink!r} ({self._path})"
         try:
+            require_whole(DeltaLog(self._path), where)
             return self._session(identity, input_, 0, reading=True)
         except TableNotFoundError as error:
             raise SinkRefused(f"{where}: there is no Delta table: {error}") from error

@@ -85,7 +85,9 @@ def open_for_inspection(identity: SinkIdentity, binding: SinkBinding, ledger_dat
     if description["kind"] == "delta":
         from stormproof.sinks.delta import DeltaSink
 
-        return DeltaSink(str(description["path"]), name=binding.sink).inspect(identity, input_)
+        files = description.get("files") if input_.is_fold else None
+        staging = None if files is None else str(files)
+        return DeltaSink(str(description["path"]), name=binding.sink, staging=staging).inspect(identity, input_)
     from stormproof.sinks.postgres import PostgresSink
 
     database = ledger_database

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from stormproof.core.clock import SystemClock
-from stormproof.core.errors import UsageError
+from stormproof.core.errors import Json, UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.files.rows import shown_payload
 from stormproof.core.source.files.source import FileStore
 from stormproof.core.source.group import shown, sources_in, unshown
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.trident.audit import AuditLedger
+from stormproof.sinks.protocol import RestoresLost, SinkIdentity
+from stormproof.trident.audit import AuditLedger, opener_for
 from stormproof.trident.audit.evidence import StoredSource
 from stormproof.trident.audit.files import FileEvidence
 from stormproof.trident.audit.source import QueueEvidence, group_sources, queue_reader
 from stormproof.trident.cli.output import Exit, emit, finish, note, say, table
-from stormproof.trident.cli.stores import opened, operator
-from stormproof.trident.ledger.ledger import ADOPTED, Ledger
+from stormproof.trident.cli.stores import Stores, opened, operator
+from stormproof.trident.ledger.ledger import ADOPTED, Ledger, Tx
 from stormproof.trident.ledger.rows import Event, Run
+from stormproof.trident.steps import to_prepared
 from stormproof.trident.transaction import EventKind, TxnState
+
+if TYPE_CHECKING:
+    from stormproof.trident.audit.ledger import TopologyRow
 
 
 def retry_txid(topology: str, txid: int, *, why: str, as_json: bool) -> None:
@@ -39,15 +45,51 @@ def retry_txid(topology: str, txid: int, *, why: str, as_json: bool) -> None:
             )
         ledger = Ledger(stores.engine, SystemClock(), _no_incarnation)
         with ledger.transaction(Run(topology, row.incarnation, row.epoch)) as tx:
+            # First the sinks: killed in between, the batch is still blocked, and a further `retry` finds nothing lost.
+            restored = _restore_lost(stores, tx, ledger, row, txid)
             ledger.move(tx, txid, TxnState.BLOCKED, TxnState.PREPARED, reason=None)
-            detail = {"action": "retry", "by": by, "why": storable_text(why)}
-            ledger.record(tx, [Event(EventKind.OPERATOR, txid=txid, reason=f"retry by {by}", detail={**detail})])
-    report = {"topology": topology, "txid": txid, "state": TxnState.PREPARED.value, "by": by}
-    emit(
-        report,
-        as_json=as_json,
-        text=lambda: say(f"txid {txid} of {topology} is prepared again; the next start of {topology} commits it"),
-    )
+            detail: dict[str, Json] = {
+                "action": "retry",
+                "by": by,
+                "why": storable_text(why),
+                "restored": {sink: storable_text(text) for sink, text in restored.items()},
+            }
+            ledger.record(tx, [Event(EventKind.OPERATOR, txid=txid, reason=f"retry by {by}", detail=detail)])
+    report = {
+        "topology": topology,
+        "txid": txid,
+        "state": TxnState.PREPARED.value,
+        "by": by,
+        "restored": restored,
+    }
+    emit(report, as_json=as_json, text=lambda: _retry_text(topology, txid, restored))
+
+
+def _retry_text(topology: str, txid: int, restored: Mapping[str, str]) -> None:
+    for sink, text in restored.items():
+        say(f"sink {sink}: {text}")
+    say(f"txid {txid} of {topology} is prepared again; the next start of {topology} commits it")
+
+
+def _restore_lost(stores: Stores, tx: Tx, ledger: Ledger, row: TopologyRow, txid: int) -> dict[str, str]:
+    """Have each sink that holds the batch, and lost files of it to a power loss, go back to what it was before it.
+
+    Raises:
+        SinkRefused: a sink cannot go back; the batch stays blocked.
+    """
+    work, _ = ledger.owed_work(tx, txid)
+    with stores.audit.snapshot() as snapshot:
+        bindings = {binding.sink: binding for binding in snapshot.sinks(row.incarnation)}
+    restored: dict[str, str] = {}
+    for sink, item in work.items():
+        binding = bindings.get(sink)
+        if binding is None or (binding.description or {}).get("kind") != "delta":
+            continue  # only a Delta table can hold a batch without its files
+        with closing(opener_for(stores.database)(SinkIdentity(row.name, row.incarnation, sink), binding)) as session:
+            done = session.restore_lost(to_prepared(txid, item)) if isinstance(session, RestoresLost) else None
+        if done is not None:
+            restored[sink] = done
+    return restored
 
 
 def adopt_incarnation(topology: str, incarnation: str, *, why: str, as_json: bool) -> None:

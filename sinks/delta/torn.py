@@ -1,0 +1,182 @@
+"""What a power loss leaves of a table's log in part: how it is told from what is whole, and put aside.
+
+Nobody but us syncs a log entry, and we do so after it was put. A machine that goes off in between may leave the entry's
+name with none or some of its bytes. Readers differ then: delta-rs takes an empty entry for a version without a change, and
+one that ends between two actions for the whole. No writer puts an entry in parts (each links or renames a finished file),
+so one that is not whole was never answered for by anybody who synced it, and holds nothing that can be kept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stormproof.core.errors import SinkRefused
+from stormproof.sinks.delta.log import APPLICATION, ROWS, DeltaLog
+from stormproof.sinks.staging import sync_folder
+
+log = logging.getLogger("stormproof.sink")
+
+ASIDE: Final = ".stormproof-torn-"
+"""How the name of what was put aside begins; readers of a log pass such names over."""
+
+_HINT: Final = "_last_checkpoint"
+
+
+def tear(entry: bytes) -> str | None:
+    """What is missing of a log entry; None where it is whole.
+
+    One of ours is whole if its transaction identifier is there, which delta-rs writes last, and its files are as many as it
+    says. Of others' entries it is known that they are not empty and that each line can be read.
+    """
+    if not entry.strip():
+        return "it is empty"
+    actions: list[dict[str, Any]] = []
+    for number, line in enumerate(entry.splitlines(), 1):
+        try:
+            actions.append(json.loads(line))
+        except ValueError:
+            return f"line {number} is cut short"
+    info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+    if APPLICATION not in info:
+        return None
+    if not any(a["txn"].get("appId") == info[APPLICATION] for a in actions if "txn" in a):
+        return "it ends before its transaction identifier"
+    added = [a["add"] for a in actions if "add" in a]
+    told = (info.get("operationMetrics") or {}).get("num_target_files_added")
+    if told is not None and int(told) != len(added):
+        return f"it adds {len(added)} of {told} files"
+    rows = [json.loads(add.get("stats") or "{}").get("numRecords") for add in added]
+    if told is None and None not in rows and sum(rows) != int(info[ROWS]):
+        return f"it adds {sum(rows)} of {info[ROWS]} rows"
+    return None
+
+
+def require_whole(delta_log: DeltaLog, where: str) -> None:
+    """Refuse to read a table whose newest log entry is not whole.
+
+    Raises:
+        SinkRefused: names the entry and what is missing of it.
+    """
+    torn = _newest_torn(delta_log)
+    if torn is not None:
+        raise SinkRefused(
+            f"{where}: {torn[0]} is torn, as a power loss leaves it: {torn[1]}; nobody can read the table as it is. The "
+            "topology's next start puts the entry aside and goes on from the version before",
+            problem="file lost",
+            files=[torn[0]],
+        )
+
+
+def put_torn_aside(delta_log: DeltaLog, where: str) -> tuple[str, ...]:
+    """Take a newest entry that is not whole, and a last checkpoint that is not, out of the log; returns their names.
+
+    They stay in the folder under another name. What such an entry was of, the table holds no more: a batch of ours is
+    committed again from its prepared files.
+
+    Raises:
+        SinkRefused: more than the newest entry is lost: that was no commit of ours, and nothing was changed.
+    """
+    if not os.path.isdir(delta_log.folder):
+        return ()
+    with _alone(delta_log.folder):
+        # Under the lock: where an entry is torn it stays so, since nobody can put another of that number.
+        torn = _newest_torn(delta_log)
+        versions = delta_log.versions()
+        if torn is not None:
+            versions.pop()
+        wrong = _hole(delta_log, versions)
+        if wrong is not None:
+            raise SinkRefused(
+                f"{where}: {wrong}: more than the newest version was lost, which was another writer's and is not in any "
+                "prepared file; nothing was written. Restore the table's folder from a backup, then start again",
+                problem="file lost",
+                files=[wrong],
+            )
+        aside = [] if torn is None else [os.path.basename(torn[0])]
+        aside += _torn_checkpoint(delta_log)
+        for name in aside:
+            kept = f"{ASIDE}{name}-{uuid.uuid4().hex[:8]}"
+            os.rename(os.path.join(delta_log.folder, name), os.path.join(delta_log.folder, kept))
+            log.warning("%s: %s was torn by a power loss; it is %s now", where, name, kept)
+        if aside:
+            sync_folder(delta_log.folder)
+    return tuple(aside)
+
+
+@contextmanager
+def _alone(folder: str) -> Generator[None]:
+    """Two drivers that start at once must not put aside what the other has put in its place."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _newest_torn(delta_log: DeltaLog) -> tuple[str, str] | None:
+    versions = delta_log.versions()
+    return _torn(delta_log, versions[-1]) if versions else None
+
+
+def _torn(delta_log: DeltaLog, version: int) -> tuple[str, str] | None:
+    path = delta_log.entry_path(version)
+    try:
+        with open(path, "rb") as file:
+            wrong = tear(file.read())
+    except FileNotFoundError:
+        return None
+    return None if wrong is None else (path, wrong)
+
+
+def _hole(delta_log: DeltaLog, versions: list[int]) -> str | None:
+    """What is wrong with the newest entries that are to stay."""
+    if len(versions) > 1 and versions[-1] != versions[-2] + 1 and versions[-1] - 1 not in delta_log.checkpoints():
+        return f"{delta_log.entry_path(versions[-1] - 1)} is missing"
+    torn = _torn(delta_log, versions[-1]) if versions else None
+    return None if torn is None else f"{torn[0]} is torn: {torn[1]}"
+
+
+def _torn_checkpoint(delta_log: DeltaLog) -> list[str]:
+    """The newest checkpoint, if it cannot be read, and the file that names the last one, if it names none that can be.
+
+    A log that is whole without them is read from its entries.
+    """
+    names: list[str] = []
+    checkpoints = delta_log.checkpoints()
+    newest = max(checkpoints, default=None)
+    if newest is not None and not _is_parquet(delta_log.checkpoint_path(newest)):
+        names.append(os.path.basename(delta_log.checkpoint_path(newest)))
+    try:
+        with open(os.path.join(delta_log.folder, _HINT), "rb") as file:
+            hint = json.loads(file.read())
+    except FileNotFoundError:
+        return names
+    except ValueError:
+        return [*names, _HINT]
+    if not isinstance(hint, dict) or "version" not in hint:
+        return [*names, _HINT]
+    if "parts" in hint or "v2Checkpoint" in hint:
+        return names  # other writers' kinds
+    named = delta_log.checkpoint_path(int(hint["version"]))
+    if os.path.basename(named) in names or not os.path.exists(named):
+        names.append(_HINT)
+    return names
+
+
+def _is_parquet(path: str) -> bool:
+    try:
+        pq.read_metadata(path)
+    except (pa.ArrowInvalid, OSError):
+        return False
+    return True

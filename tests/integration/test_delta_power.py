@@ -1,0 +1,317 @@
+"""What a power loss may leave of a Delta table, piece by piece, and what the sink makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from support.sink_harness import SCHEMA, SinkHarness
+
+from stormproof.core.errors import SinkRefused
+from stormproof.sinks.delta import sink as delta_sink
+from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.torn import tear
+from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, RestoresLost, SinkSession
+
+A, B = {"a": 1}, {"a": 10, "b": 2}
+
+
+@pytest.fixture(params=["delta-append", "delta-fold"])
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> SinkHarness:
+    return SinkHarness(request.param, tmp_path, None)
+
+
+@pytest.fixture
+def fold(tmp_path: Path) -> SinkHarness:
+    return SinkHarness("delta-fold", tmp_path, None)
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    paths: set[str] = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: paths.add(os.path.realpath(f"/proc/self/fd/{fd}")))
+    return paths
+
+
+def log_of(harness: SinkHarness) -> DeltaLog:
+    return DeltaLog(str(harness.delta_path))
+
+
+def entry(harness: SinkHarness, version: int) -> Path:
+    return Path(log_of(harness).entry_path(version))
+
+
+def two(harness: SinkHarness) -> tuple[SinkSession, PreparedTransaction]:
+    """Txids 1 and 2 in versions 1 and 2."""
+    session = harness.open()
+    session.commit(harness.prepare(session, 1, None, A), checked=True)
+    second = harness.prepare(session, 2, 1, B, tasks=2)
+    session.commit(second, checked=True)
+    return session, second
+
+
+def after_two(harness: SinkHarness) -> Counter[tuple[str, int]]:
+    return Counter([("a", 11), ("b", 2)] if harness.fold else [("a", 1), ("a", 10), ("b", 2)])
+
+
+def without_last_line(content: bytes) -> bytes:
+    return b"\n".join(content.splitlines()[:-1])
+
+
+TEARS: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "cut in half": lambda content: content[: len(content) // 2],
+    "zeros": lambda content: bytes(len(content)),
+    "zeros at the end": lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
+    "without its transaction": without_last_line,
+    "nothing but the commit's information": lambda content: content.splitlines()[0],
+    "without its files": lambda content: b"\n".join(line for line in content.splitlines() if b'{"add"' not in line),
+}
+
+
+@pytest.mark.parametrize("how", TEARS)
+def test_a_torn_log_entry_is_a_lost_one(harness: SinkHarness, how: str) -> None:
+    _, second = two(harness)
+    path = entry(harness, 2)
+    path.write_bytes(TEARS[how](path.read_bytes()))
+    torn = path.read_bytes()
+    with pytest.raises(SinkRefused, match=r"00002\.json is torn, as a power loss leaves it.*next start"):
+        harness.sink.inspect(harness.identity, harness.input)
+    session = harness.open(2)
+    held = session.held()
+    assert held is not None
+    assert held.txid == 1
+    (aside,) = path.parent.glob(".stormproof-torn-*")
+    assert aside.read_bytes() == torn
+    assert session.commit(second, checked=True) is CommitOutcome.APPLIED
+    assert harness.rows() == after_two(harness)
+    assert [e.txid for e in session.evidence(0, None).entries] == [1, 2]
+    assert DeltaTable(harness.delta_path).version() == 2
+
+
+@pytest.mark.parametrize("how", ["empty", "nothing but the commit's information"])
+def test_control_delta_rs_itself_takes_a_torn_entry_for_a_version(harness: SinkHarness, how: str) -> None:
+    two(harness)
+    path = entry(harness, 2)
+    path.write_bytes(TEARS[how](path.read_bytes()))
+    assert DeltaTable(harness.delta_path).version() == 2
+    assert harness.rows() == Counter({("a", 1): 1})
+
+
+def test_every_prefix_of_an_entry_is_told_from_the_whole(harness: SinkHarness) -> None:
+    two(harness)
+    whole = entry(harness, 2).read_bytes()
+    assert tear(whole) is None
+    assert [n for n in range(len(whole)) if tear(whole[:n]) is None] == []
+
+
+def test_another_writers_torn_entry_is_put_aside_and_a_whole_one_stays(harness: SinkHarness) -> None:
+    two(harness)
+    write_deltalake(harness.delta_path, pa.table({"word": ["x"], "n": [1]}, schema=SCHEMA), mode="append")
+    harness.open(2)
+    assert DeltaTable(harness.delta_path).version() == 3
+    entry(harness, 3).write_bytes(b"")
+    session = harness.open(2)
+    assert session.held() is not None
+    assert harness.rows() == after_two(harness)
+
+
+@pytest.mark.parametrize("lost", ["torn", "missing"])
+def test_more_than_the_newest_version_lost_stops_by_name(harness: SinkHarness, lost: str) -> None:
+    """Ours survived, another writer's before it did not: it is in no prepared file."""
+    two(harness)
+    if lost == "torn":
+        for version in (1, 2):
+            entry(harness, version).write_bytes(b"")
+    else:
+        entry(harness, 1).unlink()
+    before = sorted(os.listdir(entry(harness, 1).parent))
+    with pytest.raises(SinkRefused, match=r"00001\.json is .*another writer's.*from a backup") as caught:
+        harness.open(2)
+    assert caught.value.details["problem"] == "file lost"
+    assert sorted(os.listdir(entry(harness, 1).parent)) == before
+
+
+def test_a_table_whose_making_was_cut_short_is_made_again(harness: SinkHarness) -> None:
+    harness.open()
+    entry(harness, 0).write_bytes(b"")
+    session = harness.open(2)
+    session.commit(harness.prepare(session, 1, None, A), checked=True)
+    assert harness.rows() == Counter({("a", 1): 1})
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [_empty, _half, Path.unlink])
+@pytest.mark.parametrize("which", ["both", "checkpoint", "hint"])
+def test_a_torn_checkpoint_is_put_aside(
+    harness: SinkHarness, damage: Callable[[Path], object], which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_sink, "CHECKPOINT_INTERVAL", 3)  # then one comes with version 2
+    _, second = two(harness)
+    folder = entry(harness, 0).parent
+    for name, path in (
+        ("checkpoint", Path(log_of(harness).checkpoint_path(2))),
+        ("hint", folder / "_last_checkpoint"),
+    ):
+        if which in (name, "both"):
+            damage(path)
+    session = harness.open(2)
+    assert session.commit(second, checked=True) is CommitOutcome.ALREADY_HELD
+    for txid, word in enumerate("cde", 3):
+        session.commit(harness.prepare(session, txid, txid - 1, {word: txid}), checked=True)
+    assert harness.rows() == after_two(harness) + Counter({("c", 3): 1, ("d", 4): 1, ("e", 5): 1})
+    assert 5 in log_of(harness).checkpoints()
+
+
+def test_old_log_entries_go_only_after_the_checkpoint_is_synced(
+    harness: SinkHarness, synced: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_sink, "CHECKPOINT_INTERVAL", 3)  # then one comes with version 2
+    cleaned: list[bool] = []
+    checkpoint = log_of(harness).checkpoint_path(2)
+    monkeypatch.setattr(DeltaTable, "cleanup_metadata", lambda _: cleaned.append(checkpoint in synced))
+    two(harness)
+    assert cleaned == [True]
+
+
+def test_other_writers_versions_before_ours_are_synced_with_ours(harness: SinkHarness, synced: set[str]) -> None:
+    session, _ = two(harness)
+    write_deltalake(harness.delta_path, pa.table({"word": ["x"], "n": [1]}, schema=SCHEMA), mode="append")
+    theirs = log_of(harness).entry(3)
+    assert theirs is not None
+    third = harness.prepare(session, 3, 2, {"c": 3})
+    for attempt in (1, 2):  # found after a crash, it is synced again
+        synced.clear()
+        harness.open(attempt).commit(third, checked=True)
+        assert {str(entry(harness, 3)), log_of(harness).local_path(theirs.added[0].path)} <= synced
+
+
+# A MERGE whose files were lost
+
+
+def lose_a_file(harness: SinkHarness) -> Path:
+    newest = log_of(harness).entry(log_of(harness).versions()[-1])
+    assert newest is not None
+    path = Path(log_of(harness).local_path(newest.added[0].path))
+    path.unlink()
+    return path
+
+
+def restore(harness: SinkHarness, transaction: PreparedTransaction) -> str | None:
+    session = harness.sink.inspect(harness.identity, harness.input)
+    assert isinstance(session, RestoresLost)
+    return session.restore_lost(transaction)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_lost_merge_is_taken_back_and_made_again(fold: SinkHarness, again: bool, synced: set[str]) -> None:
+    _, second = two(fold)
+    lost = lose_a_file(fold)
+    for epoch in (2, 3) if again else (2,):  # the second MERGE may be lost as well
+        with pytest.raises(SinkRefused, match=rf"file lost: version \d holds txid 2, but .*{lost.name} is missing"):
+            fold.open(epoch).commit(second, checked=True)
+        synced.clear()
+        said = restore(fold, second)
+        assert said is not None
+        assert f"{lost.name} is missing" in said
+        restored = DeltaTable(fold.delta_path).version()
+        assert str(entry(fold, restored)) in synced
+        assert restore(fold, second) is None
+        session = fold.open(epoch)
+        held = session.held()
+        assert held is not None
+        assert held.txid == 1
+        report = session.evidence(0, None)
+        assert ([e.txid for e in report.entries], report.last_txid, report.problems) == ([1], 1, ())
+        assert fold.rows() == Counter({("a", 1): 1})
+        assert session.commit(second, checked=True) is CommitOutcome.APPLIED
+        assert fold.rows() == after_two(fold)
+        lost = lose_a_file(fold) if again and epoch == 2 else lost
+    session = fold.open(4)
+    assert session.held() == Held(2, second.digest)
+    assert session.commit(second, checked=True) is CommitOutcome.ALREADY_HELD
+    report = session.evidence(0, None)
+    assert [(e.txid, e.problem) for e in report.entries] == [(1, None), (2, None)]
+    assert (report.last_txid, report.problems) == (2, ())
+    session.commit(fold.prepare(session, 3, 2, A), checked=True)
+    assert fold.rows() == Counter([("a", 12), ("b", 2)])
+
+
+def test_the_very_first_merge_is_taken_back_to_an_empty_table(fold: SinkHarness) -> None:
+    session = fold.open()
+    first = fold.prepare(session, 1, None, A)
+    session.commit(first, checked=True)
+    lose_a_file(fold)
+    assert restore(fold, first)
+    session = fold.open(2)
+    assert session.held() is None
+    report = session.evidence(0, None)
+    assert (report.entries, report.last_txid, report.problems) == ((), None, ())
+    session.commit(first, checked=True)
+    assert fold.rows() == Counter({("a", 1): 1})
+
+
+def test_a_torn_restore_is_made_again(fold: SinkHarness) -> None:
+    _, second = two(fold)
+    lose_a_file(fold)
+    assert restore(fold, second)
+    entry(fold, 3).write_bytes(b"")
+    with pytest.raises(SinkRefused, match="is torn"):
+        restore(fold, second)
+    session = fold.open(2)
+    with pytest.raises(SinkRefused, match="file lost"):
+        session.commit(second, checked=True)
+    assert restore(fold, second)
+    session.commit(second, checked=True)
+    assert fold.rows() == after_two(fold)
+
+
+def test_what_another_hand_restored_is_still_a_mismatch(fold: SinkHarness) -> None:
+    """Only a RESTORE of our own, for this commit, takes it back."""
+    session, second = two(fold)
+    DeltaTable(fold.delta_path).restore(1)
+    with pytest.raises(Exception, match="version 3 restored the table"):
+        session.commit(second, checked=True)
+    text = entry(fold, 3).read_text()
+    information = json.loads(text.splitlines()[0])["commitInfo"]
+    assert not any(key.startswith("stormproof.") for key in information)
+
+
+def test_nothing_is_taken_back_where_nothing_is_lost_or_the_prepared_files_are(fold: SinkHarness) -> None:
+    _, second = two(fold)
+    assert restore(fold, second) is None
+    lose_a_file(fold)
+    (fold.staging / second.files[0].path).unlink()
+    with pytest.raises(SinkRefused, match=rf"{second.files[0].path} is missing"):
+        restore(fold, second)
+    assert DeltaTable(fold.delta_path).version() == 2
+
+
+def test_later_versions_are_not_taken_back_with_it(fold: SinkHarness) -> None:
+    _, second = two(fold)
+    lost = lose_a_file(fold)
+    entry(fold, 3).write_text('{"commitInfo":{"operation":"WRITE"}}')
+    with pytest.raises(SinkRefused, match=rf"{lost.name}.*versions up to 3 came after it.*version 1"):
+        restore(fold, second)
+
+
+def test_an_adopted_file_that_is_lost_must_be_put_back(tmp_path: Path) -> None:
+    append = SinkHarness("delta-append", tmp_path, None)
+    _, second = two(append)
+    lost = lose_a_file(append)
+    assert restore(append, second) is None
+    with pytest.raises(SinkRefused, match=rf"{lost.name} is missing; it was lost after the commit; put the file back"):
+        append.open(2).commit(second, checked=True)
