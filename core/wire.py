@@ -538,9 +538,25 @@ def wire_batch(rows: Sequence[WireRow]) -> pa.RecordBatch:
         pa.array([r.source for r in rows], pa.int32()),
         pa.array([r.edge for r in rows], pa.int32()),
         pa.array([r.seq for r in rows], pa.int32()),
-        pa.array([memoryview(r.payload) for r in rows], pa.binary()),
+        _binary([r.payload for r in rows]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA)
+
+
+def _binary(payloads: Sequence[bytes | pa.Buffer]) -> pa.Array:
+    """Payloads as an array, copied once.
+
+    Not by `pa.array` of memoryviews: pyarrow 26 never lets those go, so a worker would keep all it has ever sent.
+
+    Raises:
+        OverflowError: they are 2 GiB or more together.
+    """
+    offsets = np.zeros(len(payloads) + 1, np.int64)
+    np.cumsum([len(payload) for payload in payloads], out=offsets[1:])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise OverflowError(f"{offsets[-1]} bytes do not go into one record batch of the wire")
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(b"".join(payloads))]
+    return pa.Array.from_buffers(pa.binary(), len(payloads), buffers)
 
 
 def wire_rows(batch: pa.RecordBatch) -> Iterator[WireRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -9,10 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from support.memory_run import World
 
 from stormproof.core.clock import ManualClock, SystemClock
+from stormproof.core.compute import pc
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, StoreUnavailable
@@ -21,6 +25,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.pulse import Pulse
 from stormproof.core.source.memory import MemorySliceReader, MemorySource
 from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.wire import WireRow, wire_batch
 from stormproof.trident.in_flight import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
 from stormproof.trident.statistics import BatchResult
@@ -443,6 +448,19 @@ def test_a_cancel_that_comes_too_early_is_repeated() -> None:
         for _ in range(2):
             assert cancelled.acquire(timeout=WAIT_S)
     assert keeper.timed_out
+
+
+def test_what_was_sent_between_stages_is_let_go() -> None:
+    """A Python worker serves many batches: it must not keep what it sent in them."""
+    rows = np.arange(100_000)
+    before = pa.total_allocated_bytes()
+    for _ in range(5):
+        payload = pc.add(pa.array(rows), 1).buffers()[1]
+        sent = wire_batch([WireRow(0, 0, 0, 0, payload), WireRow(1, 0, 0, 0, b""), WireRow(1, 0, 0, 1, b"end")])
+        assert [len(one) for one in sent.column("payload").to_pylist()] == [payload.size, 0, 3]
+        del payload, sent
+    gc.collect()
+    assert pa.total_allocated_bytes() - before < rows.nbytes
 
 
 def test_many_batches_leave_nothing_behind(tmp_path: Path) -> None:
