@@ -1,0 +1,40 @@
+"""How a MERGE folds a column: the expression of what the table holds (`t`) and what is added (`s`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from stormproof.core.sink import Fold
+
+_INTEGERS: Final = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
+_WINS: Final[Mapping[Fold, str]] = {Fold.MIN: "<", Fold.MAX: ">"}
+
+
+def quoted(name: str) -> str:
+    """A column's name as DataFusion reads it letter by letter."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def fold_expression(name: str, kind: pa.DataType, fold: Fold) -> str:
+    """The column's new value. A NULL adds nothing and never wins; NaN wins only over NULL."""
+    held, added = f"t.{quoted(name)}", f"s.{quoted(name)}"
+    return _sum(held, added, kind) if fold is Fold.SUM else _better(held, added, kind, _WINS[fold])
+
+
+def _sum(held: str, added: str, kind: pa.DataType) -> str:
+    """For integers by way of decimals: DataFusion's sum wraps, its cast is an error."""
+    if not pa.types.is_integer(kind):
+        return f"COALESCE({held} + {added}, {held}, {added})"
+    held, added = f"CAST({held} AS DECIMAL(38, 0))", f"CAST({added} AS DECIMAL(38, 0))"
+    return f"CAST(COALESCE({held} + {added}, {held}, {added}) AS {_INTEGERS[kind.bit_width]})"
+
+
+def _better(held: str, added: str, kind: pa.DataType, wins: str) -> str:
+    """Text is compared by its bytes. DataFusion orders NaN by its sign, so it is never compared."""
+    cases = [f"WHEN {added} IS NULL THEN {held}", f"WHEN {held} IS NULL THEN {added}"]
+    if pa.types.is_floating(kind):
+        cases += [f"WHEN isnan({held}) THEN {added}", f"WHEN isnan({added}) THEN {held}"]
+    return f"CASE {' '.join(cases)} WHEN {added} {wins} {held} THEN {added} ELSE {held} END"
