@@ -5,10 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from support.memory_run import World
 
+from stormproof.core.clock import ManualClock
+from stormproof.core.engine.inline import InlineEngine
+from stormproof.core.engine.protocol import Job, JobReport
+from stormproof.core.failpoint import watched
 from stormproof.core.source.protocol import Limit
+from stormproof.trident.statistics import BatchResult
 from stormproof.trident.tuning import AsSet, LatencyTuner, Sample, Setting
 
 MOST = Limit(100_000, 2**26)
@@ -121,3 +128,41 @@ def test_what_is_set_stays() -> None:
     tuner = AsSet(Limit(5, 6), 2)
     tuner.learn(Sample(1, 100.0, 1.0, full=True))
     assert (tuner.limit, tuner.in_flight) == (Limit(5, 6), 2)
+
+
+def tuned(folder: Path, messages: int, commit_s: Callable[[int], float], in_flight: int) -> list[BatchResult]:
+    """Real batches, of 4,000 messages at most, tuned for a latency of one second. The clock moves as jobs and commits do."""
+    clock, results, sizes = ManualClock(), list[BatchResult](), dict[int, int]()
+    world = World([b"x"] * messages, folder, in_flight=in_flight, batch_messages=4_000, clock=clock)
+
+    class Engine(InlineEngine):
+        def run(self, job: Job) -> JobReport:
+            report = super().run(job)
+            sizes[job.txid] = report.read_messages
+            clock.advance(0.05 + 1e-4 * report.read_messages)
+            return report
+
+    def commit(name: str) -> None:
+        if name == "commit.before_sink":
+            clock.advance(commit_s(sizes.pop(min(sizes))))
+
+    with watched(commit):
+        world.run(engine=Engine(clock=clock), latency_target_s=1.0, on_batch=results.append)
+    assert world.counts()["x"] == messages
+    assert max(r.messages for r in results) <= 4_000
+    return results
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_real_batches_of_a_slow_sink_get_smaller_until_they_hold_the_latency(tmp_path: Path, in_flight: int) -> None:
+    results = tuned(tmp_path, 8_000, lambda messages: 0.05 + 2e-3 * messages, in_flight)
+    latencies = [r.steps_ms["total"] for r in results]
+    assert min(latencies[:5]) > 2_000
+    assert max(latencies[7:12]) < 1_000
+    assert 300 <= results[10].messages <= 500
+
+
+def test_real_batches_of_a_fast_sink_get_larger(tmp_path: Path) -> None:
+    results = tuned(tmp_path, 30_000, lambda messages: 0.05 + 2e-5 * messages, 1)
+    assert results[-2].messages > 2_000
+    assert max(r.steps_ms["total"] for r in results) < 1_000
