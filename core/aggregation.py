@@ -137,7 +137,7 @@ class Aggregation:
             case AggregationKind.DISTINCT:
                 return pa.int64() if can_be_key(type_) else None
             case AggregationKind.MIN | AggregationKind.MAX:
-                return type_ if can_be_key(type_) or pa.types.is_floating(type_) else None
+                return type_ if has_extremes(type_) else None
 
     def partials(self, given: pa.Schema | None, result: pa.Field) -> list[pa.Field]:
         """The columns that travel."""
@@ -162,6 +162,11 @@ class Aggregation:
                 return pc.cast(pc.list_value_length(partials[0]), pa.int64())
             case _:
                 return partials[0]
+
+
+def has_extremes(type_: pa.DataType) -> bool:
+    """Whether values of this type have a least and a greatest one; NaN is neither where there is a number."""
+    return can_be_key(type_) or pa.types.is_float32(type_) or pa.types.is_float64(type_)
 
 
 def _sum_type(type_: pa.DataType) -> pa.DataType | None:

@@ -700,9 +700,15 @@ def _require_fold(component: str, aggregation: AnyAggregation) -> None:
             return
         why = f"a {aggregation.kind}'s values of two batches do not make one; write a CombinerAggregator"
     elif aggregation.kind is AggregationKind.MEAN:
-        why = "two means do not make one: persist sum_ and count, and divide when you read"
+        why = (
+            f"two means do not make one; write total=sum_({aggregation.field!r}), n=count() and divide when you read "
+            "(count() also counts NULLs: filter them out before)"
+        )
     elif aggregation.kind is AggregationKind.DISTINCT:
-        why = "two distinct counts do not make one: persist the values themselves as keys, with count()"
+        why = (
+            f"two distinct counts do not make one; add {aggregation.field!r} to the fields of group_by, write n=count(), "
+            "and count the rows when you read"
+        )
     else:
         return
     raise TopologyError(

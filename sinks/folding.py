@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from stormproof.core.aggregation import has_extremes
 from stormproof.core.compute import pc
 from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.sink import Fold, SinkInput
@@ -16,7 +17,7 @@ def check_fold_input(input_: SinkInput, where: str) -> None:
 
     Raises:
         TopologyError: keys are missing or of a type that has no one equality (floats, nested), a column is neither key
-            nor fold, or a folded column's type has no sum.
+            nor fold, is folded by a user's function, or its type has no sum, least or greatest value.
     """
     names = input_.schema.names
     unknown = [n for n in (*input_.keys, *input_.folds) if n not in names]
@@ -38,15 +39,20 @@ def check_fold_input(input_: SinkInput, where: str) -> None:
             )
     for name, fold in input_.folds.items():
         kind = input_.schema.field(name).type
-        if fold is not Fold.SUM:
-            how = "by a function of yours" if fold is Fold.OWN else f"by {fold}"
+        if fold is Fold.OWN:
             raise TopologyError(
-                f"{where}: column {name!r} is folded {how}, which this sink cannot do: it adds; keep the result in a state, "
-                "persistent_aggregate(..., state=...)",
+                f"{where}: column {name!r} is folded by a function of yours, which this sink cannot call: it takes sums, "
+                "minima and maxima; keep the result in a state, persistent_aggregate(..., state=...)",
                 field=name,
             )
-        if not (pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-            raise TopologyError(f"{where}: column {name!r} is {kind}, which has no sum")
+        if not _can_fold(kind, fold):
+            raise TopologyError(f"{where}: column {name!r} is {kind}, which has no {fold}", field=name)
+
+
+def _can_fold(kind: pa.DataType, fold: Fold) -> bool:
+    if fold is Fold.SUM:
+        return bool(pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+    return has_extremes(kind)
 
 
 def require_unique_keys(batches: Iterable[pa.RecordBatch], keys: tuple[str, ...], where: str) -> None:
@@ -74,27 +80,30 @@ def require_unique_keys(batches: Iterable[pa.RecordBatch], keys: tuple[str, ...]
 
 
 def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) -> pa.Table:
-    """`held` with `added` folded in: key by key, every other column summed exactly.
+    """`held` with `added` folded in, key by key: sums are exact; a NULL never wins, NaN only over NULL.
 
     Raises:
         SinkRefused: a sum does not fit its column.
     """
-    keys, folds = list(input_.keys), list(input_.folds)
-    both = pa.concat_tables([held.select(keys + folds), added.select(keys + folds)])
-    widened = both
-    for name in folds:
-        column = both.column(name)
-        if pa.types.is_integer(column.type):
+    keys = list(input_.keys)
+    # Numbers for names: what Arrow makes of a name ("x_min" of x) may be a column already.
+    columns = [pa.concat_tables([held.select([n]), added.select([n])]).column(0) for n in (*keys, *input_.folds)]
+    numbers = [str(i) for i in range(len(columns))]
+    folds = list(zip(numbers[len(keys) :], input_.folds.items(), strict=True))
+    for number, (_, fold) in folds:
+        column = columns[int(number)]
+        if fold is Fold.SUM and pa.types.is_integer(column.type):
             # Arrow's sum of int64 wraps silently; a decimal holds any sum of them.
-            column = column.cast(pa.decimal128(20, 0)).cast(pa.decimal128(38, 0))
-        widened = widened.set_column(widened.schema.get_field_index(name), name, column)
-    summed = widened.group_by(keys).aggregate([(name, "sum") for name in folds])
-    columns = [summed.column(k) for k in keys]
-    for name in folds:
+            columns[int(number)] = column.cast(pa.decimal128(20, 0)).cast(pa.decimal128(38, 0))
+    both = pa.Table.from_arrays(columns, names=numbers)
+    folded = both.group_by(numbers[: len(keys)]).aggregate([(number, fold.value) for number, (_, fold) in folds])
+    found = {key: folded.column(number) for key, number in zip(keys, numbers, strict=False)}
+    for number, (name, fold) in folds:
+        kind = input_.schema.field(name).type
         try:
-            columns.append(summed.column(f"{name}_sum").cast(both.schema.field(name).type))
+            found[name] = folded.column(f"{number}_{fold}").cast(kind)
         except pa.ArrowInvalid as error:
             raise SinkRefused(
-                f"{where}: the sum in column {name!r} does not fit {both.schema.field(name).type}: {error}", column=name
+                f"{where}: the {fold} in column {name!r} does not fit {kind}: {error}", column=name
             ) from error
-    return pa.table(columns, names=keys + folds).select(input_.schema.names).cast(input_.schema)
+    return pa.Table.from_arrays([found[name] for name in input_.schema.names], schema=input_.schema)

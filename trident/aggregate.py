@@ -54,12 +54,12 @@ def sum_(field: str) -> ReadyAggregate:
 
 
 def min_(field: str) -> ReadyAggregate:
-    """The least value of a field; NULL where all are NULL. NaN counts only where there is nothing else."""
+    """The least value of a field, text by its bytes; NULL where all are NULL. NaN counts only where no number is."""
     return ReadyAggregate(AggregationKind.MIN, field)
 
 
 def max_(field: str) -> ReadyAggregate:
-    """The greatest value of a field; NULL where all are NULL. NaN counts only where there is nothing else."""
+    """The greatest value of a field, text by its bytes; NULL where all are NULL. NaN counts only where no number is."""
     return ReadyAggregate(AggregationKind.MAX, field)
 
 

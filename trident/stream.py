@@ -557,8 +557,8 @@ class GroupedStream:
         """The same as `agg`, folded across batches: into what `state` holds for the key, or the sinks of `into`. Only
         `into` can follow.
 
-        Sinks fold count() and sum_(), a state also min_(), max_() and combiners. Others are refused: of two batches'
-        means, say, nobody could make one. `state_name` is the state's name among the sinks (default: the component's
+        Sinks fold count(), sum_(), min_() and max_(), a state also combiners. Others are refused: of two batches' means,
+        say, nobody could make one. `state_name` is the state's name among the sinks (default: the component's
         with `-state` behind it).
 
         Raises:

@@ -7,7 +7,7 @@ import pytest
 
 from stormproof.core.errors import TopologyError
 from stormproof.core.sink import Fold, SinkInput
-from stormproof.sinks.folding import check_fold_input
+from stormproof.sinks.folding import check_fold_input, fold_tables
 from stormproof.sinks.limits import ColumnLimit, Limits
 
 
@@ -65,6 +65,9 @@ KEYED = pa.schema([("k", pa.string()), ("n", pa.int64())])
         (SinkInput(KEYED.append(pa.field("z", pa.int64())), ("k",), {"n": Fold.SUM}), "'z'"),
         (SinkInput(pa.schema([("k", pa.float64()), ("n", pa.int64())]), ("k",), {"n": Fold.SUM}), "double"),
         (SinkInput(pa.schema([("k", pa.string()), ("n", pa.string())]), ("k",), {"n": Fold.SUM}), "no sum"),
+        (SinkInput(pa.schema([("k", pa.string()), ("n", pa.list_(pa.int64()))]), ("k",), {"n": Fold.MIN}), "no min"),
+        (SinkInput(pa.schema([("k", pa.string()), ("n", pa.float16())]), ("k",), {"n": Fold.MAX}), "no max"),
+        (SinkInput(KEYED, ("k",), {"n": Fold.OWN}), "cannot call"),
     ],
 )
 def test_a_fold_that_cannot_be_served(input_: SinkInput, why: str) -> None:
@@ -75,3 +78,12 @@ def test_a_fold_that_cannot_be_served(input_: SinkInput, why: str) -> None:
 def test_a_fold_that_can() -> None:
     check_fold_input(SinkInput(KEYED, ("k",), {"n": Fold.SUM}), "sink 'x'")
     check_fold_input(SinkInput(KEYED), "sink 'x'")
+    check_fold_input(SinkInput(KEYED, ("n",), {"k": Fold.MIN}), "sink 'x'")
+
+
+def test_columns_may_be_called_as_arrow_calls_results() -> None:
+    schema = pa.schema([(name, pa.int64()) for name in ("x", "x_min", "x_max", "x_max_sum", "0")])
+    input_ = SinkInput(schema, ("0", "x_min"), {"x": Fold.MIN, "x_max": Fold.SUM, "x_max_sum": Fold.MAX})
+    one, two = ([dict.fromkeys(schema.names, 1) | {"x": x, "x_max": 5, "x_max_sum": x}] for x in (3, 2))
+    folded = fold_tables(pa.Table.from_pylist(one, schema), pa.Table.from_pylist(two, schema), input_, "here")
+    assert folded.to_pylist() == [{"x": 2, "x_min": 1, "x_max": 10, "x_max_sum": 3, "0": 1}]
