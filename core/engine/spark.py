@@ -33,7 +33,15 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.java import delta_jars, find_java
 from stormproof.core.engine.memory_limit import limit_memory
 from stormproof.core.engine.protocol import Job, JobKey, JobReport
-from stormproof.core.errors import JobFailed, Json, SettingsError, StormproofError, TopologyError, UsageError
+from stormproof.core.errors import (
+    FatalError,
+    JobFailed,
+    Json,
+    SettingsError,
+    StormproofError,
+    TopologyError,
+    UsageError,
+)
 from stormproof.core.message import storable_text
 from stormproof.core.stage import StageJob, run_task, stage_jobs
 from stormproof.core.wire import WIRE_DDL, WIRE_SCHEMA, job_report
@@ -190,6 +198,7 @@ class SparkEngine:
 
         Raises:
             JobFailed: a task failed more often than Spark tries it, a worker or the JVM died, or `cancel` was called.
+            FatalError: the JVM was gone before.
             TopologyError: a function cannot be sent to a worker.
             StormproofError: what a task raised of these.
         """
@@ -201,7 +210,7 @@ class SparkEngine:
         with self._lock:
             self._running[job.key] = running
         try:
-            rows = self._collect(self._plan(parts), running)
+            rows = self._collect(self._planned(parts), running)
         finally:
             with self._lock:
                 del self._running[job.key]
@@ -222,6 +231,16 @@ class SparkEngine:
 
     def close(self) -> None:
         """Nothing to let go: the session is not the engine's own."""
+
+    def _planned(self, parts: tuple[StageJob, ...]) -> DataFrame:
+        try:
+            return self._plan(parts)
+        except (Py4JError, OSError) as error:  # no job runs yet: it is Spark itself that does not answer
+            raise FatalError(
+                f"Spark is gone: its JVM has died, or the session was stopped ({_short(str(error))}). No message is to "
+                "blame, and nothing is lost or half written; start the run again. Where it dies again, look for the JVM's "
+                "end in the machine's log (was it killed for its memory?)"
+            ) from error
 
     def _plan(self, parts: tuple[StageJob, ...]) -> DataFrame:
         number = parts[0].tasks[0]

@@ -450,6 +450,46 @@ def test_a_cancel_that_comes_too_early_is_repeated() -> None:
     assert keeper.timed_out
 
 
+class Died(BaseException):
+    """The driver's process ends here."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_message_that_kills_the_driver_is_found_though_four_batches_were_open_each_time(
+    tmp_path: Path, seed: int
+) -> None:
+    """Deaths count for all that was open; opened again, each runs by itself and notes what is in hand."""
+    culprit, pulses, open_messages, noted = 5, tmp_path / "pulse", list[int](), list[Job]()
+
+    class Deadly(InlineEngine):
+        def run(self, job: Job) -> JobReport:
+            if culprit not in ids_of(job):
+                return super().run(job)
+            open_messages.append(w.source.backlog().pending)
+            noted[:] = [job] if job.careful else []
+            raise Died
+
+    lines = [b"m%d x" % i for i in range(16)]
+    w = World(lines, tmp_path / "w", in_flight=4, batch_messages=4, max_attempts=1)
+    notes, statistics = list[Pulse](), None
+    while statistics is None:
+        assert len(open_messages) < 5, "more drivers die than with one batch in flight"
+        try:
+            statistics = w.run(engine=Deadly(), jobs=JobsInTurn(Random(seed)), pulse_root=pulses)
+        except Died:
+            for job in noted:  # a process that is killed leaves its notes behind
+                folder = pulses / ".".join(map(str, job.key))
+                folder.mkdir(parents=True)
+                notes.append(Pulse(folder, 0, 0, careful=True))
+                notes[-1].note(culprit)
+    for note in notes:
+        note.__exit__(None, None, None)
+    assert len(open_messages) == 3
+    assert open_messages[1:] == [4, 1], "another batch ran beside one that a driver had died over"
+    assert statistics.dead_letters == 1
+    assert w.counts() == Counter({f"m{i}": 1 for i in range(16) if i != culprit} | {"x": 15})
+
+
 def test_what_was_sent_between_stages_is_let_go() -> None:
     """A Python worker serves many batches: it must not keep what it sent in them."""
     rows = np.arange(100_000)
