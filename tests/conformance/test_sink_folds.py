@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -26,13 +27,15 @@ from support.fold_harness import (
 
 from stormproof.core.errors import TopologyError
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.postgres.database import connect
+from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.sink import Fold, SinkInput
 from stormproof.sinks.delta.folds import quoted
 from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.postgres import PostgresSink
+from stormproof.trident.audit.inspect import describe_sink, open_for_inspection
+from stormproof.trident.audit.ledger import SinkBinding
 
 STORES = ("memory", "postgres", "delta", "delta-streamed")
 FUNCTION_SCOPED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -131,6 +134,24 @@ def test_nan_counts_only_where_there_is_no_number(harness: FoldHarness, nan: flo
             harness.commit(session, txid, LIMITS.batch(rows_of(rows)))
             held = harness.content()[1]
             assert (held["least"], held["most"]) == (1.5, 1.5)
+
+
+@pytest.mark.parametrize("store", ["postgres", "delta"])
+def test_the_audit_opens_such_a_sink_by_what_the_ledger_keeps(
+    store: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    database = request.getfixturevalue("database") if store == "postgres" else None
+    harness = FoldHarness(f"{store}-fold", tmp_path, database)
+    limits(harness, [{"key": 1, "n": 5}], [{"key": 1, "n": 3}])
+    description = describe_sink(harness.sink, harness.input)
+    assert description["folds"] == {name: fold.value for name, (_, fold) in LIMITS.columns.items()}
+    binding = SinkBinding("counts", harness.sink.target, "", description, dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+    with closing(
+        open_for_inspection(harness.identity, binding, database or Database.from_url("postgresql:///x"))
+    ) as reader:
+        report = reader.evidence(0, None)
+    assert [(entry.txid, entry.rows, entry.problem) for entry in report.entries] == [(1, 1, None), (2, 1, None)]
+    assert report.problems == ()
 
 
 # What a sink refuses, by name

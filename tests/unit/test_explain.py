@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from stormproof.core.errors import TopologyError
 from stormproof.sinks.memory import MemorySink
+from stormproof.testing import simulate
 from stormproof.trident.aggregate import count
 from stormproof.trident.cli.app import app
 from stormproof.trident.explain import explain
@@ -149,9 +150,17 @@ def test_the_page_has_every_operation() -> None:
 
 def test_the_code_on_the_page_runs() -> None:
     page = (ROOT / "docs" / "stream_operations.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    aggregates, extremes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     made: dict[str, object] = {}
-    exec(compile(code, "stream_operations.md", "exec"), made)  # noqa: S102 - our own page
+    exec(compile(aggregates, "stream_operations.md", "exec"), made)  # noqa: S102 - our own page
     by_size = made["by_size"]
     assert isinstance(by_size, Stream)
     assert by_size.schema.names == ["size", "rank", "top", "n", "longest"]
+    exec(compile(extremes, "stream_operations.md", "exec"), made)  # noqa: S102 - our own page
+    kept = made["t"]
+    assert isinstance(kept, Topology)
+    run = simulate(kept, ["a 20.5", "b 3", "a 18"], batch_messages=1)
+    assert sorted(tuple(row.values()) for row in run.rows("sensors")) == [
+        ("a", 2, 38.5, 18.0, 20.5),
+        ("b", 1, 3.0, 3.0, 3.0),
+    ]

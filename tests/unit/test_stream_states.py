@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -73,6 +74,35 @@ def test_what_has_no_key_is_kept_under_one_for_everything(tmp_path: Path) -> Non
     StateWorld(tmp_path, build).run()
     assert held(state) == {True: {"n": 36, "best": "w9", "lo": "w0"}}
     assert table.rows() == [{"everything": True, "n": 36}]
+
+
+ODD: dict[str, float | None] = {"w0": None, "w1": math.nan, "w2": -0.5, "w3": math.inf}
+"""What is odd about some words: nothing, no number, less than all others, more."""
+
+
+def test_tables_and_states_fold_alike_whatever_the_batches(tmp_path: Path) -> None:
+    state, table = MemoryMap(), MemorySink("table", staging=tmp_path / "files")
+
+    def build(words: Stream) -> None:
+        marked = words.each(lambda w: w[-1], "word", schema="mark string")
+        rated = marked.each(lambda w: ODD.get(w, float(len(w))), "word", schema="rate double")
+        kept = rated.group_by("mark").persistent_aggregate(
+            n=count(), lo=min_("rate"), hi=max_("rate"), first=min_("word"), last=max_("word"), state=state
+        )
+        kept.into(table)
+
+    assert StateWorld(tmp_path, build, in_flight=2).run().batches == len(BATCHES)
+    rows: dict[Any, dict[str, Any]] = {row["mark"]: row for row in table.rows()}
+    for mark, values in held(state).items():
+        for name, value in values.items():  # the map keeps JSON, where numbers that are none are text
+            assert str(rows[mark][name]) == str(value)
+    whole = sorted(word for line in LINES for word in line.decode().split())
+    for mark, row in rows.items():
+        found = [word for word in whole if word[-1] == mark]
+        assert (row["n"], row["first"], row["last"]) == (len(found), found[0], found[-1])
+    assert [(rows[mark]["lo"], rows[mark]["hi"]) for mark in ("0", "1", "2", "3")] == [
+        (3.0, 3.0), (3.0, 3.0), (-0.5, -0.5), (math.inf, math.inf)
+    ]  # fmt: skip
 
 
 class Longest:

@@ -12,7 +12,8 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import CombineNode, OperationNode, WriteNode, compile_topology
 from stormproof.core.sink import Fold, SinkInput
 from stormproof.sinks.memory import MemorySink
-from stormproof.trident.aggregate import count, sum_
+from stormproof.trident.aggregate import ReadyAggregate, count, max_, min_, sum_
+from stormproof.trident.ledger.graph import Graph, changes, graph_of
 from stormproof.trident.stream import Stream, Topology
 
 
@@ -139,6 +140,20 @@ def fingerprint(schema: str = "word string", sink: str = "a", function: Callable
     t = Topology("t")
     t.stream("lines", source()).flat_map(function, schema=schema, name="f").into(MemorySink(sink))
     return compile_topology(t, Guarantee.EXACTLY_ONCE).fingerprint
+
+
+def test_another_fold_of_the_same_column_is_another_graph() -> None:
+    def graph(how: ReadyAggregate) -> Graph:
+        t = Topology("t")
+        words = t.stream("lines", source()).flat_map(str.split, schema="word string", name="f")
+        words.each(len, schema="size long").group_by("word").persistent_aggregate(x=how).into(MemorySink("a"))
+        return graph_of(compile_topology(t, Guarantee.EXACTLY_ONCE), "memory")
+
+    assert changes(graph(min_("size")), graph(min_("size"))) == ()
+    for how in (max_("size"), sum_("size")):
+        change, *_ = changes(graph(min_("size")), graph(how))
+        assert change.needs_acceptance
+        assert '{"x": "min"}' in change.text
 
 
 def test_a_fingerprint_tells_shapes_apart_and_nothing_of_functions() -> None:
