@@ -160,6 +160,19 @@ class SinkSession(Protocol):
 
 
 @runtime_checkable
+class KeepsHeld(Protocol):
+    """What finds a transaction of its own whose driver may have died before it was synced."""
+
+    def keep_held(self) -> None:
+        """See that the last transaction is whole, and have it outlive a power loss.
+
+        Raises:
+            SinkRefused: files of it are lost.
+        """
+        ...
+
+
+@runtime_checkable
 class RestoresLost(Protocol):
     """A sink session that can take back a commit of which a power loss took files."""
 

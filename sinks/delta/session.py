@@ -28,7 +28,7 @@ from stormproof.sinks.delta.log import (
     undo_metadata,
 )
 from stormproof.sinks.delta.table import column_limits, require_table
-from stormproof.sinks.delta.torn import put_torn_aside
+from stormproof.sinks.delta.torn import put_torn_aside, unreadable
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.protocol import (
     CommitOutcome,
@@ -204,6 +204,12 @@ class DeltaSession:
             truncated=bool(versions) and versions[0] > 0,
             problems=tuple(problems),
         )
+
+    def keep_held(self) -> None:
+        """See that the files of the last commit are there, and sync it."""
+        position = self._position(self._load(), same_table=True)
+        self._require_live(position)
+        self._sync(None if position is None else position.commit, after=None)
 
     def restore_lost(self, transaction: PreparedTransaction) -> str | None:
         """Take a fold back whose commit is the table's newest version and whose files were lost; see the protocol."""
@@ -470,7 +476,8 @@ class DeltaSession:
             return []
         newest = self._log.versions()[-1]
         later = [e for v in range(entry.version + 1, newest + 1) if (e := self._log.entry(v)) is not None]
-        return self._lost(entry, later)
+        # Adopted files were synced before they were prepared; those of a MERGE by nobody, until its commit is.
+        return self._lost(entry, later, decode=self._input.is_fold)
 
     def _last_txid(self, log: list[LogEntry], guard: int | None) -> int | None:
         """The last txid by the identifier, or what a RESTORE of our own says since."""
@@ -482,7 +489,7 @@ class DeltaSession:
                 return guard
         return guard
 
-    def _lost(self, entry: LogEntry, later: list[LogEntry]) -> list[str]:
+    def _lost(self, entry: LogEntry, later: list[LogEntry], *, decode: bool = False) -> list[str]:
         removed = {path for e in later for path, _ in e.removed}
         lost: list[str] = []
         for file in entry.added:
@@ -496,6 +503,8 @@ class DeltaSession:
                 continue
             if size != file.bytes:
                 lost.append(f"{path} has {size} bytes instead of {file.bytes}")
+            elif decode and (wrong := unreadable(path, file.rows)) is not None:
+                lost.append(f"{path} cannot be read: {wrong}")
         return lost
 
     def _problem(self, entry: LogEntry, ours: OurCommit, later: list[LogEntry], restored: int | None) -> str | None:

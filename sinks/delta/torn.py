@@ -155,7 +155,7 @@ def _torn_checkpoint(delta_log: DeltaLog) -> list[str]:
     names: list[str] = []
     checkpoints = delta_log.checkpoints()
     newest = max(checkpoints, default=None)
-    if newest is not None and not _is_parquet(delta_log.checkpoint_path(newest)):
+    if newest is not None and unreadable(delta_log.checkpoint_path(newest)) is not None:
         names.append(os.path.basename(delta_log.checkpoint_path(newest)))
     try:
         with open(os.path.join(delta_log.folder, _HINT), "rb") as file:
@@ -174,9 +174,17 @@ def _torn_checkpoint(delta_log: DeltaLog) -> list[str]:
     return names
 
 
-def _is_parquet(path: str) -> bool:
+def unreadable(path: str, rows: int | None = None) -> str | None:
+    """Why a Parquet file cannot be read to its end; None where it can. Decodes all of it, batch by batch.
+
+    A power loss may leave a file with its size, and zeros in place of some blocks: compressed pages, their headers and the
+    footer do not decode then.
+    """
+    read = 0
     try:
-        pq.read_metadata(path)
-    except (pa.ArrowInvalid, OSError):
-        return False
-    return True
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                read += batch.num_rows
+    except (pa.ArrowException, OSError) as error:
+        return str(error).splitlines()[0]
+    return None if rows is None or rows == read else f"it has {read} rows instead of {rows}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,10 @@ from support.sink_harness import SCHEMA, SinkHarness
 from stormproof.core.errors import SinkRefused
 from stormproof.sinks.delta import sink as delta_sink
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.torn import tear
+from stormproof.sinks.delta.torn import tear, unreadable
 from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, RestoresLost, SinkSession
+from stormproof.trident.state.delta import DeltaMap
+from stormproof.trident.state.sink import StateSink
 
 A, B = {"a": 1}, {"a": 10, "b": 2}
 
@@ -216,6 +219,26 @@ def restore(harness: SinkHarness, transaction: PreparedTransaction) -> str | Non
     return session.restore_lost(transaction)
 
 
+def test_a_block_of_zeros_anywhere_in_a_merged_file_is_seen(fold: SinkHarness) -> None:
+    """The file has its size: its name and length reached the disk, and one block of 4 KiB did not."""
+    session, numbers = fold.open(), random.Random(1)
+    only = fold.prepare(session, 1, None, {f"word {i}": numbers.getrandbits(40) for i in range(9_000)})
+    session.commit(only, checked=True)
+    (added,) = [file for version in (1,) if (e := log_of(fold).entry(version)) for file in e.added]
+    path = Path(log_of(fold).local_path(added.path))
+    whole = path.read_bytes()
+    assert len(whole) > 100_000
+    assert unreadable(str(path), added.rows) is None
+    missed = []
+    for at in range(0, len(whole), 4096):
+        path.write_bytes(whole[:at] + bytes(len(whole[at : at + 4096])) + whole[at + 4096 :])
+        if unreadable(str(path), added.rows) is None:
+            missed.append(at)
+    assert missed == []
+    with pytest.raises(SinkRefused, match="cannot be read"):
+        fold.open(2).commit(only, checked=True)
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_lost_merge_is_taken_back_and_made_again(fold: SinkHarness, again: bool, synced: set[str]) -> None:
     _, second = two(fold)
@@ -315,3 +338,36 @@ def test_an_adopted_file_that_is_lost_must_be_put_back(tmp_path: Path) -> None:
     assert restore(append, second) is None
     with pytest.raises(SinkRefused, match=rf"{lost.name} is missing; it was lost after the commit; put the file back"):
         append.open(2).commit(second, checked=True)
+
+
+# A state in a Delta table
+
+
+@pytest.fixture
+def state(fold: SinkHarness) -> SinkHarness:
+    fold.sink = StateSink("counts", DeltaMap(fold.delta_path, "transactional"), staging=fold.staging)
+    return fold
+
+
+def test_a_state_that_holds_a_batch_is_synced_before_that_counts(state: SinkHarness, synced: set[str]) -> None:
+    _, second = two(state)
+    written = log_of(state).entry(2)
+    assert written is not None
+    synced.clear()
+    assert state.open(2).commit(second, checked=True) is CommitOutcome.ALREADY_HELD
+    assert {str(entry(state, 2)), *(log_of(state).local_path(f.path) for f in written.added)} <= synced
+
+
+def test_a_states_lost_merge_is_taken_back_and_made_again(state: SinkHarness) -> None:
+    _, second = two(state)
+    lost = lose_a_file(state)
+    with pytest.raises(SinkRefused, match=rf"file lost: .*{lost.name} is missing"):
+        state.open(2).commit(second, checked=True)
+    kept = (state.staging / second.files[0].path).rename(state.folder / "kept")
+    with pytest.raises(SinkRefused, match=rf"{second.files[0].path} is missing"):
+        restore(state, second)
+    kept.rename(state.staging / second.files[0].path)
+    assert restore(state, second)
+    assert restore(state, second) is None
+    assert state.open(2).commit(second, checked=True) is CommitOutcome.APPLIED
+    assert state.rows() == after_two(state)

@@ -201,4 +201,11 @@ class Disk:
 def _variants(now: bytes, then: bytes, luck: random.Random) -> list[bytes]:
     if now == then:
         return [now]
-    return [now, now, then, now[: luck.randrange(len(now) + 1)], bytes(len(now))]
+    return [
+        now,
+        now,
+        then,
+        now[: luck.randrange(len(now) + 1)],
+        bytes(len(now)),
+        bytes(len(now) // 2) + now[len(now) // 2 :],
+    ]

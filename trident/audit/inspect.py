@@ -105,9 +105,13 @@ def open_for_inspection(identity: SinkIdentity, binding: SinkBinding, ledger_dat
 
 def _inspected(identity: SinkIdentity, binding: SinkBinding, state: StateFactory, input_: SinkInput) -> SinkSession:
     """A map's session; how its values are merged is its topology's code, which nobody needs to read it."""
+    files = (binding.description or {}).get("files")
+    staging = None if files is None else str(files)
     from stormproof.trident.state.sink import StateSink
 
-    return StateSink(binding.sink, state, keys=input_.keys).inspect(identity, SinkInput(input_.schema, input_.keys))
+    return StateSink(binding.sink, state, keys=input_.keys, staging=staging).inspect(
+        identity, SinkInput(input_.schema, input_.keys)
+    )
 
 
 def _input_of(binding: SinkBinding, description: dict[str, Json]) -> SinkInput:

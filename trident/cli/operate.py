@@ -83,7 +83,7 @@ def _restore_lost(stores: Stores, tx: Tx, ledger: Ledger, row: TopologyRow, txid
     restored: dict[str, str] = {}
     for sink, item in work.items():
         binding = bindings.get(sink)
-        if binding is None or (binding.description or {}).get("kind") != "delta":
+        if binding is None or (binding.description or {}).get("kind") not in ("delta", "delta-map"):
             continue  # only a Delta table can hold a batch without its files
         with closing(opener_for(stores.database)(SinkIdentity(row.name, row.incarnation, sink), binding)) as session:
             done = session.restore_lost(to_prepared(txid, item)) if isinstance(session, RestoresLost) else None

@@ -15,7 +15,7 @@ from stormproof.core.errors import Json, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import Fold, SinkInput
 from stormproof.sinks.delta.log import APPLICATION
-from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.session import HOOKS, DeltaSession
 from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.delta.table import check_types, require_table
 from stormproof.sinks.limits import Limits
@@ -102,7 +102,9 @@ class DeltaBacking(DeltaSession):
     def _put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         del transaction
         if not self._pending:  # an empty MERGE commits nothing, not even its identifier
-            table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
+            table.create_write_transaction(
+                [], "append", table.schema(), commit_properties=properties, post_commithook_properties=HOOKS
+            )
             return
         columns = {_quoted(name): f"s.{_quoted(name)}" for name in self._input.schema.names}
         (
@@ -113,6 +115,7 @@ class DeltaBacking(DeltaSession):
                 target_alias="t",
                 streamed_exec=False,
                 commit_properties=properties,
+                post_commithook_properties=HOOKS,
             )
             .when_matched_update({_quoted(name): columns[_quoted(name)] for name in self._stored.names})
             .when_not_matched_insert(columns)

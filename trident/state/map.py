@@ -10,7 +10,7 @@ import pyarrow as pa
 from stormproof.core.compute import pc
 from stormproof.core.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
 from stormproof.sinks.limits import Limits
-from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction
+from stormproof.sinks.protocol import EvidenceReport, Held, KeepsHeld, PreparedTransaction, RestoresLost
 from stormproof.trident.state.merge import merge_columns, newest, one_row_a_key
 from stormproof.trident.state.protocol import Merge, StateContext, StateKind
 
@@ -305,6 +305,15 @@ class EvidencedMap(StoredMap):
     def held(self) -> Held | None:
         """The last transaction that it holds for this context's identity."""
         return self._backing.held()
+
+    def keep_held(self) -> None:
+        """Have what it holds outlive a power loss, where a store's own commit does not see to that."""
+        if isinstance(self._backing, KeepsHeld):
+            self._backing.keep_held()
+
+    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
+        """Take a commit back of which a power loss took files; None where nothing of it is lost."""
+        return self._backing.restore_lost(transaction) if isinstance(self._backing, RestoresLost) else None
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives of this topology's name that committed to it."""

@@ -24,7 +24,9 @@ from stormproof.sinks.protocol import (
     Decision,
     EvidenceReport,
     Held,
+    KeepsHeld,
     PreparedTransaction,
+    RestoresLost,
     SinkIdentity,
     decide,
 )
@@ -329,6 +331,8 @@ class StateSession:
     def _commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
         where, txid, state = f"{self._where}, txid {transaction.txid}", transaction.txid, self.state()
         if checked and self._holds(transaction):
+            if isinstance(state, KeepsHeld):
+                state.keep_held()
             return CommitOutcome.ALREADY_HELD
         require_files(self._staging, transaction.files, where=where, digests=True)
         counted = sum(file.rows for file in transaction.files)
@@ -361,6 +365,15 @@ class StateSession:
         if held is not None and held.txid == transaction.txid and held.digest is None:
             return True  # a txid's rows never change once they are prepared, and only prepared ones come here
         return decide(self.identity, transaction, held) is Decision.SKIP
+
+    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
+        """Have a state take a commit back of which a power loss took files; see `RestoresLost`."""
+        state, held = self.state(), self.held()
+        if not isinstance(state, RestoresLost) or held is None or held.txid != transaction.txid:
+            return None
+        where = f"{self._where}, txid {transaction.txid}"
+        require_files(self._staging, transaction.files, where=where, digests=True)  # what it is written from again
+        return state.restore_lost(transaction)
 
     def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
         """Remove prepared files of dead attempts."""
