@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support.blows import Action
 from support.chain import Chain, ordeals, shuffled
 from support.races import races
-from support.rounds import ROUNDS_PER_TOPOLOGY, Rounds, stand_on
+from support.rounds import ROUNDS_PER_TOPOLOGY, Rounds, lives, stand_on
 from support.spark_driver import TIMEOUT_S, SparkDriver
 
 from stormproof.core.postgres.embedded import EmbeddedPostgres
@@ -40,14 +41,14 @@ RACES = 50
 
 
 def matrix(server: EmbeddedPostgres, rng: random.Random) -> Iterator[str]:
-    """Every cell once, in one chain for each number of batches in flight."""
-    for in_flight, batch_messages in ((1, 5), (4, 2)):
-        with stand_on(server, f"matrix_{in_flight}", proxied=False) as stand:
-            stand.cell = replace(stand.cell, in_flight=in_flight, batch_messages=batch_messages)
-            cells = ordeals([Action.KILL, Action.RAISE, Action.LAPSE, Action.TAKE_OVER])
-            for line in Chain(stand).run(shuffled(cells, rng)):
-                yield f"{in_flight} in flight: {line}"
-            yield f"{in_flight} in flight: {len(cells)} cells exact; {shown(stand.tally)}"
+    """Every cell once, for each number of batches in flight."""
+    cells = ordeals([Action.KILL, Action.RAISE, Action.LAPSE, Action.TAKE_OVER])
+    for in_flight, batch in ((1, 5), (4, 2)):
+        tally: Counter[str] = Counter()
+        shaped = partial(replace, in_flight=in_flight, batch_messages=batch)
+        for line in lives(server, shuffled(cells, rng), tally, shaped):
+            yield f"{in_flight} in flight: {line}"
+        yield f"{in_flight} in flight: {len(cells)} cells exact; {shown(tally)}"
 
 
 def on_spark(server: EmbeddedPostgres, rng: random.Random) -> Iterator[str]:

@@ -7,6 +7,7 @@ hundreds of random rounds.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from support import random_code
 from support.blows import Action
 from support.chain import Chain, one_way_each, ordeal, ordeals, shuffled
 from support.races import races
-from support.rounds import Rounds, stand_on
+from support.rounds import Rounds, lives, stand_on
 
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
@@ -48,11 +49,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgre
 @pytest.mark.parametrize("in_flight", [1, 4])
 def test_a_misfortune_at_every_failpoint(postgres: EmbeddedPostgres, in_flight: int, seed: int) -> None:
     """One batch in flight: killed everywhere. Four: killed, failed, left standing or taken over from, in turn."""
-    cells = ordeals([Action.KILL]) if in_flight == 1 else one_way_each(WAYS, seed)
-    with stand_on(postgres, f"chain_{in_flight}", proxied=False) as stand:
-        stand.cell = replace(stand.cell, in_flight=in_flight, batch_messages=5 if in_flight == 1 else 2)
-        for line in Chain(stand).run(shuffled(cells, random.Random(seed))):
-            print(line)
+    cells = shuffled(ordeals([Action.KILL]) if in_flight == 1 else one_way_each(WAYS, seed), random.Random(seed))
+    tally: Counter[str] = Counter()
+    batch = 5 if in_flight == 1 else 3
+    for line in lives(postgres, cells, tally, lambda cell: replace(cell, in_flight=in_flight, batch_messages=batch)):
+        print(line)
+    print(tally)
 
 
 def test_a_first_driver_that_dies_before_it_reads_leaves_nothing_that_the_audit_cannot_tell(

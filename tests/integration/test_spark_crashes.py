@@ -1,23 +1,22 @@
-"""A covering subset of the crash matrix on Spark: the chain over one failpoint of each kind of place."""
+"""The chain on Spark: at one failpoint of each kind of place a driver is killed, failed, or taken over from."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from support.blows import Action
-from support.chain import Chain, ordeals
+from support.blows import Action, Blow
+from support.chain import Chain, Ordeal
 from support.rounds import stand_on
 from support.spark_driver import TIMEOUT_S, SparkDriver
 
-from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
-COVERING = (
-    ("task.after_file", Action.KILL),  # inside a Spark task
-    ("prepare.after", Action.TAKE_OVER),  # frozen and untouched
-    ("delta.after_log_entry", Action.RAISE),  # a sink that holds it without an answer
-    ("postgres.after_rows", Action.KILL),  # inside a sink's transaction
+STARTS = (
+    (Blow("task.after_file", Action.KILL),),  # inside a Spark task
+    # A sink that holds it without an answer; after that, inside a sink's transaction.
+    (Blow("delta.after_log_entry", Action.RAISE), Blow("postgres.after_rows", Action.KILL, 3)),
+    (Blow("prepare.after", Action.TAKE_OVER),),  # frozen and untouched
 )
 
 
@@ -26,8 +25,7 @@ COVERING = (
 @pytest.mark.timeout(600)
 def test_a_driver_on_spark_killed_in_every_kind_of_place(postgres: EmbeddedPostgres) -> None:
     with stand_on(postgres, "spark_chain", proxied=False) as stand:
-        stand.cell = replace(stand.cell, in_flight=4, batch_messages=2)
+        stand.cell = replace(stand.cell, in_flight=4, batch_messages=3)
         stand.start, stand.timeout_s = SparkDriver, TIMEOUT_S
-        for point, action in COVERING:
-            for line in Chain(stand).run(ordeals([action], [FAILPOINTS[point]])[:1]):
-                print(line)
+        print(Chain(stand).undergo(Ordeal("on Spark", STARTS)), dict(stand.tally))
+        assert set(stand.reached) == {blow.point for blows in STARTS for blow in blows}

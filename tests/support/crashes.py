@@ -96,7 +96,7 @@ class Driver(Protocol):
 
 def start(cell: Cell, environment: Mapping[str, str]) -> Driver:
     """Start one driver; it runs until its queue is idle, or until a failpoint ends it."""
-    child = _context().Process(target=_drive, args=(cell, dict(environment)), daemon=True)
+    child = _context().Process(target=drive_and_exit, args=(cell, "inline", dict(environment)), daemon=True)
     child.start()
     return child
 
@@ -202,9 +202,10 @@ def drive(cell: Cell, engine: Literal["inline", "spark"], armed: Mapping[str, st
         coordinator.run()
 
 
-def _drive(cell: Cell, environment: dict[str, str]) -> None:
+def drive_and_exit(cell: Cell, engine: Literal["inline", "spark"], environment: Mapping[str, str]) -> None:
+    """As `drive`, with an exit status for each way to end."""
     try:
-        drive(cell, "inline", environment)
+        drive(cell, engine, environment)
     except Fenced:
         sys.exit(FENCED)
     except StoreUnavailable as error:

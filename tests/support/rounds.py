@@ -10,7 +10,7 @@ import itertools
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from support.proxy import Proxy
 from support.queues import prepared_database
 
 ROUNDS_PER_TOPOLOGY: Final = 10
+CELLS_PER_TOPOLOGY: Final = 12
 STARTS_MAX: Final = 2
 BLOWS_MAX: Final = 3
 AT_MAX: Final = 5
@@ -57,6 +58,20 @@ def stand_on(
         yield Stand(cell, database, server, proxy if proxied else None)
     with connect(server.database, application_name="tests", autocommit=True) as connection:
         connection.execute(f"drop database {name} with (force)".encode())
+
+
+def lives(
+    server: EmbeddedPostgres, cells: Sequence[Ordeal], tally: Counter[str], change: Callable[[Cell], Cell]
+) -> Iterator[str]:
+    """Go through all of these, so many in one topology's life; yields a line for each.
+
+    A topology that lives for ever would be checked at ever greater cost.
+    """
+    for first in range(0, len(cells), CELLS_PER_TOPOLOGY):
+        with stand_on(server, f"life_{first}", proxied=False) as stand:
+            stand.cell = change(stand.cell)
+            yield from Chain(stand).run(cells[first : first + CELLS_PER_TOPOLOGY])
+            tally.update(stand.tally)
 
 
 @dataclass(slots=True)

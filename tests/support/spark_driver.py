@@ -17,7 +17,7 @@ from pathlib import Path
 from stormproof.core.failpoint import ENV, ENV_LOG
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from support.crashes import Cell, drive
+from support.crashes import Cell, drive_and_exit
 from support.topologies import SinkMode
 
 TIMEOUT_S = 240
@@ -72,7 +72,7 @@ def main() -> None:
         batch_messages=fields["batch_messages"],
         in_flight=fields["in_flight"],
     )
-    drive(cell, "spark", dict(_armed()))
+    drive_and_exit(cell, "spark", _armed())
 
 
 if __name__ == "__main__":
