@@ -103,7 +103,7 @@ def put_torn_aside(delta_log: DeltaLog, where: str) -> tuple[str, ...]:
                 files=[wrong],
             )
         aside = [] if torn is None else [os.path.basename(torn[0])]
-        aside += _torn_checkpoint(delta_log)
+        aside += _torn_checkpoint(delta_log, versions)
         for name in aside:
             kept = f"{ASIDE}{name}-{uuid.uuid4().hex[:8]}"
             os.rename(os.path.join(delta_log.folder, name), os.path.join(delta_log.folder, kept))
@@ -147,14 +147,25 @@ def _hole(delta_log: DeltaLog, versions: list[int]) -> str | None:
     return None if torn is None else f"{torn[0]} is torn: {torn[1]}"
 
 
-def _torn_checkpoint(delta_log: DeltaLog) -> list[str]:
-    """The newest checkpoint, if it cannot be read, and the file that names the last one, if it names none that can be.
+def _torn_checkpoint(delta_log: DeltaLog, versions: list[int]) -> list[str]:
+    """The newest checkpoint, if it cannot be read or its own entry was lost, and the file that names the last one, if it
+    names none that stays.
 
-    A log that is whole without them is read from its entries.
+    A log that is whole without them is read from its entries. A checkpoint without its entry would have its version count,
+    with nothing to say what that was.
     """
     names: list[str] = []
     checkpoints = delta_log.checkpoints()
     newest = max(checkpoints, default=None)
+    if (
+        newest is not None
+        and versions
+        and newest == versions[-1] + 1
+        and _readable_without(newest, checkpoints, versions)
+    ):
+        names.append(os.path.basename(delta_log.checkpoint_path(newest)))
+        checkpoints -= {newest}
+        newest = max(checkpoints, default=None)
     if newest is not None and unreadable(delta_log.checkpoint_path(newest)) is not None:
         names.append(os.path.basename(delta_log.checkpoint_path(newest)))
     try:
@@ -172,6 +183,12 @@ def _torn_checkpoint(delta_log: DeltaLog) -> list[str]:
     if os.path.basename(named) in names or not os.path.exists(named):
         names.append(_HINT)
     return names
+
+
+def _readable_without(checkpoint: int, checkpoints: frozenset[int], versions: list[int]) -> bool:
+    """Whether the entries before it go back without a hole, to an older checkpoint or to the beginning."""
+    start = max((c for c in checkpoints if c < checkpoint), default=-1)
+    return set(range(start + 1, checkpoint)) <= set(versions)
 
 
 def unreadable(path: str, rows: int | None = None) -> str | None:

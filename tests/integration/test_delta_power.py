@@ -179,6 +179,23 @@ def test_a_torn_checkpoint_is_put_aside(
     assert 5 in log_of(harness).checkpoints()
 
 
+@pytest.mark.parametrize("damage", [_empty, Path.unlink])
+def test_a_checkpoint_that_outlived_its_own_entry_is_put_aside_with_it(
+    harness: SinkHarness, damage: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_sink, "CHECKPOINT_INTERVAL", 3)
+    _, second = two(harness)
+    assert 2 in log_of(harness).checkpoints()
+    damage(entry(harness, 2))
+    session = harness.open(2)
+    held = session.held()
+    assert held is not None
+    assert held.txid == 1
+    assert session.commit(second, checked=True) is CommitOutcome.APPLIED
+    assert harness.rows() == after_two(harness)
+    assert session.held() == Held(2, second.digest)
+
+
 def test_old_log_entries_go_only_after_the_checkpoint_is_synced(
     harness: SinkHarness, synced: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
