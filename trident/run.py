@@ -12,11 +12,12 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.errors import Fenced, PositionMismatch, SettingsError, TransientError
+from stormproof.core.errors import Fenced, PositionMismatch, SettingsError, StoreUnavailable, TransientError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import Plan, compile_topology
@@ -71,8 +72,15 @@ def require_schema(engine: sa.Engine, database: Database, *, own: bool) -> None:
 
     Raises:
         SettingsError: the schema of a user's own database is of another revision.
+        StoreUnavailable: it does not answer.
     """
-    found = state(engine)
+    try:
+        found = state(engine)
+    except OperationalError as error:
+        reason = database.without_secrets(str(error.orig)).strip().splitlines()[0]
+        raise StoreUnavailable(
+            f"the database {database.redacted} does not answer: {reason}; check with: stormproof doctor"
+        ) from error
     if found.up_to_date:
         return
     if own or found.current is None:

@@ -25,12 +25,12 @@ from stormproof.core.compute import pc
 from stormproof.core.convert import nulls_refused
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.spark import (
-    REQUIRED,
     SETTINGS,
     SparkEngine,
     _short,  # pyright: ignore[reportPrivateUsage]
+    require_settings,
 )
-from stormproof.core.errors import JobFailed, SettingsError, UsageError
+from stormproof.core.errors import JobFailed, UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.schema import parse_schema
 from stormproof.core.sink import PreparedFile, SinkWriter, TaskContext, TaskWriter, files_to_json
@@ -108,16 +108,8 @@ class SparkFrames:
     """Micro-batches as Spark DataFrames, by `df.writeStream.foreachBatch`."""
 
     def require(self, frame: DataFrame) -> None:
-        """Raises SettingsError. Where the session says nothing, Spark's own defaults count."""
-        conf = frame.sparkSession.conf
-        for key, value in REQUIRED.items():
-            found = conf.get(key) if key.startswith("spark.sql.") else conf.get(key, "false")
-            if found != value:
-                raise SettingsError(
-                    f"the query's Spark session has {key}={found!r}; exactly-once rests on {value!r}: set it before the "
-                    "session starts",
-                    setting=key,
-                )
+        """Raises SettingsError."""
+        require_settings(frame.sparkSession)
 
     def query_id(self, frame: DataFrame) -> str:
         """Raises UsageError where no streaming query calls."""

@@ -146,6 +146,22 @@ def spark_session(settings: SparkSettings, **more: str) -> SparkSession:
     return session
 
 
+def require_settings(session: SparkSession) -> None:
+    """Refuse a session that lacks what exactly-once rests on. Where it says nothing, Spark's own defaults count.
+
+    Raises:
+        SettingsError: names the setting, what it is and what it has to be.
+    """
+    for key, value in REQUIRED.items():
+        found = session.conf.get(key) if key.startswith("spark.sql.") else session.conf.get(key, "false")
+        if found != value:
+            raise SettingsError(
+                f"the Spark session has {key}={found!r}; exactly-once rests on {value!r}: set it before the session "
+                "starts, or let stormproof.core.engine.spark.spark_session make the session",
+                setting=key,
+            )
+
+
 @dataclass(slots=True)
 class _Running:
     """A job that Spark knows by this tag."""
@@ -172,14 +188,7 @@ class SparkEngine:
         clock: Clock | None = None,
         between: Between | None = None,
     ) -> None:
-        for key, value in REQUIRED.items():
-            found = session.conf.get(key, "false" if value == "false" else "")
-            if found != value:
-                raise SettingsError(
-                    f"the Spark session has {key}={found!r}; exactly-once rests on {value!r}: set it, or let "
-                    "stormproof.core.engine.spark.spark_session make the session",
-                    setting=key,
-                )
+        require_settings(session)
         self._session = session
         self._parallelism = parallelism or session.sparkContext.defaultParallelism
         self._worker_memory_mb = worker_memory_mb

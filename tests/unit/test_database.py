@@ -11,6 +11,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from stormproof.core.errors import SettingsError, StoreUnavailable
 from stormproof.core.postgres.database import Database, connect
+from stormproof.trident.run import ledger_engine, require_schema
 
 SECRET = "hunter2/ä@?"  # noqa: S105 - a made-up one
 QUOTED = "hunter2%2F%C3%A4%40%3F"
@@ -105,3 +106,11 @@ def test_no_connection_is_an_error_without_secrets() -> None:
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
     assert "password" not in str(caught.value.details)
+
+
+def test_a_ledger_that_cannot_be_reached_is_named_with_what_to_do() -> None:
+    database = Database.from_url("postgresql://me:hunter2@127.0.0.1:1/d")
+    engine = ledger_engine(database)
+    with pytest.raises(StoreUnavailable, match=r"me@127\.0\.0\.1:1/d does not answer: .*stormproof doctor") as raised:
+        require_schema(engine, database, own=False)
+    assert "hunter2" not in str(raised.value)
