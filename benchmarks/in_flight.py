@@ -24,6 +24,7 @@ from stormproof.trident.coordinator import RunOptions
 from stormproof.trident.run import driver
 
 BATCHES = 8
+LARGE_MESSAGES = 50_000
 MESSAGES = 10_000
 SMALL_MESSAGES = 1_000
 MANY = 4
@@ -105,8 +106,8 @@ def with_a_slow_sink(bench: Workbench) -> Generator[Case]:
     """A sink whose commit takes as long as its run."""
     pause = Pause()
     with (
-        draining(bench, MANY, MESSAGES, (SlowSink("many", pause),), pause) as many,
-        draining(bench, 1, MESSAGES, (SlowSink("one", pause),), pause) as one,
+        draining(bench, MANY, LARGE_MESSAGES, (SlowSink("many", pause),), pause) as many,
+        draining(bench, 1, LARGE_MESSAGES, (SlowSink("one", pause),), pause) as one,
     ):
         yield Case(
             key="in-flight",
