@@ -84,6 +84,27 @@ class StateQuery(ReadsState):
         self._query = query
         self._found = found
 
+    def check_values(self, held: pa.Schema) -> None:
+        """Check that a map's own values, `held`, are what the tuples are to get; a query of one's own may give anything.
+
+        They come in the map's order, under any names: but the name of one value may not stand for another.
+
+        Raises:
+            TopologyError: there are more or fewer of them, of other types, or in another order.
+        """
+        if self._query is not map_get:
+            return
+        pairs = zip(self._found, held, strict=False)
+        fits = len(self._found) == len(held) and all(f.type == h.type for f, h in pairs)
+        moved = [f.name for i, f in enumerate(self._found) if f.name in held.names and held.names.index(f.name) != i]
+        if not fits or moved:
+            raise TopologyError(
+                f"a query wants {', '.join(f'{f.name} {f.type}' for f in self._found)} of state {self.state!r}, which "
+                f"gives {', '.join(f'{f.name} {f.type}' for f in held)}: name all of these in `schema`, in this order, "
+                "or give a `query` of your own",
+                state=self.state,
+            )
+
     def answer(self, state: State, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The tuples with the columns that the query gave, in their order."""
         found = self._query(state, self.keys(rows))
@@ -114,7 +135,8 @@ def check_queries(topology: TopologyGraph) -> None:
     """Check what a query says of its state, once all is there.
 
     Raises:
-        TopologyError: the state is none of the topology's, or its keys are of other types than the fields.
+        TopologyError: the state is none of the topology's, its keys are of other types than the fields, or its values are
+            others than those that are asked for.
     """
     states = {
         c.name: (c.spec, c.input)
@@ -142,3 +164,5 @@ def check_queries(topology: TopologyGraph) -> None:
                 f"state {bolt.state!r} are {', '.join(f'{k.name} {k.type}' for k in keys)}",
                 component=component.name,
             )
+        if isinstance(bolt, StateQuery) and sink.is_map:
+            bolt.check_values(pa.schema([f for f in input_.schema if f.name not in sink.keys_of(input_)]))

@@ -407,12 +407,13 @@ class Stream:
         """The tuple with what a state of this topology holds for it, as further fields, which `schema` names.
 
         `state` is its name among the sinks; `fields` are looked up, in the order of its keys. `query(state, keys)` gives a
-        record batch with one row for each of a record batch's keys; by default they are what a map holds, NULLs where that
-        is nothing. A batch sees what all batches before it committed, and nothing of its own: the topology's batches run
-        one at a time then.
+        record batch with one row for each of a record batch's keys; by default they are all values that a map holds, in
+        its order, NULLs where that is nothing; `schema` may name them anew. A batch sees what all batches before it
+        committed, and nothing of its own: the topology's batches run one at a time then.
 
         Raises:
-            TopologyError: a field is unknown; and when it is compiled, if there is no such state, or its keys differ.
+            TopologyError: a field is unknown; and when it is compiled, if there is no such state, or its keys or values
+                differ.
         """
         import pyarrow as pa
 

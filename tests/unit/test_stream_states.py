@@ -238,9 +238,24 @@ def asks(stream: Stream, state: str, field: str) -> None:
     compiled(sized.state_query(state, field, schema="n long").into(MemorySink("out")))
 
 
+def asks_for(stream: Stream, schema: str) -> None:
+    sized = stream.each(len, "word", schema="size long")
+    sized.group_by("word").persistent_aggregate(n=count(), most=max_("size"), state=MemoryMap(), state_name="s")
+    compiled(sized.state_query("s", "word", schema=schema).into(MemorySink("out")))
+
+
+def test_what_a_map_holds_may_get_other_names() -> None:
+    asks_for(words(), "n long, most long")
+    asks_for(words(), "before long, longest long")
+
+
 @pytest.mark.parametrize(
     ("build", "said"),
     [
+        (lambda w: asks_for(w, "n long"), "wants n int64 of state 's', which gives n int64, most int64: name all"),
+        (lambda w: asks_for(w, "most long, n long"), "in this order"),
+        (lambda w: asks_for(w, "before long, n long"), "in this order"),
+        (lambda w: asks_for(w, "n long, most string"), "wants n int64, most string"),
         (lambda w: asks(w, "count", "word"), "reads the state 'count', which is none of topology 't'; known: counts"),
         (lambda w: asks(w, "counts", "wrd"), "unknown field 'wrd'; known: word, size"),
         (lambda w: asks(w, "counts", "size"), "looks up size int32; the keys of state 'counts' are word string"),

@@ -132,6 +132,11 @@ class StateSink:
         """What the state promises about a txid that comes again."""
         return self._factory.kind
 
+    @property
+    def is_map(self) -> bool:
+        """Whether each row is merged into its key's value, and nobody's own updater says what the state holds."""
+        return self._updater is None
+
     def description(self, input_: SinkInput) -> dict[str, Json]:
         """What the ledger keeps of it, for an audit without the topology's code; which a store of one's own needs."""
         own = self._factory.description(self._database) if isinstance(self._factory, Described) else {}
