@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from stormproof import MemorySource, Topology, UsageError, count
+from stormproof import MemoryMap, MemorySource, Topology, UsageError, count
 from stormproof.core import wire
 from stormproof.core.bolt import Bolt, Tuple
 from stormproof.core.message import FailureReason
@@ -217,6 +217,12 @@ def test_what_cannot_be_simulated_is_refused() -> None:
         simulate(words(), LINES, ledger=False)
     with pytest.raises(UsageError, match="probability"):
         simulate(words(), LINES, faults=Faults(drops=2.0))
+    asking = Topology("asking")
+    lines = asking.stream("lines", MemorySource("lines", schema="line string"))
+    lines.group_by("line").persistent_aggregate(n=count(), state=MemoryMap(), state_name="seen")
+    lines.state_query("seen", "line", schema="n long").into(MemorySink("out"))
+    with pytest.raises(UsageError, match="'asking' reads a state"):
+        simulate(asking, ["a"])
     with pytest.raises(UsageError, match="no sink 'x'"):
         simulate(words(), LINES).rows("x")
 

@@ -216,7 +216,7 @@ def simulate(
 
     Raises:
         TopologyError: the topology cannot be run under this guarantee.
-        UsageError: messages for an unknown spout, or exactly-once without a ledger.
+        UsageError: messages for an unknown spout, exactly-once without a ledger, or a topology that reads a state.
     """
     chosen = as_guarantee(guarantee or topology.guarantee or Guarantee.EXACTLY_ONCE)
     with_ledger = chosen is Guarantee.EXACTLY_ONCE if ledger is None else ledger
@@ -253,6 +253,11 @@ class _World:
         self.rng = self._random("driver")
         self.chance = Chance(faults, self._random("faults"), self.clock)
         plan = compile_topology(topology, guarantee)
+        if plan.serial:
+            raise UsageError(
+                f"topology {topology.name!r} reads a state while a batch runs (state_query, new_values_stream), and a "
+                "simulation opens no state: run it with engine='inline'"
+            )
         by_spout = _by_spout(topology, messages)
         self.sources = {
             spout: SimulatedSource(
