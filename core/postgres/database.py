@@ -176,7 +176,11 @@ def connect(database: Database, *, application_name: str, autocommit: bool = Fal
     try:
         return psycopg.connect(make_conninfo("", **parameters), autocommit=autocommit)
     except psycopg.OperationalError as error:
-        text, state = database.without_secrets(str(error)).strip(), error.sqlstate
+        lines = (line.strip() for line in database.without_secrets(str(error)).splitlines())
+        text = " ".join(
+            line for line in lines if line and not line.startswith("Is the server running")
+        )  # we ask that, too
+        state = error.sqlstate
     # Raised outside the handler: the driver's own error, with what it may hold, is neither cause nor context of this.
     raise StoreUnavailable(
         f"no connection to Postgres at {database.redacted}: {text}; check that the server runs there and that "

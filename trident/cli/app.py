@@ -16,7 +16,9 @@ app = typer.Typer(
 queue_app = typer.Typer(help="Put messages into a queue and look at it.", no_args_is_help=True)
 audit_app = typer.Typer(help="Ask what happened, and check it.", no_args_is_help=True)
 letters_app = typer.Typer(help="Messages that failed too often.", no_args_is_help=True)
-ledger_app = typer.Typer(help="The schema of ledger and queues.", no_args_is_help=True)
+ledger_app = typer.Typer(
+    help="The ledger: its schema, its size, and what a person decides about a topology.", no_args_is_help=True
+)
 app.add_typer(queue_app, name="queue")
 app.add_typer(audit_app, name="audit")
 app.add_typer(letters_app, name="dead-letters")
@@ -25,6 +27,24 @@ app.add_typer(ledger_app, name="ledger")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="The topology's name.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"stormproof {version('stormproof')}")
+        raise typer.Exit
+
+
+@app.callback(help=app.info.help)
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """What holds for no single command."""
 
 
 @app.command()

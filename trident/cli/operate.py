@@ -179,7 +179,7 @@ def _evidence(ledger: AuditLedger, topology: str) -> tuple[int, Mapping[str | No
         if not members:
             raise UsageError(
                 f"topology {topology!r} reads {row.source!r}, which is neither a queue nor files in the ledger's "
-                "database: its dead letters are kept there",
+                "database: its dead letters are kept by the source itself, where no command reaches them",
                 topology=topology,
             )
         elsewhere = [spout for spout in sources_in(row.source) if spout not in members]

@@ -267,9 +267,9 @@ def prune_ledger(topology: str | None, *, older_than: str, dry_run: bool, by: st
 
 def _prune_text(reports: Sequence[PruneReport]) -> None:
     for report in reports:
-        rows = ", ".join(f"{count} of {table}" for table, count in report.removed.items() if count) or "nothing"
-        verb = "would remove" if report.dry_run else "removed"
-        say(
-            f"{report.topology}: pruned up to txid {report.upto} (before: {report.before}); {verb} {rows}; "
-            f"{report.kept_txids} older txids stay, since something still needs them"
+        rows = ", ".join(f"{count} rows of {table}" for table, count in report.removed.items() if count) or "nothing"
+        done, verb = ("would be pruned", "would remove") if report.dry_run else ("pruned", "removed")
+        stay = (
+            f"; of {report.kept_txids} of these txids something stays that is still needed" if report.kept_txids else ""
         )
+        say(f"{report.topology}: {done} up to txid {report.upto} (before: {report.before}); {verb} {rows}{stay}")

@@ -61,8 +61,9 @@ def _status_text(report: StatusReport) -> None:
 
 
 def _pace_text(topology: str, p: Pace) -> str:
+    last = "last batch" if p.batches == 1 else f"last {p.batches} batches"
     return (
-        f"{topology}: last {p.batches} batches: {p.messages:.0f} messages each, {p.messages_per_s:.0f} messages/s, "
+        f"{topology}: {last}: {p.messages:.0f} messages each, {p.messages_per_s:.0f} messages/s, "
         f"committed {p.latency_p50_ms:.0f} ms after open (nine in ten within {p.latency_p90_ms:.0f} ms): job "
         f"{p.steps_ms['job']:.0f} ms, wait for the sinks {p.steps_ms['wait']:.0f} ms, commit {p.steps_ms['commit']:.0f} ms; "
         f"back-pressure {p.back_pressure:.0%}"

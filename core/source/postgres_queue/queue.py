@@ -642,7 +642,7 @@ class PostgresQueue:
         except psycopg.errors.UndefinedTable as error:
             raise UsageError(
                 f"queue {self.queue} at {self.database.redacted}: a table is missing ({error.diag.message_primary}); "
-                "`stormproof ledger migrate` makes Stormproof's tables, subscribe() or put() the queue's",
+                "the queue's are made by its first put() or subscribe(), Stormproof's own by `stormproof ledger migrate`",
                 queue=self.queue,
             ) from error
         except psycopg.OperationalError as error:
