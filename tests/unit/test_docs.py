@@ -52,6 +52,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_readme_leads_to_every_page_and_example() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"(docs/{page.name})" in readme, f"README.md does not link to docs/{page.name}"
+    for example in (ROOT / "examples").glob("*.py"):
+        if not example.name.startswith("demo"):
+            assert f"(examples/{example.name})" in readme, f"README.md does not link to examples/{example.name}"
+
+
 @each_page
 def test_files_that_are_named_exist(page: Path) -> None:
     for name in re.findall(r"`((?:tests|tools|core|trident|sinks|docs|examples)/[\w/.]+\.\w+)`", page.read_text()):
