@@ -62,6 +62,12 @@ DEATHS_NOTED_MAX: Final = 2
 """So many, where the message was noted in hand when the last one ended."""
 
 CANCEL_AGAIN_S: Final = 0.5
+
+RETRY_SHARE: Final = 0.1
+"""While other messages wait, retries take no more than this part of the time: each batch of them costs a whole job."""
+
+RETRY_WAIT_MAX_S: Final = 30.0
+
 FULL: Final = 0.9
 """A batch with so great a part of its limit is full: the source may have more."""
 
@@ -168,6 +174,7 @@ class Coordinator:
         self._leases = WaitingLeases(source)
         self._in_flight: dict[int, _Batch] = {}
         self._looked_at_s: float | None = None
+        self._retries_from_s = 0.0
         self._noted: frozenset[int] = frozenset()
         self._statistics = RunStatistics(run.topology, options.guarantee.value, run.epoch)
 
@@ -315,8 +322,10 @@ class Coordinator:
     def _open(self) -> bool:
         started_s = self._clock.monotonic_s()
         seed = self._rng.getrandbits(SEED_BITS)
-        limit = self._tuner.limit
+        limit = replace(self._tuner.limit, retries=started_s >= self._retries_from_s)
         opened = self._steps.open(self._options.guarantee, limit, seed)
+        if opened is None and not limit.retries:  # nothing else waits
+            opened = self._steps.open(self._options.guarantee, self._tuner.limit, seed)
         if opened is None:
             return False
         batch = _Batch(opened, started_s, limit)
@@ -384,6 +393,9 @@ class Coordinator:
         del self._in_flight[batch.opened.txid]
         ended_s = self._clock.monotonic_s()
         result.steps_ms["total"] = (ended_s - batch.started_s) * 1000
+        if batch.opened.slice.retry:
+            took_s = ended_s - batch.started_s
+            self._retries_from_s = ended_s + min(took_s * (1 / RETRY_SHARE - 1), RETRY_WAIT_MAX_S)
         if isinstance(batch.outcome, Complete):
             self._tuner.learn(_sample(batch, ended_s))
         else:

@@ -376,14 +376,32 @@ def _unpacked(text: str) -> StormproofError:
     return JobFailed(message, **details)
 
 
+_UNTOLD: Final = ("at ", "... ", "Driver stacktrace:", "An error occurred while calling ")
+"""How lines begin that say where in Spark something was called, and nothing of what happened."""
+
+_WRAPPING: Final = re.compile(
+    r"^(?:Caused by: |: )?(?:[\w.$]*SparkException: )?(?:Exception thrown in awaitResult:\s*)?"
+    r"(?:Job aborted due to stage failure: .*?most recent failure: Lost task .*?\(TID \d+\) \((?P<where>.*?)\): (?:[\w.$]*SparkException: )?)?"
+)
+"""What Spark puts around a cause on one line: the classes that passed it on, and the numbers of stage and task. Where it ran is kept."""
+
+
 def _short(text: str) -> str:
-    """The lines of Spark's text that say what happened: the end of a Python traceback, or the first lines."""
+    """The lines of Spark's text that say what happened: the end of a Python traceback, or its causes, each once.
+
+    The first of them is what a list of messages has room for.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     starts = [i for i, line in enumerate(lines) if line.lstrip().startswith("Traceback (most recent call last)")]
     if starts:
         lines = lines[starts[-1] + 1 :]
         end = next((i for i, line in enumerate(lines) if not line.startswith((" ", "\t"))), len(lines) - 1)
         return storable_text("\n".join(lines[max(0, end - 2) : end + 1]))
-    causes = [line.strip() for line in lines if line.strip().startswith("Caused by:")]
-    kept = [line for line in lines if not line.lstrip().startswith("at ")][:ERROR_LINES_MAX]
-    return storable_text("\n".join([*kept, *causes[-1:]]))
+    told: list[str] = []
+    for line in lines:
+        if not line.lstrip().startswith(_UNTOLD):
+            said = _WRAPPING.sub(lambda m: f"on {m['where']}: " if m["where"] else "", line.strip())
+            if said and not any(said in earlier for earlier in told):
+                told.append(said)
+    told = told or lines
+    return storable_text("\n".join([*told[:ERROR_LINES_MAX], *told[ERROR_LINES_MAX:][-1:]]))

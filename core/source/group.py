@@ -304,7 +304,9 @@ class SourceGroup:
             reserved = sum(min(later.wanted, most // len(order)) for later in order[place + 1 :])
             share = max(1, left - reserved)
             share_bytes = max(1, left_bytes * share // left)
-            slice_ = member.source.open(lease, Limit(share, share_bytes), seed_of(seed, member.index), tx)
+            slice_ = member.source.open(
+                lease, Limit(share, share_bytes, limit.retries), seed_of(seed, member.index), tx
+            )
             if slice_ is None:
                 member.wanted = 0
                 continue

@@ -212,7 +212,9 @@ class MemorySource:
             raise UsageError(
                 f"source {self.name}: {lease.owner} holds a slice already; each lease needs a key of its own"
             )
-        leased = self._returned(sub, limit) or self._due(sub, limit) or self._new(sub, limit)
+        leased = (
+            self._returned(sub, limit) or (self._due(sub, limit) if limit.retries else None) or self._new(sub, limit)
+        )
         if leased is None:
             return None
         leased.owner, leased.epoch, leased.held = lease.owner, lease.epoch, False

@@ -31,10 +31,15 @@ The payload is of another type where the source's own decoder takes that: a stru
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much a slice may hold. One message is handed out even where it alone is above `bytes`."""
+    """How much a slice may hold. One message is handed out even where it alone is above `bytes`.
+
+    `retries` off: leave what failed before for a later call, also where it is due. A source that does not heed it is
+    slower where messages fail, and no less right.
+    """
 
     messages: int = 10_000
     bytes: int = 64 * 1024 * 1024
+    retries: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -418,9 +418,9 @@ class FileSource(FileStore):
         try:
             with self._transaction(tx) as cursor:
                 next_id = pending.lock(cursor, who, lease.epoch)
-                row = pending.reopen(cursor, who, lease, limit, self._cut) or pending.open_due(
-                    cursor, who, lease, limit, self._cut
-                )
+                row = pending.reopen(cursor, who, lease, limit, self._cut)
+                if row is None and limit.retries:
+                    row = pending.open_due(cursor, who, lease, limit, self._cut)
                 if row is None and next_id < self._total:
                     stop, _ = self._cut(next_id, self._total, limit)
                     stop = self._whole_groups(next_id, stop)

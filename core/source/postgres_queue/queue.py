@@ -219,7 +219,7 @@ class PostgresQueue:
                 with slices.index_ranges_only(cursor):
                     return (
                         slices.reopen(cursor, who, lease, limit, seed)
-                        or slices.open_due(cursor, who, lease, limit, seed)
+                        or (slices.open_due(cursor, who, lease, limit, seed) if limit.retries else None)
                         or slices.open_new(cursor, who, position, server.snapshot, lease=lease, limit=limit, seed=seed)
                     )
             except psycopg.errors.UniqueViolation as error:

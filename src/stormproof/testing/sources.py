@@ -536,6 +536,24 @@ class SourceConformance:
         source.confirm(_lease("b"))
         assert source.backlog() == Backlog(0, 0, 0, 0)
 
+    def test_due_retries_are_left_for_later_where_the_limit_says_so(self, harness: SourceHarness) -> None:
+        """`Limit(retries=False)` hands out new messages and leaves the due retries as they are."""
+        harness.put(_numbered(2))
+        source = harness.view()
+        slice_ = source.open(_lease("a"), ANY, SEED)
+        assert slice_ is not None
+        source.confirm(_lease("a"), [m.failed() for m in messages_of(source, slice_)])
+        harness.put([b"new"])
+        harness.wait_for_retries()
+        fresh = source.open(_lease("b"), Limit(retries=False), SEED)
+        assert fresh is not None
+        assert _payloads(messages_of(source, fresh)) == [b"new"]
+        assert source.open(_lease("c"), Limit(retries=False), SEED) is None
+        late = source.open(_lease("c"), ANY, SEED)
+        assert late is not None
+        assert late.retry
+        assert sorted(_payloads(messages_of(source, late))) == _numbered(2)
+
     def test_a_retry_slice_is_cut_returned_and_halved_as_others(self, harness: SourceHarness) -> None:
         """Limits, abort, split and expiry hold for retry slices too."""
         harness.put(_numbered(6))
