@@ -27,9 +27,9 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.spark import (
     SETTINGS,
     SparkEngine,
-    _short,  # pyright: ignore[reportPrivateUsage]
     require_settings,
 )
+from stormproof.core.engine.spark_error import what_happened
 from stormproof.core.errors import JobFailed, UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.schema import parse_schema
@@ -138,7 +138,7 @@ class SparkFrames:
         try:
             summary = frame.mapInArrow(functools.partial(_run, packed), _SUMMARY_DDL).toArrow()
         except (PySparkException, Py4JError, OSError) as error:
-            raise JobFailed(f"the Spark job failed: {_short(str(error))}", error=type(error).__name__) from error
+            raise JobFailed(f"the Spark job failed: {what_happened(str(error))}", error=type(error).__name__) from error
         return written_of(summary.to_pylist())
 
     def read_in_vain(self, frame: DataFrame) -> None:

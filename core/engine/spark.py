@@ -33,6 +33,7 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.java import delta_jars, find_java
 from stormproof.core.engine.memory_limit import limit_memory
 from stormproof.core.engine.protocol import Job, JobKey, JobReport
+from stormproof.core.engine.spark_error import what_happened
 from stormproof.core.errors import (
     FatalError,
     JobFailed,
@@ -79,7 +80,6 @@ SETTINGS: Final = {
     "spark.log.level": "OFF",  # what fails is in the error that the driver raises
 }
 
-ERROR_LINES_MAX: Final = 12
 _cloudpickle: Final[Any] = cloudpickle  # it has no types
 _CARRIED: Final = "stormproof-error"
 _CARRIED_PATTERN: Final = re.compile(rf"<{_CARRIED}>(.*?)</{_CARRIED}>", re.DOTALL)
@@ -138,7 +138,7 @@ def spark_session(settings: SparkSettings, **more: str) -> SparkSession:
         session = builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
         raise SettingsError(
-            f"Spark does not start on {settings.master} with the Java at {java.home}: {_short(str(error))}; "
+            f"Spark does not start on {settings.master} with the Java at {java.home}: {what_happened(str(error))}; "
             "check with: stormproof doctor",
             master=settings.master,
         ) from error
@@ -236,7 +236,7 @@ class SparkEngine:
             try:
                 self._session.sparkContext.cancelJobsWithTag(running.tag)
             except (Py4JError, OSError) as error:  # the JVM is gone, and its jobs with it: their `run` says so
-                log.warning("a job could not be cancelled: %s", _short(str(error)))
+                log.warning("a job could not be cancelled: %s", what_happened(str(error)))
 
     def close(self) -> None:
         """Nothing to let go: the session is not the engine's own."""
@@ -246,9 +246,9 @@ class SparkEngine:
             return self._plan(parts)
         except (Py4JError, OSError) as error:  # no job runs yet: it is Spark itself that does not answer
             raise FatalError(
-                f"Spark is gone: its JVM has died, or the session was stopped ({_short(str(error))}). No message is to "
-                "blame, and nothing is lost or half written; start the run again. Where it dies again, look for the JVM's "
-                "end in the machine's log (was it killed for its memory?)"
+                f"Spark is gone: its JVM has died, or the session was stopped ({what_happened(str(error))}). No message is "
+                "to blame, and nothing is lost or half written; start the run again. Where it dies again, look for the "
+                "JVM's end in the machine's log (was it killed for its memory?)"
             ) from error
 
     def _plan(self, parts: tuple[StageJob, ...]) -> DataFrame:
@@ -278,7 +278,7 @@ class SparkEngine:
             carried = _CARRIED_PATTERN.search(text)
             if carried is not None:
                 raise _unpacked(carried[1]) from error
-            raise JobFailed(f"the Spark job failed: {_short(text)}", error=type(error).__name__) from error
+            raise JobFailed(f"the Spark job failed: {what_happened(text)}", error=type(error).__name__) from error
 
 
 def _task_of(part: StageJob, memory_mb: int | None) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -374,34 +374,3 @@ def _unpacked(text: str) -> StormproofError:
             return cls(message, **details)
         todo.extend(cls.__subclasses__())
     return JobFailed(message, **details)
-
-
-_UNTOLD: Final = ("at ", "... ", "Driver stacktrace:", "An error occurred while calling ")
-"""How lines begin that say where in Spark something was called, and nothing of what happened."""
-
-_WRAPPING: Final = re.compile(
-    r"^(?:Caused by: |: )?(?:[\w.$]*SparkException: )?(?:Exception thrown in awaitResult:\s*)?"
-    r"(?:Job aborted due to stage failure: .*?most recent failure: Lost task .*?\(TID \d+\) \((?P<where>.*?)\): (?:[\w.$]*SparkException: )?)?"
-)
-"""What Spark puts around a cause on one line: the classes that passed it on, and the numbers of stage and task. Where it ran is kept."""
-
-
-def _short(text: str) -> str:
-    """The lines of Spark's text that say what happened: the end of a Python traceback, or its causes, each once.
-
-    The first of them is what a list of messages has room for.
-    """
-    lines = [line for line in text.splitlines() if line.strip()]
-    starts = [i for i, line in enumerate(lines) if line.lstrip().startswith("Traceback (most recent call last)")]
-    if starts:
-        lines = lines[starts[-1] + 1 :]
-        end = next((i for i, line in enumerate(lines) if not line.startswith((" ", "\t"))), len(lines) - 1)
-        return storable_text("\n".join(lines[max(0, end - 2) : end + 1]))
-    told: list[str] = []
-    for line in lines:
-        if not line.lstrip().startswith(_UNTOLD):
-            said = _WRAPPING.sub(lambda m: f"on {m['where']}: " if m["where"] else "", line.strip())
-            if said and not any(said in earlier for earlier in told):
-                told.append(said)
-    told = told or lines
-    return storable_text("\n".join([*told[:ERROR_LINES_MAX], *told[ERROR_LINES_MAX:][-1:]]))
