@@ -43,7 +43,10 @@ BROKEN = [
     Broken(sabotage.no_fence, "open.before", Action.TAKE_OVER, "a driver ended with|PositionMismatch", at=2),
     Broken(sabotage.no_previous_check, "delta.after_log_entry", Action.KILL, "delta-fold holds", at=2),
     Broken(
-        sabotage.no_transaction_identifier, "delta.after_log_entry", Action.KILL, "identifier says None|ends before its transaction identifier|ended with 1"
+        sabotage.no_transaction_identifier,
+        "delta.after_log_entry",
+        Action.KILL,
+        "identifier says None|ends before its transaction identifier|ended with 1",
     ),
     Broken(sabotage.confirm_before_commit, "commit.before_sink", Action.KILL, "too much, too little|audit of"),
     Broken(sabotage.recompute_prepared, "commit.after_sink", Action.KILL, "delta-append holds|too much"),
