@@ -7,12 +7,18 @@ job is `careful`, the message that is in hand. The driver learns from it whether
 The row count costs a loop nothing: a thread looks five times a second at how far the loop's own iterator is. The note of
 the message in hand costs each row a store into a mapped page, which the page cache keeps when the process is killed.
 
+A task holds a lock on its file for as long as its process lives. On one machine the driver so tells a task that runs from
+one whose worker is dead: Spark is about to repeat that one, which may take a while, and no message hangs meanwhile.
+
 *Not guaranteed*: a note survives no power loss; the folder must be one that executors and driver see alike (on a network
-folder the notes of another machine may lag). What rests on a note is only what is tried first, never a result.
+folder the notes of another machine may lag). A dead worker on another machine looks as if it were running, and so does one
+whose function had started a process of its own by fork that lives on. What rests on a note is only what is tried first,
+never a result.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import shutil
@@ -20,10 +26,12 @@ import socket
 import struct
 import tempfile
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from operator import length_hint
 from pathlib import Path
 from types import TracebackType
@@ -40,8 +48,8 @@ EVERY_S: Final = 0.2
 SUSPECTS_MAX: Final = 8
 """More messages in hand than this, with nothing to tell them apart, name nobody."""
 
-_RECORD: Final = struct.Struct("=qqqq")
-_ROWS, _STATE, _NOTED, _MESSAGE = range(4)
+_RECORD: Final = struct.Struct("=qqqqq")
+_ROWS, _STATE, _NOTED, _MESSAGE, _LOCKED_ON = range(5)
 _RUNNING, _DONE, _FAILED = range(3)
 
 
@@ -64,7 +72,9 @@ class Pulse:
                 folder=str(folder),
             ) from error
         self.path = Path(path)
-        os.pwrite(self._file, bytes(_RECORD.size), 0)
+        # The lock comes first: whoever finds a whole record may ask for it.
+        locked_on = _machine() if _locked(self._file, fcntl.LOCK_EX) else 0
+        os.pwrite(self._file, _RECORD.pack(0, _RUNNING, 0, 0, locked_on), 0)
         self._map = mmap.mmap(self._file, _RECORD.size)
         self._slots = memoryview(self._map).cast("q")
         # (rows of loops and batches that are over, the items that the running loop has still to take, how many it had):
@@ -177,7 +187,7 @@ class Progress:
     """How far a job is. Another value than before is a sign of life.
 
     `rows` is the sum over its tasks, `started` the number of tasks begun (repeated ones again), `running` how many of
-    those have not ended. A task whose worker was killed looks as if it were running.
+    those have neither ended nor died with their worker.
     """
 
     rows: int = 0
@@ -189,10 +199,42 @@ def progress(folder: Path) -> Progress:
     """How far the job is that has this folder; nothing at all where the folder is not there."""
     records = list(_records(folder))
     return Progress(
-        rows=sum(record[_ROWS] for record in records),
+        rows=sum(record[_ROWS] for _, record in records),
         started=len(records),
-        running=sum(record[_STATE] == _RUNNING for record in records),
+        running=sum(record[_STATE] == _RUNNING and not _dead(path, record) for path, record in records),
     )
+
+
+@cache
+def _machine() -> int:
+    """A number for this machine since its start, never 0: what is locked here can be asked for here."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:  # there is none but on Linux
+        boot = b""
+    return zlib.crc32(socket.gethostname().encode() + boot) + 1
+
+
+def _locked(file: int, how: int) -> bool:
+    try:
+        fcntl.flock(file, how)
+    except OSError:  # held by another, or a file system without locks
+        return False
+    return True
+
+
+def _dead(path: Path, record: tuple[int, ...]) -> bool:
+    """Whether the process that locked this file, here, is gone."""
+    if record[_LOCKED_ON] != _machine():
+        return False
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        return _locked(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    finally:
+        os.close(file)
 
 
 def suspects(folder: Path) -> tuple[int, ...]:
@@ -239,7 +281,7 @@ def _most_often(folders: Sequence[Path]) -> tuple[int, ...]:
     noted = Counter(
         record[_MESSAGE]
         for folder in folders
-        for record in _records(folder)
+        for _, record in _records(folder)
         if record[_NOTED] and record[_STATE] != _DONE
     )
     most = max(noted.values(), default=0)
@@ -247,15 +289,16 @@ def _most_often(folders: Sequence[Path]) -> tuple[int, ...]:
     return tuple(named) if len(named) <= SUSPECTS_MAX else ()
 
 
-def _records(folder: Path) -> Iterator[tuple[int, ...]]:
+def _records(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
         return
     for entry in entries:
         try:
-            content = Path(entry.path).read_bytes()
+            path = Path(entry.path)
+            content = path.read_bytes()
         except FileNotFoundError:  # removed meanwhile: the job is over
             continue
         if len(content) == _RECORD.size:  # else it was just made
-            yield _RECORD.unpack(content)
+            yield path, _RECORD.unpack(content)

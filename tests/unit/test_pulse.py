@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stormproof.core import pulse as pulse_module
 from stormproof.core.errors import JobFailed, TransientError
 from stormproof.core.pulse import (
     SUSPECTS_MAX,
@@ -115,8 +118,47 @@ def test_a_loop_that_went_on_after_an_exception_counts_each_row_once(tmp_path: P
 
 def test_the_message_in_hand_outlives_a_killed_worker(tmp_path: Path) -> None:
     killed(tmp_path, 0, 11, -12, 13, in_hand=-12)
-    assert progress(tmp_path).running == 1
     assert suspects(tmp_path) == (-12,)
+
+
+def test_a_task_whose_worker_died_does_not_run_any_more(tmp_path: Path) -> None:
+    killed(tmp_path, 0, 1, in_hand=1)
+    assert progress(tmp_path) == Progress(0, 1, 0)
+    with Pulse(tmp_path, 0, 0, careful=True):
+        assert progress(tmp_path).running == 1, "the task that repeats it"
+
+
+def test_a_task_on_another_machine_or_without_locks_looks_as_if_it_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(tmp_path, 0, 1, in_hand=1)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(pulse_module, "_machine", lambda: 1)
+        assert progress(tmp_path).running == 1
+
+    def refuse(*_: object) -> None:
+        raise OSError
+
+    with monkeypatch.context() as without:
+        without.setattr(fcntl, "flock", refuse)
+        killed(tmp_path, 1, 2, in_hand=2)
+    assert progress(tmp_path) == Progress(0, 2, 1)
+
+
+def test_a_stopped_worker_still_runs(tmp_path: Path) -> None:
+    """It hangs, and the message in its hand is to blame: nothing else tells it from a dead one."""
+    child = os.fork()
+    if child == 0:
+        with Pulse(tmp_path, 0, 0, careful=True):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    try:
+        os.waitpid(child, os.WUNTRACED)
+        assert progress(tmp_path).running == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert progress(tmp_path).running == 0
 
 
 def test_a_task_that_ended_well_is_no_suspect_and_one_that_failed_is(tmp_path: Path) -> None:
