@@ -25,6 +25,7 @@ from stormproof.core.source.files.rows import RowDecoder
 from stormproof.core.source.files.source import FileSource
 from stormproof.core.source.files.tables import SCHEMA
 from stormproof.core.source.protocol import Backlog, Decoded, Decoder
+from stormproof.core.source.store import query
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class MicroBatches(FileSource):
         files = [scan(os.path.join(folder, name), "parquet", self._schema) for name in names]
         with self._transaction(tx) as cursor:
             pending.lock(cursor, who, epoch)
-            found = pending.query(
+            found = query(
                 cursor,
                 f"select number, first_id + rows from {SCHEMA}.file_entry where source = %s and subscription = %s"
                 " order by number desc limit 1",

@@ -24,17 +24,13 @@ from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.core.source.files.tables import SCHEMA
 from stormproof.core.source.parts import inner_ends
 from stormproof.core.source.protocol import Backlog, Lease, Limit, Resolution
+from stormproof.core.source.store import query
 
 DEATHS_BEFORE_HALVING = 2
 _TEXT_MAX = 5_000
 _MINE = "source = %s and subscription = %s"
 _FREE = "(state = 'returned' or (state = 'open' and expires_at <= clock_timestamp()))"
 _ROW = "id, first_id, stop_id, messages, bytes, owner, epoch, opened, deaths"
-
-
-def query(cursor: Cursor[Any], text: str, *parameters: object) -> Cursor[Any]:
-    """Run a statement; its text is put together from this package's own words only."""
-    return cursor.execute(text.encode(), parameters or None)
 
 
 @dataclass(frozen=True, slots=True)

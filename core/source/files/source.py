@@ -6,8 +6,8 @@ import glob
 import math
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,13 +17,12 @@ from typing import Any, Final
 import numpy as np
 import psycopg
 import pyarrow as pa
-from psycopg.rows import tuple_row
 
 from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import Json, StoreUnavailable, TopologyError, UsageError
+from stormproof.core.errors import Json, TopologyError, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
-from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.database import Database
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.share import Rows, tokens, xor_reduce
 from stormproof.core.source.backoff import Backoff
@@ -31,15 +30,14 @@ from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.core.source.decode import JsonDecoder, decoder_for
 from stormproof.core.source.files import pending
 from stormproof.core.source.files.formats import FORMATS, File, Format, changed, fingerprint_of, gone, scan
-from stormproof.core.source.files.pending import RetryPolicy, SliceRow, Subscriber, query
+from stormproof.core.source.files.pending import RetryPolicy, SliceRow, Subscriber
 from stormproof.core.source.files.reader import FileSliceReader, RetryReader, Segment, rows_of
 from stormproof.core.source.files.rows import RowDecoder, pack
 from stormproof.core.source.files.tables import SCHEMA
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
+from stormproof.core.source.store import StoreConnection, query
 
-LOCK_WAIT_S: Final = 10
-IDLE_IN_TRANSACTION_S: Final = 30
 LAPSE_KEPT_DAYS: Final = 7
 LOOK_INTERVAL_S: Final = 5.0
 """So long after a look at the folder the next open takes its word that nothing changed, while it has messages to open."""
@@ -55,10 +53,10 @@ class FileStore:
         self.name = name
         self._database = database
         self._subscription: str | None = None
-        self._connection: psycopg.Connection | None = None
+        self._own = StoreConnection("source", name, application="files", missing="`stormproof ledger migrate` makes it")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connection": None}
+        return {**self.__dict__, "_own": self._own.apart()}
 
     def shown_id(self, message: int, origin: int) -> str:
         """``FILE-N``: the number of the message's file, and its own."""
@@ -93,9 +91,7 @@ class FileStore:
 
     def close(self) -> None:
         """Let the connection go."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._own.close()
 
     def _who(self) -> Subscriber:
         if self._subscription is None:
@@ -111,45 +107,10 @@ class FileStore:
             )
         return self._database
 
-    @contextmanager
-    def _transaction(self, tx: object | None) -> Generator[psycopg.Cursor[Any]]:
-        """A cursor in `tx`, or in a transaction of its own that is committed at the end.
-
-        Raises:
-            StoreUnavailable: the database cannot be reached, or a lock was not to be had; its answer may be lost.
-        """
-        if tx is not None and not isinstance(tx, psycopg.Connection):
-            raise UsageError(f"source {self.name}: tx is a {type(tx).__name__}, not a psycopg connection")
+    def _transaction(self, tx: object | None) -> AbstractContextManager[psycopg.Cursor[Any]]:
+        """A cursor in `tx`, or in a transaction of its own that is committed at the end."""
         database = self._bound
-        try:
-            if tx is not None:
-                with tx.cursor(row_factory=tuple_row) as cursor:
-                    yield cursor
-                return
-            connection = self._connected()
-            with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
-                yield cursor
-        except psycopg.errors.UndefinedTable as error:
-            raise UsageError(
-                f"source {self.name} at {database.redacted}: a table is missing ({error.diag.message_primary}); "
-                "`stormproof ledger migrate` makes it",
-                source=self.name,
-            ) from error
-        except psycopg.OperationalError as error:
-            raise StoreUnavailable(
-                f"source {self.name} at {database.redacted}: {database.without_secrets(str(error)).strip()}",
-                source=self.name,
-                sqlstate=error.sqlstate,
-            ) from error
-
-    def _connected(self) -> psycopg.Connection:
-        if self._connection is None or self._connection.closed:
-            connection = connect(self._bound, application_name=f"stormproof files {self.name}", autocommit=True)
-            connection.execute(f"set lock_timeout = '{LOCK_WAIT_S}s'".encode())
-            # A process that is paused inside a transaction must not hold up the others for ever.
-            connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'".encode())
-            self._connection = connection
-        return self._connection
+        return self._own.transaction(lambda: database, tx)
 
 
 class FileSource(FileStore):
@@ -208,7 +169,6 @@ class FileSource(FileStore):
         self._look_interval_s = look_interval_s
         self._looked_s = -math.inf
         self._files: list[File] = []
-        self._store: tuple[str, str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_clock": None, "_looked_s": -math.inf}
@@ -230,13 +190,7 @@ class FileSource(FileStore):
 
     def joins(self, tx: object) -> bool:
         """Whether `tx` is a transaction in the database that this source's position stands in."""
-        if not isinstance(tx, psycopg.Connection):
-            return False
-        if self._store is None:
-            with self._transaction(None) as cursor:
-                self._store = _store_of(cursor)
-        with tx.cursor(row_factory=tuple_row) as cursor:
-            return _store_of(cursor) == self._store
+        return self._own.joins(lambda: self._bound, tx)
 
     # ---- the files
 
@@ -643,10 +597,3 @@ def _pair(value: Json) -> tuple[int, int]:
 
 def _expected(ids: Rows, seed: int) -> Expectation:
     return Expectation(len(ids), xor_reduce(tokens(ids, seed)))
-
-
-def _store_of(cursor: psycopg.Cursor[Any]) -> tuple[str, str]:
-    """Server and database that a connection is in."""
-    row = query(cursor, "select (pg_control_system()).system_identifier::text, current_database()").fetchone()
-    assert row is not None
-    return row[0], row[1]

@@ -13,17 +13,13 @@ from psycopg import Cursor
 from stormproof.core.errors import UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA, SCHEMA
+from stormproof.core.source.store import query
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
 LOCK_WAIT_MS = 250
 """How long housekeeping waits for a lock: everybody else queues behind it meanwhile."""
 
 _BOUNDS = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
-
-
-def query(cursor: Cursor[Any], text: str, *parameters: object) -> Cursor[Any]:
-    """Run a statement whose text was put together from checked names and numbers."""
-    return cursor.execute(text.encode(), parameters or None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import pgpq
 import pyarrow as pa
 from psycopg import Cursor
 
-from stormproof.core.source.postgres_queue.messages import MessageTable, query
+from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.store import query
 
 CHUNK_MESSAGES = 10_000
 CHUNK_BYTES = 4 * 1024 * 1024

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from stormproof.core.errors import Fenced, Json, StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
-from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.database import Database
 from stormproof.core.schema import parse_schema
 from stormproof.core.share import signed
 from stormproof.core.source.backoff import Backoff
@@ -28,18 +28,17 @@ from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.postgres_queue import failures, slices
 from stormproof.core.source.postgres_queue.failures import RetryPolicy
-from stormproof.core.source.postgres_queue.messages import MessageTable, query
+from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.position import NOTHING
 from stormproof.core.source.postgres_queue.produce import Receipt, copy_in, lines_from
 from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
 from stormproof.core.source.postgres_queue.slices import SliceRow, Subscriber
 from stormproof.core.source.postgres_queue.tables import SCHEMA
 from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
+from stormproof.core.source.store import StoreConnection, query
 
 PARTITION_MESSAGES = 2_000_000
 MAINTAIN_INTERVAL_S = 10.0
-LOCK_WAIT_S = 10
-IDLE_IN_TRANSACTION_S = 30
 LAPSE_KEPT_DAYS = 7
 _DENSE = 1.25
 """Up to so many ids for each message, equal ranges of ids are parts of about equal length."""
@@ -110,13 +109,18 @@ class PostgresQueue:
         self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
         self._clock: Clock | None = clock
         self._subscription: str | None = None
-        self._connection: psycopg.Connection | None = None
-        self._store: tuple[str, str] | None = None
+        self._own = StoreConnection(
+            "queue",
+            queue,
+            application="queue",
+            missing="the queue's are made by its first put() or subscribe(), Stormproof's own by "
+            "`stormproof ledger migrate`",
+        )
         self._maintained_s = -math.inf
         self._ready_to = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connection": None, "_clock": None, "_maintained_s": -math.inf}
+        return {**self.__dict__, "_own": self._own.apart(), "_clock": None, "_maintained_s": -math.inf}
 
     @property
     def queue(self) -> str:
@@ -164,19 +168,11 @@ class PostgresQueue:
 
     def joins(self, tx: object) -> bool:
         """Whether `tx` is a transaction in this queue's own database."""
-        if not isinstance(tx, psycopg.Connection):
-            return False
-        if self._store is None:
-            with self._transaction(None) as cursor:
-                self._store = _store_of(cursor)
-        with tx.cursor(row_factory=tuple_row) as cursor:
-            return _store_of(cursor) == self._store
+        return self._own.joins(lambda: self.database, tx)
 
     def close(self) -> None:
         """Let the connection go."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._own.close()
 
     # ---- the pending source
 
@@ -622,44 +618,9 @@ class PostgresQueue:
                 owner=lease.owner,
             )
 
-    @contextmanager
-    def _transaction(self, tx: object | None) -> Generator[psycopg.Cursor[Any]]:
-        """A cursor in `tx`, or in a transaction of its own that is committed at the end.
-
-        Raises:
-            StoreUnavailable: the database cannot be reached, or a lock was not to be had; its answer may be lost.
-        """
-        if tx is not None and not isinstance(tx, psycopg.Connection):
-            raise UsageError(f"queue {self.queue}: tx is a {type(tx).__name__}, not a psycopg connection")
-        try:
-            if tx is not None:
-                with tx.cursor(row_factory=tuple_row) as cursor:
-                    yield cursor
-                return
-            connection = self._connected()
-            with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
-                yield cursor
-        except psycopg.errors.UndefinedTable as error:
-            raise UsageError(
-                f"queue {self.queue} at {self.database.redacted}: a table is missing ({error.diag.message_primary}); "
-                "the queue's are made by its first put() or subscribe(), Stormproof's own by `stormproof ledger migrate`",
-                queue=self.queue,
-            ) from error
-        except psycopg.OperationalError as error:
-            raise StoreUnavailable(
-                f"queue {self.queue} at {self.database.redacted}: {self.database.without_secrets(str(error)).strip()}",
-                queue=self.queue,
-                sqlstate=error.sqlstate,
-            ) from error
-
-    def _connected(self) -> psycopg.Connection:
-        if self._connection is None or self._connection.closed:
-            connection = connect(self.database, application_name=f"stormproof queue {self.queue}", autocommit=True)
-            connection.execute(f"set lock_timeout = '{LOCK_WAIT_S}s'".encode())
-            # A process that is paused inside a transaction must not hold up the others for ever.
-            connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'".encode())
-            self._connection = connection
-        return self._connection
+    def _transaction(self, tx: object | None) -> AbstractContextManager[psycopg.Cursor[Any]]:
+        """A cursor in `tx`, or in a transaction of its own that is committed at the end."""
+        return self._own.transaction(lambda: self.database, tx)
 
 
 def _bring_up_to_date(database: Database) -> None:
@@ -671,10 +632,3 @@ def _bring_up_to_date(database: Database) -> None:
     engine = sa.create_engine(database.sqlalchemy_url, poolclass=sa.NullPool)
     if not state(engine).up_to_date:
         migrate(engine)
-
-
-def _store_of(cursor: psycopg.Cursor[Any]) -> tuple[str, str]:
-    """Server and database that a connection is in."""
-    row = query(cursor, "select (pg_control_system()).system_identifier::text, current_database()").fetchone()
-    assert row is not None
-    return row[0], row[1]

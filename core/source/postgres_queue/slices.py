@@ -12,10 +12,11 @@ from psycopg import Cursor
 
 from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
 from stormproof.core.source.parts import inner_ends
-from stormproof.core.source.postgres_queue.messages import MessageTable, query
+from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span, place_of
 from stormproof.core.source.postgres_queue.tables import SCHEMA
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice
+from stormproof.core.source.store import query
 
 DEATHS_BEFORE_HALVING = 2
 _UNKNOWN = 1 << 62
