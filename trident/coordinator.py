@@ -45,10 +45,10 @@ from stormproof.sinks.protocol import CommitOutcome, SinkSession
 from stormproof.trident.in_flight import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.job import Watch, run_watched
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.rows import Run, SinkWork
 from stormproof.trident.recovery import recover
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
-from stormproof.trident.steps import Opened, Steps
+from stormproof.trident.steps import Adoption, Opened, Steps
 from stormproof.trident.transaction import TxnState
 from stormproof.trident.tuning import AsSet, LatencyTuner, Sample, Tuner
 
@@ -116,6 +116,9 @@ class _Batch:
     job: JobKey | None = None
     outcome: Outcome | None = None
     ready_s: float = 0.0
+    committing: dict[str, SinkWork] | None = None
+    """What its sinks are adopting just now."""
+
     steps_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -280,20 +283,25 @@ class Coordinator:
     def step(self) -> BatchResult | None:
         """Open what there is room for, and take one batch to its end; None where there is none.
 
-        Batches commit in txid order. One that ends without a commit (all of its messages failed, or it goes back in
-        parts) is ended as soon as that is known: no other batch depends on it.
+        Batches commit in txid order, one after the other, and while one does, others are opened and their jobs' ends looked
+        at. One that ends without a commit (all of its messages failed, or it goes back in parts) is ended as soon as that
+        is known: no other batch depends on it.
 
         Raises:
             TransientError: a step's outcome is unknown; `recover` finds out.
         """
         while True:
-            self._fill()
             batch = self._decided()
             if batch is not None:
-                return self._end(batch)
-            if not self._in_flight:
-                return None
-            self._await_job()
+                if not isinstance(batch.outcome, Complete):
+                    return self._end_uncommitted(batch)
+                self._begin_commit(batch, batch.outcome)
+            elif not self._fill():
+                if not self._in_flight:
+                    return None
+                committed = self._await_work()
+                if committed is not None:
+                    return committed
 
     def _is_at_limit(self) -> bool:
         most = self._options.max_batches
@@ -307,17 +315,17 @@ class Coordinator:
             return False
         return len(self._in_flight) < self._tuner.in_flight
 
-    def _fill(self) -> None:
-        """Open batches while there is room and something to open. An empty source is asked once in `poll_interval_s`."""
-        while self._has_room():
-            now_s = self._clock.monotonic_s()
-            empty_s = None if self._looked_at_s is None else now_s - self._looked_at_s
-            if self._in_flight and empty_s is not None and empty_s < self._options.poll_interval_s:
-                return
-            if not self._open():
-                self._looked_at_s = now_s
-                return
-            self._looked_at_s = None
+    def _fill(self) -> bool:
+        """Open a batch if there is room and something to open. An empty source is asked once in `poll_interval_s`."""
+        if not self._has_room():
+            return False
+        now_s = self._clock.monotonic_s()
+        empty_s = None if self._looked_at_s is None else now_s - self._looked_at_s
+        if self._in_flight and empty_s is not None and empty_s < self._options.poll_interval_s:
+            return False
+        opened = self._open()
+        self._looked_at_s = None if opened else now_s
+        return opened
 
     def _open(self) -> bool:
         started_s = self._clock.monotonic_s()
@@ -352,44 +360,71 @@ class Coordinator:
         self._start_job(batch, next(batch.attempts))
 
     def _decided(self) -> _Batch | None:
-        """The batch that may be ended now: the lowest, or one that commits nothing."""
+        """The batch that may be committed or ended now: the lowest, or one that commits nothing."""
         for txid in sorted(self._in_flight):
             batch = self._in_flight[txid]
-            if batch.outcome is None:
+            if batch.outcome is None or batch.committing is not None:
                 continue
             if txid == min(self._in_flight) or isinstance(batch.outcome, AllFailed | Divided | Abandoned):
                 return batch
         return None
 
-    def _await_job(self) -> None:
-        """Wait for the end of a job, and for no longer than until the source may be asked again."""
+    def _await_work(self) -> BatchResult | None:
+        """Wait for the end of a job or a commit, and for no longer than until the source may be asked again.
+
+        The batch's result, where it was a commit.
+        """
         ended = self._jobs.wait(self._options.poll_interval_s if self._has_room() else None)
         if ended is None:
-            return
+            return None
         if ended.error is not None:
             raise ended.error
         assert ended.result is not None
         batch = self._in_flight[ended.txid]
+        if isinstance(ended.result, Adoption):
+            return self._end(batch, self._finish(batch, ended.result))
+        self._job_ended(batch, ended.result)
+        return None
+
+    def _job_ended(self, batch: _Batch, result: JobReport | JobDied) -> None:
+        """Have the next attempt's job run, or note the outcome."""
         assert batch.attempts is not None
         batch.job = None
-        if isinstance(ended.result, JobReport):
+        if isinstance(result, JobReport):
             failpoint("run.after")
-            for name, duration_ms in ended.result.steps_ms.items():
+            for name, duration_ms in result.steps_ms.items():
                 batch.steps_ms[f"job.{name}"] = batch.steps_ms.get(f"job.{name}", 0.0) + duration_ms
         try:
-            attempt = batch.attempts.send(ended.result)
+            attempt = batch.attempts.send(result)
         except StopIteration as end:
             batch.outcome = cast("Outcome", end.value)
         else:
             self._start_job(batch, attempt)
 
-    def _end(self, batch: _Batch) -> BatchResult:
-        """Act on a batch's outcome."""
-        assert batch.outcome is not None
+    def _let_go(self, batch: _Batch) -> None:
+        """Its turn has come."""
         if self._in_flight_max > 1:
             batch.steps_ms["wait"] = (self._clock.monotonic_s() - batch.ready_s) * 1000
         self._leases.let_go(batch.opened.lease)
-        result = self._conclude(batch, batch.outcome)
+
+    def _begin_commit(self, batch: _Batch, complete: Complete) -> None:
+        """From a complete verdict to sinks that are adopting the batch, on a thread where there are several in flight."""
+        self._let_go(batch)
+        opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
+        with self._timed(batch, "prepare"):
+            work = self._steps.fix_content(
+                opened, batch.attempt, guarantee, report.files, complete.failed, report.tuples
+            )
+        batch.committing = work
+
+        def adopt() -> Adoption:
+            with self._timed(batch, "commit"):
+                return self._steps.adopt(opened.txid, guarantee, work)
+
+        self._jobs.start(opened.txid, adopt)
+
+    def _end(self, batch: _Batch, result: BatchResult) -> BatchResult:
+        """Make room for another batch, and account for this one."""
         del self._in_flight[batch.opened.txid]
         ended_s = self._clock.monotonic_s()
         result.steps_ms["total"] = (ended_s - batch.started_s) * 1000
@@ -464,22 +499,24 @@ class Coordinator:
 
         self._jobs.start(opened.txid, work)
 
-    def _conclude(self, batch: _Batch, outcome: Outcome) -> BatchResult:
-        """Act on the outcome: to the batch's end."""
+    def _end_uncommitted(self, batch: _Batch) -> BatchResult:
+        """Act on an outcome that commits nothing: to the batch's end."""
+        self._let_go(batch)
+        return self._end(batch, self._conclude(batch))
+
+    def _conclude(self, batch: _Batch) -> BatchResult:
         opened = batch.opened
-        match outcome:
-            case Complete():
-                return self._commit(batch, outcome)
-            case AllFailed():
+        match batch.outcome:
+            case AllFailed() as outcome:
                 self._count_dead(self._steps.abort_failed(opened, batch.attempt, outcome.failed))
                 return self._result(batch, TxnState.ABORTED, outcome.failed)
-            case Divided():
+            case Divided() as outcome:
                 self._steps.abort(opened.txid, outcome.reason, divide=opened.slice, alone=outcome.alone)
                 return self._result(batch, TxnState.ABORTED)
-            case Abandoned():
+            case Abandoned() as outcome:
                 self._steps.abandon(opened.txid, outcome.reason)
                 return self._result(batch, TxnState.ABANDONED)
-            case GivenUp():
+            case GivenUp() as outcome:
                 raise BatchUnverified(
                     f"txid {opened.txid} of topology {self._run.topology!r}: attempt {batch.attempt} does not add up "
                     f"({outcome.error}); nothing was written. Two runs before it failed alike: the reader or a store "
@@ -488,16 +525,16 @@ class Coordinator:
                     txid=opened.txid,
                     error=outcome.error,
                 )
+            case Complete() | None:
+                raise AssertionError(f"txid {opened.txid} is not over")
 
-    def _commit(self, batch: _Batch, complete: Complete) -> BatchResult:
-        """From a complete verdict to the batch's end."""
+    def _finish(self, batch: _Batch, adoption: Adoption) -> BatchResult:
+        """From what the sinks said to the batch's end."""
+        complete, work = batch.outcome, batch.committing
+        assert isinstance(complete, Complete)
+        assert work is not None
         opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
-        with self._timed(batch, "prepare"):
-            work = self._steps.fix_content(
-                opened, batch.attempt, guarantee, report.files, complete.failed, report.tuples
-            )
-        with self._timed(batch, "commit"):
-            outcomes = self._steps.commit(opened.txid, guarantee, work)
+        outcomes = self._steps.settle(opened.txid, guarantee, adoption)
         before = TxnState.PREPARED if guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN
         with self._timed(batch, "finish"):
             failures = [failed.failure for failed in complete.failed]

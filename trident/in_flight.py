@@ -1,4 +1,4 @@
-"""The jobs of the batches in flight: started on threads of their own, or in turn, for tests; and their leases."""
+"""The long work of batches in flight, jobs and commits: done on threads of its own, or in turn; and their leases."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from stormproof.core.attempts import JobDied
 from stormproof.core.engine.protocol import JobReport
 from stormproof.core.errors import Fenced, TransientError
 from stormproof.core.source.protocol import Lease, Source
+from stormproof.trident.steps import Adoption
 
 JobResult: TypeAlias = "JobReport | JobDied"
-Work: TypeAlias = Callable[[], JobResult]
+Work: TypeAlias = Callable[[], "JobResult | Adoption"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A job's end: what it gave, or what it raised."""
+    """The end of a piece of work: what it gave, or what it raised."""
 
     txid: int
-    result: JobResult | None = None
+    result: JobResult | Adoption | None = None
     error: BaseException | None = None
 
 
 class Jobs(Protocol):
-    """Runs the jobs of several batches; used by one thread."""
+    """Does the work of several batches: their jobs, and their commits; used by one thread."""
 
     def start(self, txid: int, work: Work) -> None:
-        """Have a batch's job run. A batch has one job at a time."""
+        """Have a piece of work done. A batch has one at a time."""
         ...
 
     def wait(self, timeout_s: float | None) -> Ended | None:
-        """The next job that ends; None where none did in this time (seconds; None: for ever), or none runs."""
+        """The next piece that ends; None where none did in this time (seconds; None: for ever), or none runs."""
         ...
 
     @property
@@ -49,7 +50,7 @@ class Jobs(Protocol):
 
 
 class JobsInTurn:
-    """Runs a job when its end is waited for, in this very thread: the oldest, or one that `rng` picks.
+    """Does a piece of work when its end is waited for, in this very thread: the oldest, or one that `rng` picks.
 
     With one batch in flight there is nothing to gain from threads; with several it makes every order of ends reproducible.
     """
@@ -81,7 +82,7 @@ class JobsInTurn:
 
 
 class JobsOnThreads:
-    """Runs each job on one of `number` threads, which end with the process at the latest."""
+    """Does each piece of work on one of `number` threads, which end with the process at the latest."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -137,7 +138,7 @@ class JobsOnThreads:
 class WaitingLeases:
     """Extends the leases of batches whose job is done and whose turn to commit has not come.
 
-    A thread of its own, since the driver's thread may sit in a slow commit; for the same reason it is the job's own thread
+    A thread of its own, since the driver's thread may sit in a slow step; for the same reason it is the job's own thread
     that hands a lease over to it. A lease that turns out to be lost is let go: the prepare step will say so, and by whose
     doing.
     """

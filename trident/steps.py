@@ -32,6 +32,15 @@ class MovedLate(TransientError):
 
 
 @dataclass(frozen=True, slots=True)
+class Adoption:
+    """What the sinks said when they were to adopt a batch: of each one its outcome, and why the `refused` one would not."""
+
+    outcomes: dict[str, CommitOutcome]
+    refused: str = ""
+    error: FatalError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """A batch that was just opened."""
 
@@ -210,12 +219,17 @@ class Steps:
     # -- commit ------------------------------------------------------------------------------------------------------
 
     def commit(self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> dict[str, CommitOutcome]:
-        """Have each sink adopt the batch, in the topology's order.
+        """Have each sink adopt the batch, in the topology's order; raises what `adopt` and `settle` do."""
+        return self.settle(txid, guarantee, self.adopt(txid, guarantee, work))
+
+    def adopt(self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> Adoption:
+        """Have each sink adopt the batch, in the topology's order, up to the first that refuses.
+
+        Nothing but the sinks is asked, and the ledger is not: so another thread than the driver's may call it.
 
         Raises:
-            Fenced: another driver took over, which is why the sink stands elsewhere or the files are gone.
-            SinkRefused: a sink refuses for good; under exactly-once the txid is blocked, and the error says how to go on.
-            PositionMismatch: a sink stands elsewhere than the ledger says.
+            PositionMismatch: the batch was prepared for a sink that is not there.
+            TransientError: a sink does not answer.
         """
         strangers = sorted(set(work) - set(self.sessions))
         if strangers:
@@ -235,19 +249,33 @@ class Steps:
                     to_prepared(txid, work[name]), checked=guarantee is Guarantee.EXACTLY_ONCE
                 )
             except FatalError as error:
-                self._require_epoch()
-                if isinstance(error, SinkRefused) and guarantee is Guarantee.EXACTLY_ONCE:
-                    raise self._block(txid, name, error) from error
-                if isinstance(error, PositionMismatch) and self._moved_late(name, error):
-                    raise MovedLate(
-                        f"txid {txid} of topology {self.run.topology!r}: sink {name!r} holds a batch that was given up, "
-                        "from a driver that had stood still; recovery takes it in",
-                        txid=txid,
-                        sink=name,
-                    ) from error
-                raise
+                return Adoption(outcomes, name, error)
             failpoint("commit.after_sink")
-        return outcomes
+        return Adoption(outcomes)
+
+    def settle(self, txid: int, guarantee: Guarantee, adoption: Adoption) -> dict[str, CommitOutcome]:
+        """What the sinks said; where one refused, what that means, written into the ledger.
+
+        Raises:
+            Fenced: another driver took over, which is why the sink stands elsewhere or the files are gone.
+            SinkRefused: a sink refuses for good; under exactly-once the txid is blocked, and the error says how to go on.
+            PositionMismatch: a sink stands elsewhere than the ledger says.
+            MovedLate: it holds a batch that was given up.
+        """
+        if adoption.error is None:
+            return adoption.outcomes
+        name, error = adoption.refused, adoption.error
+        self._require_epoch()
+        if isinstance(error, SinkRefused) and guarantee is Guarantee.EXACTLY_ONCE:
+            raise self._block(txid, name, error) from error
+        if isinstance(error, PositionMismatch) and self._moved_late(name, error):
+            raise MovedLate(
+                f"txid {txid} of topology {self.run.topology!r}: sink {name!r} holds a batch that was given up, "
+                "from a driver that had stood still; recovery takes it in",
+                txid=txid,
+                sink=name,
+            ) from error
+        raise error
 
     def _require_epoch(self) -> None:
         """Raise Fenced where another driver took over: a Delta table tells that only by standing elsewhere."""

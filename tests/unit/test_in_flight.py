@@ -19,16 +19,18 @@ from stormproof.core.clock import ManualClock, SystemClock
 from stormproof.core.compute import pc
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Job, JobReport
-from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, StoreUnavailable
+from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import armed, watched
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.pulse import Pulse
 from stormproof.core.source.memory import MemorySliceReader, MemorySource
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.wire import WireRow, wire_batch
-from stormproof.trident.in_flight import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases
+from stormproof.sinks.memory import FaultPoint
+from stormproof.trident.in_flight import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
 from stormproof.trident.statistics import BatchResult
+from stormproof.trident.steps import Adoption
 
 WAIT_S = 20.0
 EMPTY = JobReport(0, 0, 0)
@@ -71,6 +73,93 @@ def test_batches_commit_in_order_whichever_job_ends_first(tmp_path: Path) -> Non
     assert statistics.messages == 12
     assert w.counts() == Counter({f"m{i}": 1 for i in range(12)} | {"common": 12})
     assert all("wait" in r.steps_ms for r in results)
+
+
+class HeldUp:
+    """The first commit begins, and goes on once something happened beside it. Failpoints are watched with it."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.beside = threading.Event()
+        self.passed: list[str] = []
+
+    def __call__(self, name: str) -> None:
+        self.passed.append(name)
+        if name == "commit.before_sink" and not self.begun.is_set():
+            self.begun.set()
+            assert self.beside.wait(WAIT_S), "the driver waits for the sink"
+
+    def die(self) -> None:
+        """A job that dies beside the commit."""
+        assert self.begun.wait(WAIT_S)
+        raise JobFailed("a worker is gone")
+
+
+def test_batches_are_opened_while_the_lowest_commits(tmp_path: Path) -> None:
+    held_up = HeldUp()
+
+    def divided(job: Job) -> None:
+        """Txid 3 dies until it is divided, which makes room."""
+        if job.txid == 3:
+            held_up.die()
+        if job.txid == 5:
+            held_up.beside.set()
+
+    w, results = world(tmp_path), list[BatchResult]()
+    with watched(held_up):
+        w.run(engine=Engine(divided), jobs=JobsOnThreads(4), on_batch=results.append)
+    assert [r.txid for r in results][:2] == [3, 1], "what commits nothing ends beside a commit"
+    assert w.counts()["common"] == 12
+
+
+def test_an_attempt_follows_another_while_the_lowest_commits(tmp_path: Path) -> None:
+    held_up = HeldUp()
+
+    def die_once(job: Job) -> None:
+        if job.txid == 2:
+            if job.attempt == 1:
+                held_up.die()
+            held_up.beside.set()
+
+    w, results = world(tmp_path), list[BatchResult]()
+    with watched(held_up):
+        w.run(engine=Engine(die_once), jobs=JobsOnThreads(4), on_batch=results.append)
+    assert [r.txid for r in results] == [1, 2, 3, 4, 5, 6]
+    assert results[1].attempts == 2
+
+
+def test_recovery_waits_for_the_commit_that_is_under_way(tmp_path: Path) -> None:
+    """The driver loses the ledger while a sink adopts: what that sink holds is not asked before it stands still."""
+    held_up, recovering = HeldUp(), threading.Event()
+
+    def watch(name: str) -> None:
+        held_up(name)
+        if name == "open.after" and held_up.begun.is_set() and not recovering.is_set():
+            recovering.set()
+            held_up.beside.set()
+            raise StoreUnavailable("the ledger's connection broke")
+
+    def divided(job: Job) -> None:
+        if job.txid == 3:
+            held_up.die()
+
+    w = world(tmp_path)
+    with watched(watch):
+        statistics = w.run(engine=Engine(divided), jobs=JobsOnThreads(4))
+    (recovery,) = statistics.recoveries
+    assert recovery.rolled_forward == (1,)
+    assert statistics.suppressed == 1, "the sink held it before recovery asked"
+    assert w.counts() == Counter({f"m{i}": 1 for i in range(12)} | {"common": 12})
+
+
+def test_a_sink_that_refuses_beside_other_jobs_blocks_its_batch(tmp_path: Path) -> None:
+    w = world(tmp_path)
+    w.sinks[0].store.fail(FaultPoint.BEFORE, SinkRefused("no room"))
+    with pytest.raises(SinkRefused, match="stormproof retry words 1"):
+        w.run(jobs=JobsOnThreads(4))
+    with pytest.raises(SinkRefused, match="txid 1 of topology 'words' is blocked"):
+        w.run(jobs=JobsOnThreads(4))
+    assert w.counts() == Counter()
 
 
 def test_no_more_run_than_may_be_in_flight(tmp_path: Path) -> None:
@@ -265,8 +354,8 @@ class Waited(JobsOnThreads):
         super().__init__(number)
         self.done = threading.Semaphore(0)
 
-    def start(self, txid: int, work: Callable[[], JobResult]) -> None:
-        def watched_work() -> JobResult:
+    def start(self, txid: int, work: Work) -> None:
+        def watched_work() -> JobResult | Adoption:
             try:
                 return work()
             finally:
