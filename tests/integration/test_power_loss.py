@@ -78,9 +78,13 @@ def life(database: Database, folder: Path, mode: SinkMode | None = None) -> Life
     return Life(cell)
 
 
-def test_the_machine_goes_off_at_every_failpoint(database: Database, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("in_flight", "batch_messages"), [(1, 4), (4, 2)])
+def test_the_machine_goes_off_at_every_failpoint(
+    database: Database, tmp_path: Path, in_flight: int, batch_messages: int
+) -> None:
     """Each start finds what the last loss left, and meets its own."""
     one = life(database, tmp_path)
+    one.cell = replace(one.cell, in_flight=in_flight, batch_messages=batch_messages)
     one.give(*messages(3))
     lost: Counter[str] = Counter()
     for number, ordeal in enumerate(ordeals([Action.KILL]), 1):

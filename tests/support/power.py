@@ -14,6 +14,7 @@ import os
 import random
 import resource
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,6 +71,7 @@ class _Recording:
         self._journal = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         self._blobs = journal.parent
         self._number = 0
+        self._lock = threading.Lock()
         self._held: set[int] = set()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
@@ -83,6 +85,10 @@ class _Recording:
         path = os.path.realpath(f"/proc/self/fd/{fd}")
         if path != self._top and not path.startswith(tuple(os.path.join(self._top, name) for name in self._names)):
             return
+        with self._lock:  # jobs and a commit may sync side by side
+            self._record(fd, path)
+
+    def _record(self, fd: int, path: str) -> None:
         inode = os.fstat(fd).st_ino
         self._hold(path)
         if os.path.isdir(path):
