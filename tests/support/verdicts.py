@@ -24,6 +24,16 @@ def verified(name: str, database: Database) -> VerifyReport:
         engine.dispose()
 
 
+def is_known(name: str, database: Database) -> bool:
+    """Whether a driver of the topology ever came so far as to be written into the ledger."""
+    engine = sa.create_engine(database.sqlalchemy_url)
+    try:
+        with AuditLedger(engine).snapshot() as snapshot:
+            return any(topology.name == name for topology in snapshot.topologies())
+    finally:
+        engine.dispose()
+
+
 def violations(cell: Cell) -> tuple[Violation, ...]:
     """What the audit calls wrong."""
     return verified(cell.name, cell.database).violations
