@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.command_line import CommandLine, command_line_in
 
 from stormproof.core.postgres.database import Database, connect
-from stormproof.trident.cli import main
 
 pytestmark = pytest.mark.postgres
 
@@ -45,34 +44,15 @@ def rows_only(folder: str) -> Topology:
     return t
 """
 
-Command = Callable[..., Any]
-
 
 @pytest.fixture
 def command(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """Runs a command in this process and gives its JSON."""
-    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "file_topologies.py").write_text(FILE)
-
-    def run(*arguments: str, status: int = 0) -> Any:
-        capsys.readouterr()
-        code: object = 0
-        try:
-            main([*arguments, "--json"])
-        except SystemExit as ended:
-            code = ended.code
-        out, err = capsys.readouterr()
-        assert code == status, (code, out, err)
-        return json.loads(out)
-
-    return run
+) -> CommandLine:
+    return command_line_in(tmp_path, database, "file_topologies.py", FILE, monkeypatch, capsys)
 
 
-def run_topology(command: Command, folder: Path, name: str) -> None:
+def run_topology(command: CommandLine, folder: Path, name: str) -> None:
     target = f"{folder / 'file_topologies.py'}:{name}"
     command("run", target, "--param", f"folder={folder}", "--engine", "inline", "--until-idle", "--max-messages", "7")
 
@@ -93,7 +73,7 @@ def rows(database: Database, statement: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.fixture
-def done(command: Command, tmp_path: Path) -> Command:
+def done(command: CommandLine, tmp_path: Path) -> CommandLine:
     command("ledger", "migrate")
     write(tmp_path, "a.parquet", ["w"] * 12 + ["poison"])
     run_topology(command, tmp_path, "rows_only")
@@ -102,7 +82,7 @@ def done(command: Command, tmp_path: Path) -> Command:
     return command
 
 
-def test_every_row_is_applied_once_or_dead_and_the_audit_is_clean(done: Command, database: Database) -> None:
+def test_every_row_is_applied_once_or_dead_and_the_audit_is_clean(done: CommandLine, database: Database) -> None:
     applied = {word for (word,) in rows(database, "select word from alone_sink where n = 1")}
     assert applied == {f"w{n}" for n in [*range(12), *range(100, 104)]}
     report = done("audit", "verify", "files-alone")
@@ -114,7 +94,7 @@ def test_every_row_is_applied_once_or_dead_and_the_audit_is_clean(done: Command,
     done("audit", "message", "files-alone", "1-14", status=2)  # message 14 is not the first file's
 
 
-def test_dead_letters_are_listed_dropped_and_requeued(done: Command, database: Database) -> None:
+def test_dead_letters_are_listed_dropped_and_requeued(done: CommandLine, database: Database) -> None:
     (letter,) = done("dead-letters", "list", "files-alone")["dead_letters"]
     assert (letter["id"], letter["reason"]) == ("1-12", "error")
     assert letter["text"] == "{'word': 'poison', 'n': 12}"
@@ -142,13 +122,13 @@ def test_dead_letters_are_listed_dropped_and_requeued(done: Command, database: D
         ),
     ],
 )
-def test_the_audit_finds_what_was_lost_or_doubled(done: Command, database: Database, harm: str, text: str) -> None:
+def test_the_audit_finds_what_was_lost_or_doubled(done: CommandLine, database: Database, harm: str, text: str) -> None:
     rows(database, harm)
     report = done("audit", "verify", "files-alone", status=1)
     assert any(text in json.dumps(violation) for violation in report["violations"])
 
 
-def test_two_kinds_of_files_as_two_spouts(command: Command, database: Database, tmp_path: Path) -> None:
+def test_two_kinds_of_files_as_two_spouts(command: CommandLine, database: Database, tmp_path: Path) -> None:
     command("ledger", "migrate")
     write(tmp_path, "a.parquet", ["w", None, "w"])
     write(tmp_path, "b.jsonl", ["w", "w"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,9 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 from deltalake import DeltaTable
+from support.command_line import CommandLine
 
 from stormproof.core.postgres.database import Database, connect
-from stormproof.trident.cli import main
 
 pytestmark = pytest.mark.postgres
 
@@ -45,15 +44,7 @@ class Shell:
     capture: pytest.CaptureFixture[str]
 
     def __call__(self, *arguments: str, status: int = 0) -> Any:
-        self.capture.readouterr()
-        code: object = 0
-        try:
-            main([*arguments, "--json"])
-        except SystemExit as ended:
-            code = ended.code
-        out, err = self.capture.readouterr()
-        assert code == status, (code, out, err)
-        return json.loads(out)
+        return CommandLine(self.capture)(*arguments, status=status)
 
     def run(self, *more: str, status: int = 0) -> Any:
         target = f"{self.folder / 'audited_words.py'}:topology"

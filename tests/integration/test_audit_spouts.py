@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import CommandLine, command_line_in
 from support.queues import put
 
 from stormproof.core.postgres.database import Database, connect
-from stormproof.trident.cli import main
 
 pytestmark = pytest.mark.postgres
 
@@ -35,40 +32,21 @@ def topology() -> Topology:
     return t
 """
 
-Command = Callable[..., Any]
-
 
 @pytest.fixture
 def command(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """Runs a command in this process and gives its JSON."""
-    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "mixed_spouts.py").write_text(FILE)
-
-    def run(*arguments: str, status: int = 0) -> Any:
-        capsys.readouterr()
-        code: object = 0
-        try:
-            main([*arguments, "--json"])
-        except SystemExit as ended:
-            code = ended.code
-        out, err = capsys.readouterr()
-        assert code == status, (code, out, err)
-        return json.loads(out)
-
-    return run
+) -> CommandLine:
+    return command_line_in(tmp_path, database, "mixed_spouts.py", FILE, monkeypatch, capsys)
 
 
-def run_topology(command: Command, folder: Path) -> None:
+def run_topology(command: CommandLine, folder: Path) -> None:
     target = f"{folder / 'mixed_spouts.py'}:topology"
     command("run", target, "--engine", "inline", "--until-idle", "--max-messages", "5")
 
 
 @pytest.fixture
-def done(command: Command, database: Database, tmp_path: Path) -> Command:
+def done(command: CommandLine, database: Database, tmp_path: Path) -> CommandLine:
     """A run to its end: a poison in each queue became a dead letter."""
     command("ledger", "migrate")
     put(database, "lines", [b"a l%d" % i for i in range(9)] + [b"poison"])
@@ -82,7 +60,7 @@ def rows(database: Database, statement: str) -> list[tuple[Any, ...]]:
         return connection.execute(statement.encode()).fetchall()
 
 
-def test_each_spout_reaches_its_own_sink_and_the_audit_is_clean(done: Command, database: Database) -> None:
+def test_each_spout_reaches_its_own_sink_and_the_audit_is_clean(done: CommandLine, database: Database) -> None:
     assert rows(database, "select n from lines where word = 'a'") == [(9,)]
     assert rows(database, "select n from clicks where word = 'a'") == [(6,)]
     report = done("audit", "verify", "mixed")
@@ -92,7 +70,7 @@ def test_each_spout_reaches_its_own_sink_and_the_audit_is_clean(done: Command, d
     assert (topology["backlog"]["ready"], topology["backlog"]["dead"]) == (0, 2)
 
 
-def test_messages_are_followed_by_spout(done: Command, database: Database) -> None:
+def test_messages_are_followed_by_spout(done: CommandLine, database: Database) -> None:
     first = done("queue", "peek", "raw_clicks", "-n", "1")["messages"][0]["id"]
     assert done("audit", "message", "mixed", f"clicks:{first}")["end"]["kind"] == "committed"
     replayed = {m["message"]: m["end"]["kind"] for m in done("audit", "replays", "mixed")["messages"]}
@@ -108,7 +86,7 @@ def test_messages_are_followed_by_spout(done: Command, database: Database) -> No
     assert [q["ready"] for q in (done("status")["topologies"][0]["backlog"],)] == [1]
 
 
-def test_dead_letters_are_disposed_of_by_spout(done: Command, tmp_path: Path) -> None:
+def test_dead_letters_are_disposed_of_by_spout(done: CommandLine, tmp_path: Path) -> None:
     letters = [d["id"] for d in done("dead-letters", "list", "mixed")["dead_letters"]]
     (line,) = [one for one in letters if one.startswith("lines:")]
     (click,) = [one for one in letters if one.startswith("clicks:")]
@@ -136,13 +114,15 @@ def test_dead_letters_are_disposed_of_by_spout(done: Command, tmp_path: Path) ->
         ("update stormproof.txn set position = '{}' where txid = 1", "slices"),
     ],
 )
-def test_a_planted_corruption_is_named(done: Command, database: Database, statement: str, kind: str) -> None:
+def test_a_planted_corruption_is_named(done: CommandLine, database: Database, statement: str, kind: str) -> None:
     with connect(database, application_name="tests", autocommit=True) as connection:
         assert connection.execute(statement.encode()).rowcount == 1
     assert kind in {v["kind"] for v in done("audit", "verify", "mixed", status=1)["violations"]}
 
 
-def test_a_queue_that_is_not_in_the_ledgers_database_is_said_to_be_elsewhere(done: Command, database: Database) -> None:
+def test_a_queue_that_is_not_in_the_ledgers_database_is_said_to_be_elsewhere(
+    done: CommandLine, database: Database
+) -> None:
     with connect(database, application_name="tests", autocommit=True) as connection:
         connection.execute("update stormproof.topology set source = 'lines+files'")
     assert done("status")["topologies"][0]["backlog"] is None

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from support.command_line import CommandLine
 
 from stormproof.core.failpoint import ENV, FailpointError
 from stormproof.core.postgres.database import Database, connect
-from stormproof.trident.cli import main
 
 pytestmark = pytest.mark.postgres
 
@@ -67,14 +67,9 @@ class Shell:
     capture: pytest.CaptureFixture[str]
 
     def __call__(self, *arguments: str) -> tuple[int, Any]:
-        self.capture.readouterr()
-        code: Any = 0
-        try:
-            main([*arguments, "--json"])
-        except SystemExit as ended:
-            code = ended.code
-        out, _ = self.capture.readouterr()
-        return int(code or 0), json.loads(out) if out else None
+        code, out, _ = CommandLine(self.capture).ended(*arguments, "--json")
+        assert isinstance(code, int)
+        return code, json.loads(out) if out else None
 
     def run(self) -> int:
         target = f"{self.folder / 'state_words.py'}:topology"

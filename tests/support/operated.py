@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ import pytest
 from stormproof import Topology
 from stormproof.core.postgres.database import connect
 from stormproof.core.settings import Settings
-from stormproof.trident.cli import main
 from stormproof.trident.run import driver
 from stormproof.trident.statistics import RunStatistics
+from support.command_line import CommandLine
 from support.crashes import Cell
 from support.queues import put
 from support.topologies import topology
@@ -54,21 +53,11 @@ class Operated:
 
     def command(self, *arguments: str, status: int = 0) -> Any:
         """A command with `--json`, which must end with this exit status; what it printed."""
-        self.capture.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main([*arguments, "--json"])
-        out, err = self.capture.readouterr()
-        assert ended.value.code == status, (ended.value.code, out, err)
-        return json.loads(out)
+        return CommandLine(self.capture)(*arguments, status=status)
 
     def text(self, *arguments: str, status: int = 0) -> str:
         """A command for people; what it printed."""
-        self.capture.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments))
-        out, err = self.capture.readouterr()
-        assert ended.value.code == status, (ended.value.code, out, err)
-        return str(out)
+        return CommandLine(self.capture).text(*arguments, status=status)
 
     def verify(self, status: int = 0) -> dict[str, Any]:
         """`audit verify`, with its exit status."""
