@@ -333,6 +333,7 @@ class Coordinator:
         limit = replace(self._tuner.limit, retries=started_s >= self._retries_from_s)
         opened = self._steps.open(self._options.guarantee, limit, seed)
         if opened is None and not limit.retries:  # nothing else waits
+            self._retries_from_s = started_s
             opened = self._steps.open(self._options.guarantee, self._tuner.limit, seed)
         if opened is None:
             return False

@@ -308,6 +308,8 @@ def test_a_range_is_verified_alone(case: Case) -> None:
     assert not case.verify(last=1).clean
     with pytest.raises(UsageError, match="a range begins at 1"):
         case.verify(first=3, last=2)
+    with pytest.raises(UsageError, match="no txid of topology 'words' is 99 or later: the newest is"):
+        case.verify(first=99)
 
 
 def test_replays_name_message_reason_component_and_end(case: Case) -> None:

@@ -43,6 +43,13 @@ def verify(
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
         whole, pruned = first == 1 and last is None, max((p.upto for p in snapshot.prunes(row.incarnation)), default=0)
+        newest = snapshot.counts(row.incarnation).last_txid or pruned
+        if first > max(newest, 1):
+            raise UsageError(
+                f"no txid of topology {topology!r} is {first} or later: the newest is {newest}",
+                first=first,
+                newest=newest,
+            )
         first = _behind_prune(first, last, pruned, findings)
         rows = LedgerRows.read(snapshot, row, first, last)
         last_held = {b.sink: snapshot.last_held(row.incarnation, b.sink) for b in rows.bindings}

@@ -122,13 +122,14 @@ def status(as_json: AsJson = False) -> None:
 def retry(
     topology: TopologyName,
     txid: Annotated[int, typer.Argument(metavar="TXID")],
-    why: Annotated[str, typer.Option(help="For the records.")] = "",
+    by: By = "",
+    why: Why = "",
     as_json: AsJson = False,
 ) -> None:
     """Let a blocked txid be tried again, once its cause is repaired."""
     from stormproof.trident.cli.operate import retry_txid
 
-    retry_txid(topology, txid, why=why, as_json=as_json)
+    retry_txid(topology, txid, by=by, why=why, as_json=as_json)
 
 
 @app.command()
@@ -217,6 +218,7 @@ def audit_message(
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The messages' ids.")]
 All = Annotated[bool, typer.Option("--all", help="Every dead letter of the topology.")]
+By = Annotated[str, typer.Option(help="Who decides, for the records; default: the user at the keyboard.")]
 Why = Annotated[str, typer.Option(help="For the records.")]
 
 
@@ -230,22 +232,22 @@ def letters_list(topology: TopologyName, as_json: AsJson = False) -> None:
 
 @letters_app.command("requeue")
 def letters_requeue(
-    topology: TopologyName, ids: Ids = None, every: All = False, why: Why = "", as_json: AsJson = False
+    topology: TopologyName, ids: Ids = None, every: All = False, by: By = "", why: Why = "", as_json: AsJson = False
 ) -> None:
     """Hand dead letters out again."""
     from stormproof.trident.cli.operate import dispose
 
-    dispose(topology, ids or [], every=every, requeue=True, why=why, as_json=as_json)
+    dispose(topology, ids or [], every=every, requeue=True, by=by, why=why, as_json=as_json)
 
 
 @letters_app.command("drop")
 def letters_drop(
-    topology: TopologyName, ids: Ids = None, every: All = False, why: Why = "", as_json: AsJson = False
+    topology: TopologyName, ids: Ids = None, every: All = False, by: By = "", why: Why = "", as_json: AsJson = False
 ) -> None:
     """Give dead letters up for good; that is recorded."""
     from stormproof.trident.cli.operate import dispose
 
-    dispose(topology, ids or [], every=every, requeue=False, why=why, as_json=as_json)
+    dispose(topology, ids or [], every=every, requeue=False, by=by, why=why, as_json=as_json)
 
 
 @ledger_app.command("migrate")
@@ -268,29 +270,28 @@ def ledger_check(as_json: AsJson = False) -> None:
 def ledger_adopt(
     topology: TopologyName,
     incarnation: Annotated[str, typer.Argument(metavar="[NAME/]INCARNATION", help="As the refused start names it.")],
-    why: Annotated[str, typer.Option(help="For the records.")] = "",
+    by: By = "",
+    why: Why = "",
     as_json: AsJson = False,
 ) -> None:
     """Let a topology write to a table in which another life left rows: of a lost ledger, or of another topology."""
     from stormproof.trident.cli.operate import adopt_incarnation
 
-    adopt_incarnation(topology, incarnation, why=why, as_json=as_json)
-
-
-By = Annotated[str, typer.Option(help="Who decides, for the records; default: the user at the keyboard.")]
+    adopt_incarnation(topology, incarnation, by=by, why=why, as_json=as_json)
 
 
 @ledger_app.command("retry")
 def ledger_retry(
     topology: TopologyName,
     txid: Annotated[int, typer.Argument(metavar="TXID")],
+    by: By = "",
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
     """Let a blocked txid be tried again, once its cause is repaired (the same as `stormproof retry`)."""
     from stormproof.trident.cli.operate import retry_txid
 
-    retry_txid(topology, txid, why=why, as_json=as_json)
+    retry_txid(topology, txid, by=by, why=why, as_json=as_json)
 
 
 @ledger_app.command("skip")

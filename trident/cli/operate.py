@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from stormproof.core.clock import SystemClock
 from stormproof.core.errors import Json, UsageError
@@ -31,9 +32,13 @@ if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import TopologyRow
 
 
-def retry_txid(topology: str, txid: int, *, why: str, as_json: bool) -> None:
+_LIFE: Final = re.compile(r"([^/\s]+/)?[0-9a-f]+")
+"""How a refused start names another life."""
+
+
+def retry_txid(topology: str, txid: int, *, by: str, why: str, as_json: bool) -> None:
     """Blocked to prepared: the topology's next start tries the commit again."""
-    by = operator()
+    by = by or operator()
     with opened() as stores:
         with stores.audit.snapshot() as snapshot:
             row = snapshot.topology(topology)
@@ -92,12 +97,18 @@ def _restore_lost(stores: Stores, tx: Tx, ledger: Ledger, row: TopologyRow, txid
     return restored
 
 
-def adopt_incarnation(topology: str, incarnation: str, *, why: str, as_json: bool) -> None:
+def adopt_incarnation(topology: str, incarnation: str, *, by: str, why: str, as_json: bool) -> None:
     """Let a topology write beside what another life of its name left in a table."""
-    by = operator()
+    by = by or operator()
     with opened() as stores:
         with stores.audit.snapshot() as snapshot:
             row = snapshot.topology(topology)
+        if not _LIFE.fullmatch(incarnation) or incarnation == row.incarnation:
+            raise UsageError(
+                f"{incarnation!r} is no other life than {topology}'s own ({row.incarnation}): give INCARNATION or "
+                "NAME/INCARNATION as the refused start names it",
+                incarnation=incarnation,
+            )
         ledger = Ledger(stores.engine, SystemClock(), _no_incarnation)
         with ledger.transaction(Run(topology, row.incarnation, row.epoch)) as tx:
             detail = {"action": "adopt", "by": by, "why": storable_text(why)}
@@ -223,11 +234,11 @@ def list_letters(topology: str, *, as_json: bool) -> None:
     )
 
 
-def dispose(topology: str, ids: Sequence[str], *, every: bool, requeue: bool, why: str, as_json: bool) -> None:
+def dispose(topology: str, ids: Sequence[str], *, every: bool, requeue: bool, by: str, why: str, as_json: bool) -> None:
     """Requeue or drop dead letters; status 1 where one of those named was not a dead letter any more."""
     if bool(ids) == every:
         raise UsageError("name the messages' ids, or --all, and not both")
-    by = operator()
+    by = by or operator()
     with _letters_of(topology) as found:
         chosen = [message for message, d in found.all() if d.disposal is None] if every else list(ids)
         done = found.dispose(chosen, requeue=requeue, by=by, why=storable_text(why))
