@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class _State:
         self.armed: dict[str, tuple[str, int]] = {}
         self.reached: dict[str, int] = {}
         self.watcher: Callable[[str], None] | None = None
+        self.lock = threading.Lock()
 
 
 _state = _State()
@@ -171,15 +173,16 @@ def failpoint(name: str) -> None:
         os.close(fd)
     if not text:
         return
-    if text != _state.source:  # newly armed: count from here
-        _state.source, _state.armed = text, parse(text)
-        _state.reached.clear()
-    if name not in _state.armed:
-        return
-    action, at = _state.armed[name]
-    _state.reached[name] = _state.reached.get(name, 0) + 1
-    if _state.reached[name] != at:
-        return
+    with _state.lock:
+        if text != _state.source:  # newly armed: count from here
+            _state.source, _state.armed = text, parse(text)
+            _state.reached.clear()
+        if name not in _state.armed:
+            return
+        action, at = _state.armed[name]
+        _state.reached[name] = _state.reached.get(name, 0) + 1
+        if _state.reached[name] != at:
+            return
     match action:
         case "kill":
             driver = os.environ.get(ENV_DRIVER_PID)
@@ -187,7 +190,8 @@ def failpoint(name: str) -> None:
         case "worker":
             os.kill(os.getpid(), signal.SIGKILL)
         case "pause":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: where another one takes the signal, this one goes on until the whole process stands still.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         case "error":
             raise FailpointError(f"failpoint {name}")
         case _:

@@ -96,7 +96,10 @@ class EvidenceReport:
 
 
 class SinkSession(Protocol):
-    """A sink opened by one driver for one topology: the driver's side of it."""
+    """A sink opened by one driver for one topology: the driver's side of it.
+
+    One thread at a time calls it; with several batches in flight `commit` comes from another one than the rest.
+    """
 
     @property
     def identity(self) -> SinkIdentity:

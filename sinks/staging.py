@@ -370,13 +370,12 @@ def require_files(directory: str, files: Sequence[PreparedFile], *, where: str, 
         path = os.path.join(directory, file.path)
         try:
             size = os.stat(path).st_size
+            if size != file.bytes:
+                wrong.append(f"{path} has {size} bytes instead of {file.bytes}")
+            elif digests and (found := file_digest(path)) != file.digest:
+                wrong.append(f"{path} has digest {found} instead of {file.digest}")
         except FileNotFoundError:
             wrong.append(f"{path} is missing")
-            continue
-        if size != file.bytes:
-            wrong.append(f"{path} has {size} bytes instead of {file.bytes}")
-        elif digests and (found := file_digest(path)) != file.digest:
-            wrong.append(f"{path} has digest {found} instead of {file.digest}")
     if wrong:
         raise SinkRefused(
             f"{where}: {len(wrong)} of {len(files)} prepared files are not as prepared: {'; '.join(wrong[:5])}; "
@@ -395,9 +394,23 @@ def file_digest(path: str | Path) -> str:
 def prepared_batches(
     directory: str, files: Sequence[PreparedFile], columns: Sequence[str] | None = None, batch_rows: int = 64 * 1024
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of prepared files, file by file in path order, in bounded memory."""
+    """The rows of prepared files, file by file in path order, in bounded memory.
+
+    Raises:
+        SinkRefused: a file is gone. Where it was there when the commit began, that is mostly the work of a driver that took
+            over while this one stood still.
+    """
     for file in sorted(files, key=lambda f: f.path):
-        with pq.ParquetFile(os.path.join(directory, file.path)) as parquet:
+        path = os.path.join(directory, file.path)
+        try:
+            parquet = pq.ParquetFile(path)
+        except FileNotFoundError as error:
+            raise SinkRefused(
+                f"the prepared file {path} is missing; nothing was written; put it back, then retry the txid",
+                problem="file lost",
+                files=[path],
+            ) from error
+        with parquet:
             yield from parquet.iter_batches(batch_size=batch_rows, columns=None if columns is None else list(columns))
 
 

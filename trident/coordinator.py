@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,12 +41,13 @@ from stormproof.core.message import FailureReason
 from stormproof.core.plan import Plan
 from stormproof.core.source.protocol import Limit, Resolution, Source
 from stormproof.core.source.serialised import SerialisedSource
-from stormproof.sinks.protocol import CommitOutcome, SinkSession
+from stormproof.sinks.protocol import CommitOutcome
 from stormproof.trident.in_flight import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.job import Watch, run_watched
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, SinkWork
 from stormproof.trident.recovery import recover
+from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
 from stormproof.trident.steps import Adoption, Opened, Steps
 from stormproof.trident.transaction import TxnState
@@ -139,7 +140,7 @@ class Coordinator:
         self,
         plan: Plan,
         source: Source,
-        sessions: Mapping[str, SinkSession],
+        sessions: Sessions,
         ledger: Ledger,
         run: Run,
         engine: Engine,

@@ -51,7 +51,7 @@ from stormproof.core.source.protocol import (
     Source,
 )
 from stormproof.core.topology import TopologyGraph, as_guarantee, checked_name
-from stormproof.sinks.protocol import CommitOutcome, Sink, SinkSession
+from stormproof.sinks.protocol import CommitOutcome, Sink
 from stormproof.sinks.staging import FileWriter, make_folder
 from stormproof.trident.coordinator import SEED_BITS, Coordinator, RunOptions, outlasting_outages
 from stormproof.trident.ledger.ledger import Ledger, Tx
@@ -59,6 +59,7 @@ from stormproof.trident.ledger.rows import Event, Run, Txn
 from stormproof.trident.ledger.streams import Handed, StreamBatch, handed, last_taken, last_taken_of, take
 from stormproof.trident.recovery import recover
 from stormproof.trident.run import attached, ledger_engine, options_of, require_schema
+from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import RecoveryReport, RunStatistics
 from stormproof.trident.steps import Opened, Steps
 from stormproof.trident.stream import Topology
@@ -169,7 +170,7 @@ class _Life:
     source: Source
     ledger: Ledger
     run: Run
-    sessions: dict[str, SinkSession]
+    sessions: Sessions
     options: RunOptions
     settings: Settings
     stack: ExitStack

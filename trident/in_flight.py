@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeAlias
@@ -129,7 +130,10 @@ class JobsOnThreads:
         return self._running
 
     def close(self) -> None:
-        """Let the threads end when their jobs do."""
+        """Let the threads end when their jobs do; what is in line is dropped."""
+        with suppress(queue.Empty):
+            while True:
+                self._todo.get_nowait()
         for _ in self._threads:
             self._todo.put(None)
         self._threads = []

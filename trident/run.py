@@ -26,13 +26,14 @@ from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit, Source
 from stormproof.core.topology import TopologyGraph, as_guarantee
 from stormproof.migrations import migrate, state
-from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
+from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.sinks.staging import settle_folder
 from stormproof.trident.audit.inspect import describe_sink
 from stormproof.trident.coordinator import Coordinator, RunOptions, outlasting_outages
 from stormproof.trident.ledger.graph import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
+from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RunStatistics
 
 EngineChoice: TypeAlias = Literal["spark", "inline"] | Engine
@@ -174,7 +175,7 @@ def driver(
 
 
 @contextmanager
-def attached(plan: Plan, source: Source, ledger: Ledger) -> Generator[tuple[Run, dict[str, SinkSession]]]:
+def attached(plan: Plan, source: Source, ledger: Ledger) -> Generator[tuple[Run, Sessions]]:
     """Raise the topology's epoch, subscribe to its source and open its sinks under it.
 
     Raises:
@@ -219,15 +220,13 @@ def _outrun(ledger: Ledger, run: Run, error: Fenced) -> Fenced | PositionMismatc
         )
 
 
-def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: ExitStack) -> dict[str, SinkSession]:
+def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: ExitStack) -> Sessions:
     source.subscribe(run.incarnation, run.epoch)
-    sessions: dict[str, SinkSession] = {}
+    sessions = stack.enter_context(closing(Sessions()))
     for spec in plan.sink_specs:
         sink = cast("Sink", spec)
         identity = SinkIdentity(run.topology, run.incarnation, sink.name)
-        sessions[sink.name] = session = stack.enter_context(
-            closing(sink.open(identity, plan.sinks[sink.name], run.epoch))
-        )
+        sessions[sink.name] = session = sink.open(identity, plan.sinks[sink.name], run.epoch)
         with ledger.transaction(run) as tx:
             if not ledger.knows_sink(tx, sink.name):
                 ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())

@@ -19,9 +19,10 @@ from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pulse import suspects_of_dead, sweep
 from stormproof.core.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, Source
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkSession
+from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction
 from stormproof.trident.ledger.ledger import Ledger, Tx, counts_of
 from stormproof.trident.ledger.rows import Event, Run, SinkWork
+from stormproof.trident.sessions import Sessions
 from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
 
 EVERY_MESSAGE_FAILED = "every message failed"
@@ -58,7 +59,7 @@ class Steps:
         ledger: Ledger,
         run: Run,
         source: Source,
-        sessions: Mapping[str, SinkSession],
+        sessions: Sessions,
         *,
         lease_s: float,
         pulse_root: Path | None = None,
@@ -66,7 +67,7 @@ class Steps:
         self.ledger = ledger
         self.run = run
         self.source = source
-        self.sessions = dict(sessions)
+        self.sessions = sessions
         self._lease_s = lease_s
         self._pulse_root = pulse_root
         self.previous: dict[str, int | None] = {}
@@ -229,7 +230,7 @@ class Steps:
 
         Raises:
             PositionMismatch: the batch was prepared for a sink that is not there.
-            TransientError: a sink does not answer.
+            TransientError: a sink does not answer, or the run has ended meanwhile.
         """
         strangers = sorted(set(work) - set(self.sessions))
         if strangers:
@@ -240,14 +241,15 @@ class Steps:
                 sink=strangers[0],
             )
         outcomes: dict[str, CommitOutcome] = {}
-        for name, session in self.sessions.items():
+        for name in self.sessions:
             if name not in work:
                 continue
             failpoint("commit.before_sink")
             try:
-                outcomes[name] = session.commit(
-                    to_prepared(txid, work[name]), checked=guarantee is Guarantee.EXACTLY_ONCE
-                )
+                with self.sessions.adopting(name) as session:
+                    outcomes[name] = session.commit(
+                        to_prepared(txid, work[name]), checked=guarantee is Guarantee.EXACTLY_ONCE
+                    )
             except FatalError as error:
                 return Adoption(outcomes, name, error)
             failpoint("commit.after_sink")

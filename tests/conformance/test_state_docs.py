@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.state_suite import failing
 
 from stormproof.core.postgres.database import Database
 from stormproof.testing import MapStateConformance
+from stormproof.trident.state.key_value import KeyValueStore, OpaqueMap
 from stormproof.trident.state.matrix import as_markdown
 from stormproof.trident.state.protocol import StateFactory
 
@@ -53,6 +56,22 @@ def test_the_store_passes_the_suite(page: dict[str, Any], tmp_path: Path) -> Non
         return make
 
     assert failing(fresh) == set()
+
+
+def test_control_a_store_that_belongs_to_one_thread(page: dict[str, Any], tmp_path: Path) -> None:
+    """It would end each run with several batches in flight."""
+    numbers = iter(range(1_000))
+
+    def one_thread(path: str) -> KeyValueStore:
+        store: Any = page["Sqlite"](path)
+        store.connection = sqlite3.connect(path)
+        return cast("KeyValueStore", store)
+
+    def fresh() -> Callable[[], StateFactory]:
+        path = str(tmp_path / f"{next(numbers)}.db")
+        return lambda: OpaqueMap(partial(one_thread, path))
+
+    assert failing(fresh, picklable=False) == {"a_txid_may_be_committed_on_another_thread"}
 
 
 @pytest.mark.postgres

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stormproof.core.errors import TopologyError
+from stormproof.core.errors import StoreUnavailable, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.testing import MapStateConformance
+from stormproof.testing.states import A, B, batch, folded
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.key_value import MemoryMap, MemoryStore, NonTransactionalMap, OpaqueMap, TransactionalMap
 from stormproof.trident.state.postgres import PostgresMap
@@ -63,6 +64,20 @@ class TestPostgresMap(MapStateConformance):
 
     def make(self) -> StateFactory:
         return self.made()
+
+    def test_a_connection_that_is_lost_within_a_txid_takes_all_of_it(self) -> None:
+        """Its rows were undone with it: on a new connection the guard would be moved without them."""
+        with self._open() as state:
+            self._commit(state, 1, A)
+            state.begin_commit(2)
+            state.multi_update(batch(B), each_once=True)
+            vars(vars(state)["_backing"])["_connection"].close()
+            with pytest.raises(StoreUnavailable):
+                state.commit(2)
+        with self._open() as state:
+            self._require(state, folded(A))
+            self._commit(state, 2, B)
+            self._require(state, folded(A, B))
 
 
 class TestDeltaMap(MapStateConformance):

@@ -29,7 +29,7 @@ from stormproof import DeltaMap, OpaqueMap, PostgresMap, PostgresQueue, StateSin
 
 class Sqlite:
     def __init__(self, path: str) -> None:
-        self.connection = sqlite3.connect(path)
+        self.connection = sqlite3.connect(path, check_same_thread=False)
         self.connection.execute("create table if not exists items (key blob primary key, value blob)")
 
     def multi_get(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -19,16 +21,20 @@ from stormproof.core.clock import ManualClock, SystemClock
 from stormproof.core.compute import pc
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Job, JobReport
-from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, SinkRefused, StoreUnavailable
+from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, SinkRefused, StoreUnavailable, TransientError
 from stormproof.core.failpoint import armed, watched
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.plan import compile_topology
 from stormproof.core.pulse import Pulse
 from stormproof.core.source.memory import MemorySliceReader, MemorySource
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.wire import WireRow, wire_batch
-from stormproof.sinks.memory import FaultPoint
+from stormproof.sinks.memory import FaultPoint, MemorySession
+from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction
 from stormproof.trident.in_flight import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
+from stormproof.trident.run import attached
+from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult
 from stormproof.trident.steps import Adoption
 
@@ -501,6 +507,102 @@ def test_an_interrupt_cancels_the_jobs_and_does_not_wait_for_them(tmp_path: Path
     assert 2 in cancelled
     w.run(jobs=JobsOnThreads(4))
     assert w.counts()["common"] == 4
+
+
+def test_an_exit_in_a_job_closes_no_sink_in_the_middle_of_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    within, closing, seen = threading.Event(), threading.Event(), list[str]()
+    commit, close, close_all = MemorySession.commit, MemorySession.close, Sessions.close
+
+    def slow_commit(self: MemorySession, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+        within.set()
+        assert closing.wait(WAIT_S)
+        outcome = commit(self, transaction, checked=checked)
+        seen.append("committed")
+        return outcome
+
+    def told(self: MemorySession) -> None:
+        seen.append("closed")
+        close(self)
+
+    def closing_all(self: Sessions) -> None:
+        closing.set()
+        close_all(self)
+
+    def leave(job: Job) -> None:
+        if job.txid == 2:
+            assert within.wait(WAIT_S)
+            raise SystemExit(7)
+
+    w = world(tmp_path, sinks=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(MemorySession, "commit", slow_commit)
+        patched.setattr(MemorySession, "close", told)
+        patched.setattr(Sessions, "close", closing_all)
+        with pytest.raises(SystemExit):
+            w.run(engine=Engine(leave), jobs=JobsOnThreads(4))
+    assert seen[:1] == ["committed"]
+    assert seen[-2:] == ["closed", "closed"]
+    assert seen.count("closed") == 2
+    w.run(jobs=JobsOnThreads(4))
+    assert w.counts(0) == w.counts(1) == Counter({f"m{i}": 1 for i in range(12)} | {"common": 12})
+
+
+def test_a_further_interrupt_leaves_the_sinks_open(tmp_path: Path) -> None:
+    """What goes on with one may need it; the process is about to end."""
+    w = world(tmp_path)
+    plan = compile_topology(w.topology, Guarantee.EXACTLY_ONCE)
+    over = threading.Event()
+    with contextlib.ExitStack() as stack:
+        _, sessions = stack.enter_context(attached(plan, w.source, w.ledger))
+        begun, closing, seen = threading.Event(), threading.Event(), list[object]()
+
+        def adopt() -> None:
+            with sessions.adopting("counts0") as session:
+                begun.set()
+                assert closing.wait(WAIT_S)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                assert over.wait(WAIT_S)
+                seen.append(session.held())
+
+        def close() -> None:
+            closing.set()
+            sessions.close()
+
+        thread = threading.Thread(target=adopt)
+        thread.start()
+        assert begun.wait(WAIT_S)
+        with pytest.raises(KeyboardInterrupt):
+            close()
+        over.set()
+        thread.join(WAIT_S)
+        assert seen == [None]
+    with pytest.raises(TransientError, match="'counts0' was closed"), sessions.adopting("counts0"):
+        pass
+
+
+def test_what_is_in_line_is_dropped_when_jobs_are_closed() -> None:
+    jobs, started, go_on, ran = JobsOnThreads(1), threading.Event(), threading.Event(), list[int]()
+
+    def first() -> JobReport:
+        started.set()
+        assert go_on.wait(WAIT_S)
+        return EMPTY
+
+    def second() -> JobReport:
+        ran.append(2)
+        return EMPTY
+
+    jobs.start(1, first)
+    jobs.start(2, second)
+    assert started.wait(WAIT_S)
+    jobs.close()
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("stormproof-job"):
+            thread.join(WAIT_S)
+    assert ran == []
 
 
 def test_a_job_that_waits_behind_a_live_one_is_not_stalled_and_is_where_nothing_moves(tmp_path: Path) -> None:

@@ -108,6 +108,16 @@ def test_rows_are_not_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [r["n"] for b in prepared_batches(str(tmp_path), [file]) for r in b.to_pylist()] == list(range(5))
 
 
+def test_a_file_that_goes_while_it_is_committed_is_named(tmp_path: Path) -> None:
+    """As a driver that took over does it to one that stood still."""
+    (file,) = write(tmp_path, rows(("a", 1)))
+    require_files(str(tmp_path), [file], where="sink", digests=True)
+    reading = prepared_batches(str(tmp_path), [file])
+    (tmp_path / file.path).unlink()
+    with pytest.raises(SinkRefused, match=f"the prepared file .*{file.path} is missing"):
+        next(reading)
+
+
 def test_columns_in_another_order_are_refused(tmp_path: Path) -> None:
     writer = FileWriter("sink", str(tmp_path)).open_task(CONTEXT, SCHEMA)
     with pytest.raises(ValueError, match="takes word string, n int64"):

@@ -35,7 +35,9 @@ _EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class KeyValueStore(Protocol):
     """A user's store: bytes by key. Not assumed to be transactional: a call that fails may have written some keys.
 
-    Errors that may pass are to be raised as `TransientError` (`StoreUnavailable`), others as `SinkRefused`.
+    One thread at a time calls it, and not always the same one: with several batches in flight a batch is committed on
+    another thread than the one that opened the store. Errors that may pass are to be raised as `TransientError`
+    (`StoreUnavailable`), others as `SinkRefused`.
     """
 
     def multi_get(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:

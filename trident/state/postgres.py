@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import psycopg
 import pyarrow as pa
 from pgpq import ArrowToPostgresBinaryEncoder
 from psycopg import sql
@@ -42,7 +43,7 @@ class PostgresBacking(PostgresSession):
         self._schema = schema
         self._columns = sql.SQL(", ").join(map(sql.Identifier, schema.names))
         self._wire: pa.Schema | None = None
-        self._begun: tuple[PreparedTransaction, bool, bool] | None = None
+        self._begun: tuple[psycopg.Connection, PreparedTransaction, bool, bool] | None = None
         self._staged = False
 
     @property
@@ -63,7 +64,7 @@ class PostgresBacking(PostgresSession):
             table = self._table(connection)
             require_table(table, self._input, where)
             self._wire = wire_schema(table, self._input)
-        self._begun = transaction, checked, done
+        self._begun = connection, transaction, checked, done
         self._staged = False
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
@@ -84,9 +85,8 @@ class PostgresBacking(PostgresSession):
             sql.SQL(" and ").join(sql.SQL("s.{0} = k.{0}").format(name) for name in names),
         )
         with self._errors(self._where):
-            rows = (
-                self._connected().execute(statement, [keys.column(n).to_pylist() for n in self._keys.names]).fetchall()
-            )
+            connection = self._connected() if self._begun is None else self._begun[0]
+            rows = connection.execute(statement, [keys.column(n).to_pylist() for n in self._keys.names]).fetchall()
         columns = zip(*rows, strict=True) if rows else [() for _ in self._stored]
         return pa.RecordBatch.from_arrays(
             [pa.array(column, f.type) for column, f in zip(columns, self._stored, strict=True)], schema=self._stored
@@ -95,10 +95,11 @@ class PostgresBacking(PostgresSession):
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch) -> None:
         """Copy the rows in, and upsert them in key order."""
         assert self._wire is not None
+        assert self._begun is not None
+        connection = self._begun[0]  # one that was lost is not made anew: what was written on it is undone
         rows = pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=self._schema)
         added, ordered = sql.Identifier("stormproof_added"), sql.SQL(", ").join(map(sql.Identifier, self._keys.names))
         with self._errors(self._where):
-            connection = self._connected()
             if self._staged:
                 connection.execute(sql.SQL("truncate {}").format(added))
             else:
@@ -136,9 +137,8 @@ class PostgresBacking(PostgresSession):
     def end(self) -> None:
         """Move the guard, add the evidence, commit: all or nothing of the txid."""
         assert self._begun is not None
-        transaction, checked, done = self._begun
+        connection, transaction, checked, done = self._begun
         with self._errors(f"{self._where}, txid {transaction.txid}"):
-            connection = self._connected()
             if not done:
                 self._move_guard(connection, transaction, checked=checked)
                 connection.execute(

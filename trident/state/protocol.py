@@ -83,7 +83,10 @@ class StateContext:
 
 
 class State(Protocol):
-    """Something durable that takes rows txid by txid; opened by one driver, or by an executor that only reads."""
+    """Something durable that takes rows txid by txid; opened by one driver, or by an executor that only reads.
+
+    One thread at a time calls it; with several batches in flight not always the one that opened it.
+    """
 
     @property
     def kind(self) -> StateKind:

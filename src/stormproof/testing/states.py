@@ -16,6 +16,7 @@ from __future__ import annotations
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from typing import TypeVar, cast
@@ -163,6 +164,13 @@ class MapStateConformance(ABC):
             for txid, rows in ((1, A), (2, B), (5, A), (6, [])):
                 self._commit(state, txid, rows)
             self._require(state, folded(A, B, A))
+
+    def test_a_txid_may_be_committed_on_another_thread(self) -> None:
+        """Than the one that opened the state, which goes on with it: so it is with several batches in flight."""
+        with self._open() as state, ThreadPoolExecutor(1) as other:
+            other.submit(self._commit, state, 1, A).result()
+            self._commit(state, 2, B)
+            self._require(state, folded(A, B))
 
     def test_a_key_may_come_several_times_in_a_txid(self) -> None:
         """Its rows are merged with each other."""

@@ -1,0 +1,43 @@
+"""The sessions of one run's sinks, which its threads hand to one another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+
+from stormproof.core.errors import TransientError
+from stormproof.sinks.protocol import SinkSession
+
+
+class Sessions(dict[str, SinkSession]):
+    """Sessions by their sinks' names, in the topology's order.
+
+    The driver's thread has them all along, but while a sink adopts a batch: then the thread that has it do so is the only
+    one to touch a session. A run that is interrupted ends while that thread goes on, so closing waits for it: a session
+    that is closed in the middle of a commit might commit a part.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._adopting = threading.Lock()
+        self._closed = False
+
+    @contextmanager
+    def adopting(self, sink: str) -> Generator[SinkSession]:
+        """A sink's session, for one commit.
+
+        Raises:
+            TransientError: the sessions are closed, or about to be; nothing was begun.
+        """
+        with self._adopting:
+            if self._closed:
+                raise TransientError(f"sink {sink!r} was closed, since the run has ended", sink=sink)
+            yield self[sink]
+
+    def close(self) -> None:
+        """Wait for the commit that is under way, then let all go. Interrupted, it closes nothing: the commit goes on."""
+        self._closed = True  # at once: no further sink begins
+        with self._adopting, ExitStack() as stack:
+            for session in self.values():
+                stack.callback(session.close)
