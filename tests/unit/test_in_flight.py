@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -549,37 +547,34 @@ def test_an_exit_in_a_job_closes_no_sink_in_the_middle_of_a_commit(
     assert w.counts(0) == w.counts(1) == Counter({f"m{i}": 1 for i in range(12)} | {"common": 12})
 
 
-def test_a_further_interrupt_leaves_the_sinks_open(tmp_path: Path) -> None:
-    """What goes on with one may need it; the process is about to end."""
-    w = world(tmp_path)
+class Interrupted:
+    """A lock that another thread holds, and whose wait a signal ends."""
+
+    def __enter__(self) -> None:
+        raise KeyboardInterrupt
+
+    def __exit__(self, *_: object) -> None:
+        raise AssertionError("it was never held")
+
+
+def test_a_further_interrupt_leaves_the_sinks_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes on with one may need it; the process is about to end. No further sink is begun."""
+    w, closed = world(tmp_path), list[MemorySession]()
     plan = compile_topology(w.topology, Guarantee.EXACTLY_ONCE)
-    over = threading.Event()
-    with contextlib.ExitStack() as stack:
-        _, sessions = stack.enter_context(attached(plan, w.source, w.ledger))
-        begun, closing, seen = threading.Event(), threading.Event(), list[object]()
 
-        def adopt() -> None:
-            with sessions.adopting("counts0") as session:
-                begun.set()
-                assert closing.wait(WAIT_S)
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                assert over.wait(WAIT_S)
-                seen.append(session.held())
+    def close(session: MemorySession) -> None:
+        closed.append(session)
 
-        def close() -> None:
-            closing.set()
-            sessions.close()
-
-        thread = threading.Thread(target=adopt)
-        thread.start()
-        assert begun.wait(WAIT_S)
-        with pytest.raises(KeyboardInterrupt):
-            close()
-        over.set()
-        thread.join(WAIT_S)
-        assert seen == [None]
-    with pytest.raises(TransientError, match="'counts0' was closed"), sessions.adopting("counts0"):
-        pass
+    monkeypatch.setattr(MemorySession, "close", close)
+    with attached(plan, w.source, w.ledger) as (_, sessions):
+        with monkeypatch.context() as held:
+            held.setattr(sessions, "_adopting", Interrupted())
+            with pytest.raises(KeyboardInterrupt):
+                sessions.close()
+        assert closed == []
+        with pytest.raises(TransientError, match="'counts0' was closed"), sessions.adopting("counts0"):
+            pass
+    assert closed == [sessions["counts0"]]
 
 
 def test_what_is_in_line_is_dropped_when_jobs_are_closed() -> None:
