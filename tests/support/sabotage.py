@@ -19,11 +19,11 @@ from stormproof.sinks.delta import session as delta
 from stormproof.sinks.delta import sink as delta_sink
 from stormproof.sinks.postgres import session as postgres
 from stormproof.sinks.postgres.session import PostgresSession
-from stormproof.sinks.protocol import CommitOutcome, Decision, Held, PreparedTransaction, SinkIdentity, SinkSession
+from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.trident import recovery, run
 from stormproof.trident.ledger.ledger import Ledger, Tx
 from stormproof.trident.ledger.rows import Run, SinkWork, Txn
-from stormproof.trident.steps import Steps
+from stormproof.trident.steps import Adoption, Steps
 from stormproof.trident.transaction import TxnState
 
 
@@ -45,13 +45,13 @@ def no_fence() -> None:
 
 def confirm_before_commit() -> None:
     """The messages are confirmed, and `committed` is recorded, before the sinks hold the batch."""
-    commit, finish = Steps.commit, Steps.finish
+    adopt, finish = Steps.adopt, Steps.finish
 
-    def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> dict[str, CommitOutcome]:
+    def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> Adoption:
         finish(steps, txid, guarantee, TxnState.PREPARED, {}, (), {}, {})
-        return commit(steps, txid, guarantee, work)
+        return adopt(steps, txid, guarantee, work)
 
-    _replace(Steps, "commit", early)
+    _replace(Steps, "adopt", early)
     _replace(Steps, "finish", lambda *_: Resolution())
 
 
