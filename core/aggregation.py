@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
@@ -567,9 +567,20 @@ def rows_with_keys(
 ) -> list[tuple[int, int]]:
     """The rows whose keys are those of `wanted` with one of these numbers: row by row, with that number.
 
-    Only used once a key is known to be bad.
+    Whole columns first, so that only rows with a bad value in every key are looked at one by one.
     """
-    distinct = list(zip(*(wanted.column(k).to_pylist() for k in keys), strict=True))
-    bad = {distinct[number]: number for number in numbers}
-    there = zip(*(rows.column(k).to_pylist() for k in keys), strict=True)
-    return [(row, bad[key]) for row, key in enumerate(there) if key in bad]
+    chosen_numbers = list(numbers)
+    if not chosen_numbers:
+        return []
+    chosen = wanted.take(pa.array(chosen_numbers, pa.int64()))
+    maybe = np.ones(rows.num_rows, np.bool_)
+    for key in keys:
+        maybe &= pc.is_in(rows.column(key), value_set=chosen.column(key)).to_numpy(zero_copy_only=False)
+    places = np.flatnonzero(maybe)
+    bad = dict(zip(_keys(chosen, keys), chosen_numbers, strict=True))
+    there = _keys(rows.select(list(keys)).take(pa.array(places)), keys)
+    return [(row, bad[key]) for row, key in zip(places.tolist(), there, strict=True) if key in bad]
+
+
+def _keys(rows: pa.RecordBatch, keys: Sequence[str]) -> Iterator[tuple[object, ...]]:
+    return zip(*(rows.column(key).to_pylist() for key in keys), strict=True)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.jobs import run_job, source
 
-from stormproof.core.aggregation import Aggregation, AggregationKind, Combiner, GroupBy
+from stormproof.core.aggregation import Aggregation, AggregationKind, Combiner, GroupBy, rows_with_keys
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.join import JoinOn
 from stormproof.sinks.memory import MemorySink
@@ -176,3 +176,17 @@ def test_a_mean_is_the_nearest_double_of_nearly_the_exact_one(values: list[int])
     group = GroupBy("g", (), (wanted,), pa.schema([wanted.result(schema, "g")]), schema)
     (row,) = group.finish(group.combine(batch(["x"], [pa.int64()], [(v,) for v in values]))).to_pylist()
     assert row["m"] == pytest.approx(float(exact_mean(values)), rel=1e-15, abs=1e-300)
+
+
+@FEW
+@given(
+    rows=st.lists(st.tuples(KEYS.filter(lambda k: k is not None), st.integers(0, 2))),
+    drawn=st.data(),
+)
+def test_the_rows_of_a_bad_key_are_found(rows: list[Row], drawn: st.DataObject) -> None:
+    names, types = ("a", "b"), (pa.string(), pa.int64())
+    distinct = sorted(set(rows))
+    refused = drawn.draw(st.sets(st.sampled_from(range(len(distinct))))) if distinct else set[int]()
+    bad = {distinct[number]: number for number in refused}
+    found = rows_with_keys(batch(names, types, rows), names, batch(names, types, distinct), refused)
+    assert found == [(place, bad[row]) for place, row in enumerate(rows) if row in bad]
