@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -179,8 +180,15 @@ class DeltaLog:
 
     def back_from(self, version: int) -> Iterator[LogEntry]:
         """Commit informations from `version` back, as far as they go without a gap."""
-        for v in range(version, -1, -1):
-            entry = self.information(v)
+        return self._as_far_as_they_go(range(version, -1, -1))
+
+    def on_from(self, version: int) -> Iterator[LogEntry]:
+        """Commit informations from `version` on, as far as they go without a gap: to the newest one."""
+        return self._as_far_as_they_go(itertools.count(version))
+
+    def _as_far_as_they_go(self, versions: Iterable[int]) -> Iterator[LogEntry]:
+        for version in versions:
+            entry = self.information(version)
             if entry is None:
                 return
             yield entry
