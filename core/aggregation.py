@@ -102,7 +102,7 @@ class Aggregation:
         Raises:
             TopologyError: the field is unknown, or its type does not allow this.
         """
-        if self.field is None:
+        if self.kind is AggregationKind.COUNT and self.field is None:
             return pa.field(self.output, pa.int64())
         if self.field not in schema.names:
             known = ", ".join(schema.names)
@@ -110,7 +110,7 @@ class Aggregation:
             raise TopologyError(
                 f"component {component!r}: {self.output} {verb} the unknown field {self.field!r}; known: {known}",
                 component=component,
-                field=self.field,
+                field=str(self.field),
             )
         type_ = schema.field(self.field).type
         found = self._result_type(type_)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import Json, RoutingError, TopologyError
 from stormproof.core.keyhash import can_be_key, hash_keys, task_numbers
 from stormproof.core.message import storable_text
@@ -110,11 +111,16 @@ class Grouping:
                 f"{where}: it needs a function of the rows and the number of tasks, got {self.function!r}",
                 component=component,
             )
+        if self.kind is GroupingKind.CUSTOM:
+            instead = "write one like f(rows, tasks), which gives the number of a task for each row"
+            refuse_unfit_call(component, where, self.function, ("rows", "tasks"), instead)
         if self.kind is not GroupingKind.CUSTOM and self.function is not None:
             raise TopologyError(f"{where}: it takes no function; only a custom grouping does", component=component)
         for number, name in enumerate(self.fields):
             if name not in schema.names:
-                raise TopologyError(f"{where}: unknown field {name!r}; known: {known}", component=component, field=name)
+                raise TopologyError(
+                    f"{where}: unknown field {name!r}; known: {known}", component=component, field=str(name)
+                )
             if name in self.fields[:number]:
                 raise TopologyError(f"{where}: field {name!r} stands twice", component=component, field=name)
             type_ = schema.field(name).type

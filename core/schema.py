@@ -65,6 +65,7 @@ KNOWN_TYPES: Final = (
     "string, binary, boolean, tinyint, smallint, int, bigint (long), float, double, decimal(p,s), date, timestamp, "
     "timestamp_ntz, array<...>, map<...>, struct<...>"
 )
+FORM: Final = "write fields like 'word string not null, n long', or give a StructType or an Arrow schema"
 
 
 def parse_schema(schema: SchemaLike) -> pa.Schema:
@@ -73,19 +74,21 @@ def parse_schema(schema: SchemaLike) -> pa.Schema:
     Timestamps are in microseconds, and UTC where they have a time zone, as Spark's are.
 
     Raises:
-        TopologyError: the text is no schema, a type is unknown, or a field is named twice; it says which.
+        TopologyError: the text is no schema, a type is unknown, or a field has no name or is named twice; it says which.
     """
     parsed: Any
     if isinstance(schema, str):
         parsed = pa.schema(_parse_ddl(schema))
-    elif isinstance(schema, StructTypeLike):
-        parsed = pa.schema(_json_fields(json.loads(schema.json())))
-    else:
+    elif isinstance(schema, pa.Schema):
         parsed = schema
         to_ddl(parsed)  # refuses types that the rest could not name
+    elif isinstance(schema, StructTypeLike) and not isinstance(schema, type):
+        parsed = pa.schema(_struct_type_fields(schema))
+    else:
+        raise TopologyError(f"schema is {schema!r:.80}; {FORM}")
     if not parsed.names:
         raise TopologyError(f"schema {schema!r} has no fields; write one like 'word string, n long'")
-    _refuse_twice(parsed)
+    _require_names(list(parsed), "schema")
     return parsed
 
 
@@ -96,15 +99,37 @@ def to_ddl(schema: pa.Schema) -> str:
     )
 
 
-def _refuse_twice(schema: pa.Schema) -> None:
+def _require_names(fields: list[pa.Field], where: str) -> None:
+    """Raise TopologyError where a field has no name, or one that another has; those within structs, too."""
     seen: dict[str, str] = {}
-    for name in schema.names:
-        other = seen.setdefault(name.lower(), name)
-        if other is not name:
+    for field in fields:
+        name: str = field.name
+        if not name:
+            raise TopologyError(f"{where} has a field without a name; {FORM}")
+        other = seen.get(name.lower())
+        if other is not None:
+            why = "" if other == name else " (Delta's and Spark's names ignore case)"
             raise TopologyError(
-                f"schema names a field twice: {other!r} and {name!r} (Delta's and Spark's names ignore case)",
-                field=name,
+                f"{where} names a field twice: {other!r} and {name!r}{why}; give one of them another name", field=name
             )
+        seen[name.lower()] = name
+        for struct in _structs(field.type):
+            inner = [struct.field(i) for i in range(struct.num_fields)]
+            if not inner:
+                raise TopologyError(
+                    f"{where}: field {name!r} has a struct without fields; leave it out, or name what it holds",
+                    field=name,
+                )
+            _require_names(inner, f"{where}: struct in field {name!r}")
+
+
+def _structs(type_: pa.DataType) -> list[pa.DataType]:
+    """The outermost structs in a type."""
+    if pa.types.is_struct(type_):
+        return [type_]
+    if pa.types.is_map(type_):
+        return [*_structs(type_.key_type), *_structs(type_.item_type)]
+    return _structs(type_.value_type) if pa.types.is_list(type_) else []
 
 
 def _quoted(name: str) -> str:
@@ -194,6 +219,13 @@ def _decimal(arguments: list[int], field: str) -> pa.DataType:
             f"field {field!r}: decimal({precision},{scale}) is not 1 <= p <= 38, 0 <= s <= p", field=field
         )
     return pa.decimal128(precision, scale)
+
+
+def _struct_type_fields(schema: StructTypeLike) -> list[pa.Field]:
+    read: object = json.loads(schema.json())
+    if not isinstance(read, dict) or "fields" not in read:  # another type, such as an ArrayType
+        raise TopologyError(f"schema is {schema!r:.80}, which is no StructType; {FORM}")
+    return _json_fields(cast("dict[str, object]", read))
 
 
 def _json_fields(struct: dict[str, object]) -> list[pa.Field]:

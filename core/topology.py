@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -19,10 +19,12 @@ import pyarrow as pa
 
 from stormproof.core.aggregation import Aggregation, AggregationKind, AnyAggregation
 from stormproof.core.aggregators import UserAggregation
+from stormproof.core.arguments import instead_of, lacks, shown
 from stormproof.core.bolt import DEFAULT_STREAM, AnyBolt, ArrowBolt, BasicBolt, Bolt, Streams
 from stormproof.core.bolt.checks import refuse_unfit_bolt, refuse_unfit_function
+from stormproof.core.calls import refuse_unfit_aggregate, refuse_unfit_call
 from stormproof.core.errors import TopologyError
-from stormproof.core.grouping import Grouping, GroupingKind
+from stormproof.core.grouping import Grouping, GroupingKind, TaskFunction
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.join import JoinOn
 from stormproof.core.keyhash import can_be_key
@@ -59,6 +61,11 @@ class OperationKind(StrEnum):
     """A record batch to a record batch, and for each row of that the row that it was made of."""
 
 
+_WITHOUT_SCHEMA: Final = frozenset({OperationKind.FILTER, OperationKind.PEEK, OperationKind.PROJECT})
+"""What gives the tuple itself, or says by itself which fields it gives."""
+_FLAT: Final = frozenset({OperationKind.FLAT_MAP, OperationKind.FLAT_EACH})
+_ADDING: Final = frozenset({OperationKind.EACH, OperationKind.FLAT_EACH})
+
 NO_EXCHANGE: Final = Grouping(GroupingKind.NONE)
 
 
@@ -71,6 +78,8 @@ class Subscription:
     grouping: Grouping = NO_EXCHANGE
     tasks: int | None = None
     """How many tasks an exchange leads to; None: as many as the engine has."""
+    graph: TopologyGraph | None = field(default=None, repr=False, compare=False)
+    """The topology whose component it names, where that is known."""
 
 
 class OutputStream:
@@ -81,7 +90,7 @@ class OutputStream:
     """
 
     def __init__(self, graph: TopologyGraph, component: str, stream: str = DEFAULT_STREAM) -> None:
-        self._graph = graph
+        self.graph = graph
         self.component = component
         self.stream = stream
 
@@ -91,8 +100,8 @@ class OutputStream:
         Raises:
             TopologyError: it has none of that name.
         """
-        self._graph.schema_of(self.component, stream)
-        return OutputStream(self._graph, self.component, stream)
+        self.graph.schema_of(self.component, stream)
+        return OutputStream(self.graph, self.component, stream)
 
     @property
     def schema(self) -> pa.Schema:
@@ -101,7 +110,7 @@ class OutputStream:
         Raises:
             TopologyError: the component has no stream of this name.
         """
-        return self._graph.schema_of(self.component, self.stream)
+        return self.graph.schema_of(self.component, self.stream)
 
     def shuffle(self) -> Subscription:
         """Evenly over the subscriber's tasks."""
@@ -137,10 +146,12 @@ class OutputStream:
 
     def custom(self, function: Callable[[pa.RecordBatch, int], object]) -> Subscription:
         """The task that `function(rows, tasks)` gives for each row, as an array of task numbers."""
-        return Subscription(self.component, self.stream, Grouping(GroupingKind.CUSTOM, (), function))
+        return self._by(GroupingKind.CUSTOM, function=function)
 
-    def _by(self, kind: GroupingKind, fields: tuple[str, ...] = ()) -> Subscription:
-        return Subscription(self.component, self.stream, Grouping(kind, fields))
+    def _by(
+        self, kind: GroupingKind, fields: tuple[str, ...] = (), function: TaskFunction | None = None
+    ) -> Subscription:
+        return Subscription(self.component, self.stream, Grouping(kind, fields, function), graph=self.graph)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,11 +290,13 @@ class TopologyGraph:
         message_timeout_s: float | None = None,
     ) -> None:
         self.name = checked_name(name, "topology")
-        self.guarantee = None if guarantee is None else as_guarantee(guarantee)
-        if ackers is not None and ackers < 0:
-            raise TopologyError(f"topology {name!r}: ackers is {ackers}; use 1 or more, or 0 for no tracking")
-        if message_timeout_s is not None and not message_timeout_s > 0:
-            raise TopologyError(f"topology {name!r}: message_timeout_s is {message_timeout_s}; it must be above 0")
+        self.guarantee = None if guarantee is None else as_guarantee(guarantee, f"topology {name!r}")
+        if ackers is not None and not (_is_number(ackers, int) and ackers >= 0):
+            raise TopologyError(f"topology {name!r}: ackers is {ackers!r}; use 1 or more, or 0 for no tracking")
+        if message_timeout_s is not None and not (_is_number(message_timeout_s, int, float) and message_timeout_s > 0):
+            raise TopologyError(
+                f"topology {name!r}: message_timeout_s is {message_timeout_s!r}; it must be a number of seconds above 0"
+            )
         self.ackers = ackers
         self.message_timeout_s = message_timeout_s
         if ackers == 0:
@@ -380,26 +393,34 @@ class TopologyGraph:
         further ones; a bolt's own `streams` hold where neither is given. A bolt without output streams is an end.
 
         Raises:
-            TopologyError: a name is taken or unknown, a grouping's field is missing, or there is no input.
+            TopologyError: a name is taken or unknown, a grouping's field is missing, there is no input, or a function or a
+                bolt's method takes other arguments than it gets.
         """
+        checked_name(name, "bolt")
         if not inputs:
             raise TopologyError(f"bolt {name!r} has no input; name one like words.fields('word')", component=name)
         taken = tuple(self._subscription(name, input_) for input_ in inputs)
         self._require_agreed_tasks(name, taken)
         refuse_unfit_bolt(name, bolt)
         if isinstance(bolt, (Bolt, BasicBolt, ArrowBolt)):
-            made = self._add(
-                BoltComponent(checked_name(name, "bolt"), taken, bolt, _streams(bolt.streams, schema, streams))
+            return OutputStream(
+                self, self._add(BoltComponent(name, taken, bolt, _streams(name, bolt.streams, schema, streams)))
             )
-            return OutputStream(self, made)
+        if not callable(bolt):
+            raise TopologyError(
+                f"bolt {name!r}: {shown(bolt)} is no bolt; give a function, or an object of a Bolt, BasicBolt or ArrowBolt",
+                component=name,
+            )
         if streams is not None or schema is None:
             raise TopologyError(
                 f"bolt {name!r}: a function has the one output stream {DEFAULT_STREAM!r}; say what it gives, like "
                 "schema='word string', or write a BasicBolt for several",
                 component=name,
             )
-        kind = OperationKind.FLAT_MAP
-        return OutputStream(self, self.add_operation(name, taken, kind, bolt, fields=(), schema=parse_schema(schema)))
+        instead = "it gets all fields of its input: change its parameters, or project the fields that it takes before"
+        refuse_unfit_call(name, f"bolt {name!r}", bolt, self._stream_schema(taken[0]).names, instead)
+        made = self.add_operation(name, taken, OperationKind.FLAT_MAP, bolt, fields=(), schema=schema)
+        return OutputStream(self, made)
 
     def sink(self, sink: SinkSpec, stream: OutputStream) -> None:
         """End an output stream in a sink.
@@ -407,17 +428,31 @@ class TopologyGraph:
         Raises:
             TopologyError: the sink's name is taken, or it cannot take such tuples; or `stream` is no output stream.
         """
+        _require_sink(sink, f"topology {self.name!r}")
+        where = f"sink {sink.name!r}"
         if not isinstance(stream, OutputStream):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TopologyError(
-                f"sink {sink.name!r}: {stream!r} is no output stream; a sink takes one as it is, without a grouping",
+                f"{where}: {shown(stream)} is no output stream; a sink takes one as it is, without a grouping",
                 component=sink.name,
             )
+        self._require_own(stream.graph, stream.component, where)
         self.add_sink(Subscription(stream.component, stream.stream), sink)
 
     # -- what both ways of building use ------------------------------------------------------------------------------
 
     def add_spout(self, name: str, source: Source) -> str:
-        """Add a spout."""
+        """Add a spout.
+
+        Raises:
+            TopologyError: the name is taken or cannot be one, this is no source, or it is there already.
+        """
+        checked_name(name, "spout")
+        if lacks(source, "name", "decoder", "serves", "open", "readers", "confirm"):
+            raise TopologyError(
+                f"spout {name!r}: {shown(source)} is no source; "
+                + instead_of(source, "give one like PostgresQueue('lines') or MemorySource('lines', [b'a line'])"),
+                component=name,
+            )
         for component in self._components.values():
             if isinstance(component, Spout) and component.source is source:
                 raise TopologyError(
@@ -425,7 +460,7 @@ class TopologyGraph:
                     "bolts subscribe to one spout",
                     component=name,
                 )
-        return self._add(Spout(checked_name(name, "spout"), source, source.decoder.schema))
+        return self._add(Spout(name, source, source.decoder.schema))
 
     def add_operation(
         self,
@@ -435,15 +470,23 @@ class TopologyGraph:
         function: UserFunction,
         *,
         fields: Sequence[str],
-        schema: pa.Schema | None,
+        schema: SchemaLike | None,
     ) -> str:
-        """Add a function. No fields: all of them, in order. No schema: that of its input."""
+        """Add a function. No fields: all of them, in order. No schema, where the kind needs none: that of its input.
+
+        Raises:
+            TopologyError: the name cannot be one, a field is unknown, the schema is missing or none, or the function takes
+                other arguments than it gets.
+        """
         given = self._stream_schema(inputs[0])
-        if not callable(function):
-            raise TopologyError(f"{kind} needs a function, got {function!r}", parent=inputs[0].component)
         name = self._own_name(name, kind, function)
-        flat = kind in {OperationKind.FLAT_MAP, OperationKind.FLAT_EACH}
-        refuse_unfit_function(name, function, yields=flat)
+        if not callable(function):
+            raise TopologyError(
+                f"component {name!r}: {kind} needs a function, got {shown(function)}; write one that takes fields, "
+                f"like f({', '.join(given.names)})",
+                component=name,
+            )
+        refuse_unfit_function(name, function, yields=kind in _FLAT)
         self._require_agreed_tasks(name, inputs)
         for other in inputs[1:]:
             if not _alike(self._stream_schema(other), given):
@@ -454,14 +497,18 @@ class TopologyGraph:
                 )
         self._require_fields(name, fields, given)
         taken = tuple(fields) or tuple(given.names)
-        if schema is None:
+        if kind is not OperationKind.PROJECT:
+            self._require_call(name, kind, function, taken, named=bool(fields))
+        if schema is None and kind in _WITHOUT_SCHEMA:
             nullable = [any(self._stream_schema(i).field(f.name).nullable for i in inputs) for f in given]
-            schema = pa.schema([f.with_nullable(n) for f, n in zip(given, nullable, strict=True)])
-        elif kind in {OperationKind.EACH, OperationKind.FLAT_EACH}:
-            both = [*given, *schema]
+            found = pa.schema([f.with_nullable(n) for f, n in zip(given, nullable, strict=True)])
+        else:
+            found = schema_for(f"component {name!r}", name, schema)
+        if kind in _ADDING:
+            both = [*given, *found]
             _refuse_twice(name, [f.name for f in both])
-            schema = pa.schema(both)
-        return self._add(Operation(name, tuple(inputs), kind, function, taken, schema))
+            found = pa.schema(both)
+        return self._add(Operation(name, tuple(inputs), kind, function, taken, found))
 
     def add_aggregate(
         self,
@@ -493,6 +540,7 @@ class TopologyGraph:
                 results.append(a.result(given, name))
             else:
                 self._require_fields(name, a.fields, given)
+                refuse_unfit_aggregate(name, a)
                 results += list(a.results)
             if persistent:
                 _require_fold(name, a)
@@ -525,8 +573,9 @@ class TopologyGraph:
         """Add a sink; its own name is the component's.
 
         Raises:
-            TopologyError: the name is taken, or the sink cannot take such rows.
+            TopologyError: the name is taken, the sink cannot take such rows, or another sink has its table.
         """
+        _require_sink(spec, f"component {input_.component!r}")
         schema = self.schema_of(input_.component, input_.stream)
         component = self._component(input_.component)
         rows = SinkInput(schema)
@@ -541,6 +590,7 @@ class TopologyGraph:
         name = checked_name(spec.name, "sink")
         # What a sink can take is known now; whether it serves the guarantee, again when one is chosen.
         spec.check(rows, self.guarantee or Guarantee.AT_LEAST_ONCE)
+        self._require_new(name)
         return self._add(SinkComponent(name, input_, spec, rows))
 
     def validate(self) -> None:
@@ -569,9 +619,11 @@ class TopologyGraph:
         subscription = given.none() if isinstance(given, OutputStream) else given
         if not isinstance(subscription, Subscription):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TopologyError(
-                f"bolt {name!r}: {given!r} is no output stream; write words.shuffle() or words.fields('word')",
+                f"bolt {name!r}: {shown(given)} is no output stream; write words.shuffle() or words.fields('word')"
+                f"{', with the output of this stream for words' if hasattr(given, 'output') else ''}",
                 component=name,
             )
+        self._require_own(subscription.graph, subscription.component, f"bolt {name!r}")
         schema = self._stream_schema(subscription)
         subscription.grouping.check(schema, name)
         if subscription.tasks is not None:
@@ -591,6 +643,31 @@ class TopologyGraph:
                 component=name,
             )
         return subscription
+
+    def _require_own(self, graph: TopologyGraph | None, component: str, where: str) -> None:
+        """Raise TopologyError where a component is another topology's: this one may have another of that name."""
+        if graph is not None and graph is not self:
+            raise TopologyError(
+                f"{where}: {component!r} belongs to topology {graph.name!r}, which is another one than {self.name!r} here; "
+                "use output streams of this one",
+                component=component,
+            )
+
+    def _require_call(
+        self, name: str, kind: OperationKind, function: UserFunction, fields: Sequence[str], *, named: bool
+    ) -> None:
+        given = fields
+        if kind is OperationKind.ARROW:
+            given, instead = ["rows"], "write one that takes a record batch"
+        elif named:
+            instead = "change its parameters, or the fields that are named behind it"
+        else:
+            call = "each" if kind is OperationKind.FLAT_EACH else kind
+            instead = (
+                f"it gets all fields, since none is named: name those that it takes, as in {call}(f, {fields[0]!r}), or "
+                "change its parameters"
+            )
+        refuse_unfit_call(name, f"component {name!r}", function, given, instead)
 
     def _component(self, name: str) -> Component:
         component = self._components.get(name)
@@ -622,13 +699,7 @@ class TopologyGraph:
             )
 
     def _require_fields(self, name: str, fields: Sequence[str], schema: pa.Schema) -> None:
-        for field in fields:
-            if field not in schema.names:
-                raise TopologyError(
-                    f"component {name!r}: unknown field {field!r}; known: {', '.join(schema.names)}",
-                    component=name,
-                    field=field,
-                )
+        require_fields(f"component {name!r}", name, fields, schema)
         _refuse_twice(name, fields)
 
     def _own_name(self, name: str | None, kind: str, function: UserFunction | None) -> str:
@@ -640,14 +711,15 @@ class TopologyGraph:
         names = [base, *(f"{base}-{i}" for i in range(2, len(self._components) + 3))]
         return next(n for n in names if n not in self._components)
 
+    def _require_new(self, name: str) -> None:
+        if any(there.name.lower() == name.lower() for there in self._components.values()):
+            raise TopologyError(
+                f"topology {self.name!r} has two components called {name!r}; give one of them another name",
+                component=name,
+            )
+
     def _add(self, component: Component) -> str:
-        for there in self._components.values():
-            if there.name.lower() == component.name.lower():
-                raise TopologyError(
-                    f"topology {self.name!r} has two components called {component.name!r}; give one of them another "
-                    "name",
-                    component=component.name,
-                )
+        self._require_new(component.name)
         self._components[component.name] = component
         return component.name
 
@@ -666,8 +738,8 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
-def as_guarantee(guarantee: Guarantee | str) -> Guarantee:
-    """The guarantee by its name.
+def as_guarantee(guarantee: Guarantee | str, where: str | None = None) -> Guarantee:
+    """The guarantee by its name; `where` it stands, for the error.
 
     Raises:
         TopologyError: there is none of that name.
@@ -675,7 +747,38 @@ def as_guarantee(guarantee: Guarantee | str) -> Guarantee:
     try:
         return Guarantee(guarantee)
     except ValueError:
-        raise TopologyError(f"no guarantee {guarantee!r}; known: {', '.join(g.value for g in Guarantee)}") from None
+        known = ", ".join(g.value for g in Guarantee)
+        before = "" if where is None else f"{where}: "
+        raise TopologyError(f"{before}no guarantee {guarantee!r}; known: {known}") from None
+
+
+def schema_for(where: str, component: str, schema: SchemaLike | None) -> pa.Schema:
+    """The schema that a component was given.
+
+    Raises:
+        TopologyError: it is none; names the component.
+    """
+    if schema is None:
+        raise TopologyError(
+            f"{where} needs a schema, which says what it gives, like schema='word string, n long'", component=component
+        )
+    try:
+        return parse_schema(schema)
+    except TopologyError as error:
+        raise TopologyError(f"{where}: {error.message}", **{**error.details, "component": component}) from error
+
+
+def require_fields(where: str, component: str, fields: Sequence[str], schema: pa.Schema) -> None:
+    """Raise TopologyError where one of the fields is not in the schema."""
+    known = ", ".join(schema.names)
+    for name in fields:
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TopologyError(
+                f"{where}: {shown(name)} is no field's name; give names one by one, like 'id', 'amount'; known: {known}",
+                component=component,
+            )
+        if name not in schema.names:
+            raise TopologyError(f"{where}: unknown field {name!r}; known: {known}", component=component, field=name)
 
 
 def checked_tasks(tasks: int, component: str) -> int:
@@ -691,6 +794,23 @@ def checked_tasks(tasks: int, component: str) -> int:
             component=component,
         )
     return tasks
+
+
+def _is_number(value: object, *kinds: type) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _require_sink(sink: SinkSpec, where: str) -> None:
+    """Raise TopologyError where this is no sink."""
+    if not lacks(sink, "name", "target", "check", "open", "placed"):
+        return
+    if isinstance(sink, (list, tuple)):
+        instead = "give them one by one: .into(one, other)"
+    elif not lacks(sink, "kind", "target", "make"):
+        instead = "it is a state: give it a name among the sinks, as in StateSink('totals', ...)"
+    else:
+        instead = instead_of(sink, "give one like DeltaSink('lake/table') or PostgresSink('table')")
+    raise TopologyError(f"{where}: {shown(sink)} is no sink; {instead}", argument="sinks")
 
 
 def _require_fold(component: str, aggregation: AnyAggregation) -> None:
@@ -745,7 +865,7 @@ def _refuse_twice(component: str, names: Sequence[str]) -> None:
 
 
 def _streams(
-    declared: Streams, schema: SchemaLike | None, streams: Mapping[str, SchemaLike] | None
+    bolt: str, declared: Streams, schema: SchemaLike | None, streams: Mapping[str, SchemaLike] | None
 ) -> dict[str, pa.Schema]:
     """A bolt's output streams: what `bolt` was told, else what its class declares."""
     if schema is None and streams is None:
@@ -753,7 +873,19 @@ def _streams(
             streams = declared
         else:
             schema = declared
-    found = {} if schema is None else {DEFAULT_STREAM: parse_schema(schema)}
+    if streams is not None and not isinstance(streams, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TopologyError(
+            f"bolt {bolt!r}: streams is {shown(streams)}; it must be a mapping, like {{'late': 'word string'}}",
+            component=bolt,
+        )
+    found = {} if schema is None else {DEFAULT_STREAM: schema_for(f"bolt {bolt!r}", bolt, schema)}
     for name, given in (streams or {}).items():
-        found[checked_name(name, "stream")] = parse_schema(given)
+        if name in found:
+            raise TopologyError(
+                f"bolt {bolt!r}: schema= and streams= both say what stream {name!r} gives; leave one of them out",
+                component=bolt,
+                stream=name,
+            )
+        checked_name(name, f"bolt {bolt!r}: stream")
+        found[name] = schema_for(f"bolt {bolt!r}, stream {name!r}", bolt, given)
     return found

@@ -16,8 +16,9 @@ from stormproof.core.aggregators import (
     UserAggregation,
     UserKind,
 )
+from stormproof.core.arguments import instead_of, shown
 from stormproof.core.errors import TopologyError
-from stormproof.core.schema import parse_schema
+from stormproof.core.topology import schema_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,33 +74,44 @@ def distinct_count(field: str) -> ReadyAggregate:
     return ReadyAggregate(AggregationKind.DISTINCT, field)
 
 
-def named(given: pa.Schema, several: tuple[object, ...], results: dict[str, object]) -> list[AnyAggregation]:
-    """Aggregates with the names of their columns, and of all fields where none were named.
+def named(
+    component: str, given: pa.Schema, several: tuple[object, ...], results: dict[str, object]
+) -> list[AnyAggregation]:
+    """Aggregates behind a component, with the names of their columns, and of all fields where none were named.
 
     Raises:
         TopologyError: one is no aggregate, stands in the wrong place, or does not say what it gives.
     """
     made: list[AnyAggregation] = []
+    where = f"aggregate behind {component!r}"
     for aggregate in several:
         own = _of_user(aggregate)
         if own is None or own.kind is not UserKind.AGGREGATOR:
             raise TopologyError(
-                f"{aggregate!r}: only an Aggregator stands without a name; write result=..., as in n=count()"
+                f"{where}: {shown(aggregate)}: only an Aggregator stands without a name; write result=..., as in n=count()",
+                component=component,
             )
-        made.append(_named(own, given, parse_schema(_result_of(own))))
+        name = type(own.code).__name__
+        made.append(_named(own, given, schema_for(f"{where}: {name}.result", component, _result_of(own, where)), where))
     for output, aggregate in results.items():
         if isinstance(aggregate, ReadyAggregate):
             made.append(aggregate.named(output))
             continue
         own = _of_user(aggregate)
         if own is None:
-            raise TopologyError(f"{output}={aggregate!r} is no aggregate; write count() or sum_('field')")
+            raise TopologyError(
+                f"{where}: {output}={shown(aggregate)} is no aggregate; "
+                + instead_of(aggregate, "write count() or sum_('field')"),
+                component=component,
+            )
+        name = type(own.code).__name__
         if own.kind is UserKind.AGGREGATOR:
             raise TopologyError(
-                f"{output}={type(own.code).__name__}: an Aggregator names its columns itself, in `result`; give it "
-                "without a name"
+                f"{where}: {output}={name}: an Aggregator names its columns itself, in `result`; give it without a name",
+                component=component,
             )
-        made.append(_named(own, given, parse_schema(f"`{output.replace('`', '``')}` {_result_of(own)}")))
+        result = f"`{output.replace('`', '``')}` {_result_of(own, where)}"
+        made.append(_named(own, given, schema_for(f"{where}: {name}.result", component, result), where))
     return made
 
 
@@ -111,16 +123,18 @@ def _of_user(aggregate: object) -> UserAggregate | None:
     return None
 
 
-def _result_of(aggregate: UserAggregate) -> str:
+def _result_of(aggregate: UserAggregate, where: str) -> str:
     result = cast("object", getattr(aggregate.code, "result", None))
     if not isinstance(result, str):
         example = "'rank int, word string'" if aggregate.kind is UserKind.AGGREGATOR else "'long'"
-        raise TopologyError(f"{type(aggregate.code).__name__} does not say what it gives; write result = {example}")
+        raise TopologyError(
+            f"{where}: {type(aggregate.code).__name__} does not say what it gives; write result = {example}"
+        )
     return result
 
 
-def _named(aggregate: UserAggregate, given: pa.Schema, results: pa.Schema) -> UserAggregation:
+def _named(aggregate: UserAggregate, given: pa.Schema, results: pa.Schema, where: str) -> UserAggregation:
     name = type(aggregate.code).__name__
     if aggregate.kind is not UserKind.AGGREGATOR and len(results) != 1:
-        raise TopologyError(f"{name}: a {aggregate.kind} gives one value; its result is one type, like 'long'")
+        raise TopologyError(f"{where}: {name}: a {aggregate.kind} gives one value; its result is one type, like 'long'")
     return UserAggregation(aggregate.kind, aggregate.code, aggregate.fields or tuple(given.names), results)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stormproof.core.bolt import AnyBolt
+from stormproof.core.calls import name_of
 from stormproof.core.errors import Json, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import Edge, Plan, compile_topology
@@ -22,6 +24,7 @@ from stormproof.core.topology import (
     TopologyGraph,
     as_guarantee,
 )
+from stormproof.trident.query import NewValues, ReadsState, StateQuery
 
 ENGINES: Final = "the engine's number"
 READERS: Final = "one for each part of the source"
@@ -83,6 +86,16 @@ class ExplainedSink:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainedRead:
+    """A state that a component reads, by these of its fields: what the batches before have left there."""
+
+    state: str
+    component: str
+    stage: int
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """What a topology compiles to under a guarantee. `str` of it is for people.
 
@@ -96,6 +109,7 @@ class Explanation:
     stages: tuple[ExplainedStage, ...]
     exchanges: tuple[ExplainedExchange, ...]
     sinks: tuple[ExplainedSink, ...]
+    reads: tuple[ExplainedRead, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"topology {self.topology}, {self.guarantee}"]
@@ -112,6 +126,7 @@ class Explanation:
             for exchange in self.exchanges:
                 if exchange.to_stage == stage.number:
                     lines.append(f"  <= {_exchange_text(exchange)}")
+            lines += [f"  <- {_read_text(read)}" for read in self.reads if read.stage == stage.number]
             for component in stage.components:
                 source = f" <- {', '.join(component.inputs)}" if component.inputs else ""
                 lines.append(f"  {component.name}: {component.what}{source} ({component.schema})")
@@ -166,10 +181,16 @@ class Explanation:
                 }
                 for s in self.sinks
             ],
+            "reads": [
+                {"state": r.state, "component": r.component, "stage": r.stage, "keys": list[Json](r.keys)}
+                for r in self.reads
+            ],
         }
 
     def to_dot(self) -> str:
-        """The graph in Graphviz's language: a cluster for each stage, dashed arrows for exchanges."""
+        """The graph in Graphviz's language: a cluster for each stage, dashed arrows for exchanges, dotted ones from a state
+        to what reads it.
+        """
         lines = [f"digraph {_quoted(self.topology)} {{", "  rankdir=LR;", "  node [shape=box];"]
         for stage in self.stages:
             lines.append(f"  subgraph cluster_{stage.number} {{")
@@ -182,6 +203,9 @@ class Explanation:
         for origin, to, label in self._arrows():
             style = f" [style=dashed, label={_quoted(label)}]" if label else ""
             lines.append(f"  {_quoted(origin)} -> {_quoted(to)}{style};")
+        for read in self.reads:  # against the order of the stages, which it has no part in
+            style = f"style=dotted, constraint=false, label={_quoted(_read_label(read))}"
+            lines.append(f"  {_quoted(read.state)} -> {_quoted(read.component)} [{style}];")
         return "\n".join([*lines, "}", ""])
 
     def _arrows(self) -> list[tuple[str, str, str]]:
@@ -198,7 +222,9 @@ class Explanation:
         return [*fused, *over, *((s.component, s.name, "") for s in self.sinks)]
 
     def to_svg(self) -> str:
-        """The graph as a picture: a column for each stage, dashed arrows for exchanges."""
+        """The graph as a picture: a column for each stage, dashed arrows for exchanges, dotted ones from a state to what
+        reads it.
+        """
         return _svg(self)
 
 
@@ -249,7 +275,21 @@ def explain(
         for component in topology.components
         if isinstance(component, SinkComponent)
     ]
-    return Explanation(topology.name, chosen.value, serves, plan.serial, tuple(stages), tuple(exchanges), tuple(sinks))
+    reads = [
+        ExplainedRead(component.bolt.state, component.name, places[component.name], component.bolt.fields)
+        for component in topology.components
+        if isinstance(component, BoltComponent) and isinstance(component.bolt, ReadsState)
+    ]
+    return Explanation(
+        topology.name,
+        chosen.value,
+        serves,
+        plan.serial,
+        tuple(stages),
+        tuple(exchanges),
+        tuple(sinks),
+        tuple(reads),
+    )
 
 
 def _places(plan: Plan) -> dict[str, int]:
@@ -308,7 +348,7 @@ def _what(component: Component) -> str:
             own = called in {"project", "merge", "repartition"} and component.kind == "project"
             return called if own else f"{component.kind} {called}({', '.join(component.fields)})"
         case BoltComponent():
-            return f"bolt {type(component.bolt).__name__}"
+            return _what_bolt(component.bolt)
         case Aggregate():
             results = ", ".join(a.name for a in component.aggregations)
             by = f" by {', '.join(component.keys)}" if component.keys else ""
@@ -321,6 +361,25 @@ def _what(component: Component) -> str:
             return f"{component.on.kind} join on {pairs}"
         case SinkComponent():
             return f"sink {component.spec.target}"
+
+
+def _what_bolt(bolt: AnyBolt) -> str:
+    match bolt:
+        case StateQuery():
+            own = "" if bolt.own_query is None else f", with {name_of(bolt.own_query)}"
+            return f"state_query of {bolt.state} by {', '.join(bolt.fields)}{own}"
+        case NewValues():
+            return f"new_values_stream of {bolt.state}"
+        case _:
+            return f"bolt {type(bolt).__name__}"
+
+
+def _read_text(read: ExplainedRead) -> str:
+    return f"state {read.state} to {read.component}: {_read_label(read)}; what the batches before committed"
+
+
+def _read_label(read: ExplainedRead) -> str:
+    return f"read by {', '.join(read.keys)}"
 
 
 def _exchange_text(exchange: ExplainedExchange) -> str:
@@ -386,7 +445,14 @@ def _svg(explanation: Explanation) -> str:
         lines.append(f'<path d="{path}" fill="none" stroke="#444" marker-end="url(#a)"{dashed}/>')
         if label:
             lines.append(_text(x2 - _GAP + 8, y2 + _HEIGHT // 2 - 6, label, most=20))
-    width = 40 + len(explanation.stages) * (_WIDTH + _GAP) - _GAP
+    for read in explanation.reads:
+        (x1, y1), (x2, y2) = places[read.state], places[read.component]
+        lines.append(
+            f'<path d="{_back(x1, y1 + _HEIGHT // 2, x2, y2 + _HEIGHT // 2)}" fill="none" stroke="#444" '
+            'marker-end="url(#a)" stroke-dasharray="1,4"/>'
+        )
+        lines.append(_text(x2 + _WIDTH + 8, y2 + _HEIGHT // 2 - 6, _read_label(read), most=20))
+    width = 40 + len(explanation.stages) * (_WIDTH + _GAP) - (_GAP // 2 if explanation.reads else _GAP)
     height = _TOP + rows_most * _STEP + 10
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
@@ -396,6 +462,15 @@ def _svg(explanation: Explanation) -> str:
         '<path d="M0,0 L8,4 L0,8 z" fill="#444"/></marker></defs>'
     )
     return "\n".join([head, *lines, *boxes, "</svg>", ""])
+
+
+def _back(x1: int, y1: int, x2: int, y2: int) -> str:
+    """A path from a state to the right side of what reads it: from its own right side, or its left one if it is behind."""
+    if x1 > x2 + _WIDTH:
+        middle = (x1 + x2 + _WIDTH) // 2
+        return f"M{x1},{y1} C{middle},{y1} {middle},{y2} {x2 + _WIDTH},{y2}"
+    out = max(x1, x2) + _WIDTH + _GAP // 3
+    return f"M{x1 + _WIDTH},{y1} C{out},{y1} {out},{y2} {x2 + _WIDTH},{y2}"
 
 
 def _text(x: int, y: int, text: str, *, bold: bool = False, most: int = 40) -> str:

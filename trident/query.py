@@ -84,7 +84,12 @@ class StateQuery(ReadsState):
         self._query = query
         self._found = found
 
-    def check_values(self, held: pa.Schema) -> None:
+    @property
+    def own_query(self) -> Query | None:
+        """The query that was given; None: all values that a map holds."""
+        return None if self._query is map_get else self._query
+
+    def check_values(self, component: str, held: pa.Schema) -> None:
         """Check that a map's own values, `held`, are what the tuples are to get; a query of one's own may give anything.
 
         They come in the map's order, under any names: but the name of one value may not stand for another.
@@ -92,16 +97,18 @@ class StateQuery(ReadsState):
         Raises:
             TopologyError: there are more or fewer of them, of other types, or in another order.
         """
-        if self._query is not map_get:
+        if self.own_query is not None:
             return
         pairs = zip(self._found, held, strict=False)
         fits = len(self._found) == len(held) and all(f.type == h.type for f, h in pairs)
         moved = [f.name for i, f in enumerate(self._found) if f.name in held.names and held.names.index(f.name) != i]
         if not fits or moved:
+            wanted = ", ".join(f"{f.name} {f.type}" for f in self._found)
             raise TopologyError(
-                f"a query wants {', '.join(f'{f.name} {f.type}' for f in self._found)} of state {self.state!r}, which "
-                f"gives {', '.join(f'{f.name} {f.type}' for f in held)}: name all of these in `schema`, in this order, "
-                "or give a `query` of your own",
+                f"component {component!r} wants {wanted} of state {self.state!r}, which gives "
+                f"{', '.join(f'{f.name} {f.type}' for f in held)}: name all of these in `schema`, in this order, or give a "
+                "`query` of your own",
+                component=component,
                 state=self.state,
             )
 
@@ -151,7 +158,7 @@ def check_queries(topology: TopologyGraph) -> None:
             known = ", ".join(states) or "none"
             raise TopologyError(
                 f"component {component.name!r} reads the state {bolt.state!r}, which is none of topology "
-                f"{topology.name!r}; known: {known}",
+                f"{topology.name!r}; known: {known}; name one with persistent_aggregate(..., state=, state_name=)",
                 component=component.name,
             )
         sink, input_ = states[bolt.state]
@@ -161,8 +168,11 @@ def check_queries(topology: TopologyGraph) -> None:
         if [k.type for k in keys] != [f.type for f in fields]:
             raise TopologyError(
                 f"component {component.name!r} looks up {', '.join(f'{f.name} {f.type}' for f in fields)}; the keys of "
-                f"state {bolt.state!r} are {', '.join(f'{k.name} {k.type}' for k in keys)}",
+                f"state {bolt.state!r} are {', '.join(f'{k.name} {k.type}' for k in keys)}; name "
+                "a field of that type for each of them, in their order",
                 component=component.name,
             )
         if isinstance(bolt, StateQuery) and sink.is_map:
-            bolt.check_values(pa.schema([f for f in input_.schema if f.name not in sink.keys_of(input_)]))
+            bolt.check_values(
+                component.name, pa.schema([f for f in input_.schema if f.name not in sink.keys_of(input_)])
+            )

@@ -14,10 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
+from stormproof.core.arguments import lacks, shown
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.errors import Fenced, PositionMismatch, SettingsError, StoreUnavailable, TransientError
+from stormproof.core.errors import Fenced, PositionMismatch, SettingsError, StoreUnavailable, TransientError, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import Plan, compile_topology
@@ -96,7 +97,11 @@ def require_schema(engine: sa.Engine, database: Database, *, own: bool) -> None:
 
 
 def make_engine(choice: EngineChoice, settings: Settings) -> tuple[Engine, bool]:
-    """The engine, and whether it is ours to close."""
+    """The engine, and whether it is ours to close.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
     if choice == "inline":
         return InlineEngine(settings.parallelism or 2), True
     if choice == "spark":
@@ -104,6 +109,8 @@ def make_engine(choice: EngineChoice, settings: Settings) -> tuple[Engine, bool]
 
         session, memory_mb = spark_session(settings), settings.worker_memory_mb
         return SparkEngine(session, settings.parallelism, worker_memory_mb=memory_mb), True
+    if lacks(choice, "name", "parallelism", "run", "cancel", "close"):
+        raise UsageError(f"no engine {shown(choice)}; known: 'spark', 'inline', or an object such as InlineEngine(2)")
     return choice, False
 
 

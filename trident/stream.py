@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stormproof.core.aggregators import Aggregator, CombinerAggregator, ReducerAggregator, UserAggregate
+from stormproof.core.arguments import shown
 from stormproof.core.bolt import DEFAULT_STREAM
+from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import TopologyError
 from stormproof.core.grouping import Grouping, GroupingKind
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.schema import SchemaLike, parse_schema
+from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.protocol import Source
 from stormproof.core.topology import (
@@ -20,7 +22,10 @@ from stormproof.core.topology import (
     Subscription,
     TopologyGraph,
     UserFunction,
+    checked_name,
     checked_tasks,
+    require_fields,
+    schema_for,
 )
 from stormproof.trident.aggregate import OneResult, SeveralResults, named
 
@@ -49,7 +54,17 @@ class Topology(TopologyGraph):
         return Stream(self, self.add_spout(name, source))
 
     def following(self, output: OutputStream) -> Stream:
-        """Go on from a bolt's output stream with the operations of a stream."""
+        """Go on from a bolt's output stream with the operations of a stream.
+
+        Raises:
+            TopologyError: it is none, or one of another topology.
+        """
+        if not isinstance(output, OutputStream):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TopologyError(
+                f"topology {self.name!r}: following() goes on from a bolt's output stream, got {shown(output)}; give what "
+                "t.bolt(...) or t.spout(...) returned"
+            )
+        self._require_own(output.graph, output.component, "following()")
         return Stream(self, output.component, output.stream)
 
     def merge(self, *streams: Stream, name: str | None = None) -> Stream:
@@ -61,7 +76,7 @@ class Topology(TopologyGraph):
         if len(streams) < 2:
             raise TopologyError(f"topology {self.name!r}: merge needs at least two streams, got {len(streams)}")
         for stream in streams:
-            _require_of(self, stream)
+            _require_of(self, stream, "merge")
         inputs = [stream.subscription for stream in streams]
         return Stream(self, self.add_operation(name, inputs, OperationKind.PROJECT, merge, fields=(), schema=None))
 
@@ -87,8 +102,8 @@ class Topology(TopologyGraph):
             TopologyError: a key is unknown or has different types, or another field stands on both sides.
         """
         for stream in (left, right):
-            _require_of(self, stream)
-        keys = dict(on) if isinstance(on, Mapping) else {k: k for k in ([on] if isinstance(on, str) else on)}
+            _require_of(self, stream, "join")
+        keys = _join_keys(on, f"topology {self.name!r}: join of {left.name!r} and {right.name!r}")
         one, other = left.settled(), right.settled()
         hints = {s.hint for s in (one, other) if s.hint is not None}
         if len(hints) > 1:
@@ -228,7 +243,7 @@ class Stream:
         """
         import pyarrow as pa
 
-        given = self.schema
+        given, where = self.schema, f"project after {self._component!r}"
         names = [*((f, f) for f in fields), *renamed.items()]
         if not names:
             raise TopologyError(
@@ -236,14 +251,9 @@ class Stream:
                 component=self._component,
             )
         taken = [old for _, old in names]
-        for old in taken:
-            if old not in given.names:
-                raise TopologyError(
-                    f"project after {self._component!r}: unknown field {old!r}; known: {', '.join(given.names)}",
-                    component=self._component,
-                    field=old,
-                )
-        schema = parse_schema(pa.schema([given.field(old).with_name(new) for new, old in names]))
+        require_fields(where, self._component, taken, given)
+        renamed_fields = pa.schema([given.field(old).with_name(new) for new, old in names])
+        schema = schema_for(where, self._component, renamed_fields)
         return self._operation(name, OperationKind.PROJECT, project, tuple(taken), schema)
 
     def peek(self, function: UserFunction, *fields: str, name: str | None = None) -> Stream:
@@ -317,7 +327,7 @@ class Stream:
         """Groups by equal values. A NULL key fails its message.
 
         Raises:
-            TopologyError: no field is named.
+            TopologyError: no field is named, or one is unknown.
         """
         if not fields:
             raise TopologyError(
@@ -325,6 +335,7 @@ class Stream:
                 f"{', '.join(self.schema.names)}; for all tuples together use aggregate(...)",
                 component=self._component,
             )
+        require_fields(f"group_by after {self._component!r}", self._component, fields, self.schema)
         return GroupedStream(self, fields)
 
     def partition_aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
@@ -350,6 +361,7 @@ class Stream:
 
         What is held is held by key, so the result has one more column, the key `everything`, which is always true.
         """
+        _require_state(self._component, state, state_name)
         fields = tuple(self.schema.names)  # what an aggregate of all fields is of; not the key
         given = {output: _over(one, fields) for output, one in results.items()}
         keyed = self.arrow(everything, schema=_with_key(self.schema))
@@ -412,22 +424,36 @@ class Stream:
         committed, and nothing of its own: the topology's batches run one at a time then.
 
         Raises:
-            TopologyError: a field is unknown; and when it is compiled, if there is no such state, or its keys or values
-                differ.
+            TopologyError: no field is named, or one is unknown; the schema is none; the query does not take a state and
+                keys; and when it is compiled, if there is no such state, or its keys or values differ.
         """
         import pyarrow as pa
 
         from stormproof.trident.query import StateQuery, map_get
 
-        settled, found = self, parse_schema(schema)
-        given = settled.schema
-        for field in fields:
-            if field not in given.names:
+        where, given = f"state_query after {self._component!r}", self.schema
+        if not isinstance(state, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TopologyError(
+                f"{where}: state is {shown(state)}; give the name that the state has among the topology's sinks, as in "
+                "state_query('totals', ...)",
+                component=self._component,
+            )
+        if not fields:
+            raise TopologyError(
+                f"{where}: it names no fields; name those that are looked up in state {state!r}, one for each of its keys, "
+                f"as in state_query({state!r}, {given.names[0]!r}, ...); known: {', '.join(given.names)}",
+                component=self._component,
+            )
+        require_fields(where, self._component, fields, given)
+        found = schema_for(where, self._component, schema)
+        if query is not None:
+            if not callable(query):
                 raise TopologyError(
-                    f"state query after {self._component!r}: unknown field {field!r}; known: {', '.join(given.names)}",
+                    f"{where}: query is {shown(query)}; it must be a function query(state, keys)",
                     component=self._component,
-                    field=field,
                 )
+            instead = "write one like query(state, keys), which gives a row for each of the keys"
+            refuse_unfit_call(self._component, where, query, ("state", "keys"), instead)
         bolt = StateQuery(state, fields, query or map_get, found)
         made = self._topology.add_reader(name, self._input, bolt, pa.schema([*given, *found]))
         return Stream(self._topology, made, hint=self._hint)
@@ -464,10 +490,13 @@ class Stream:
         after the other, in the same order whenever the txid comes again.
 
         Raises:
-            TopologyError: the state cannot hold such rows, or serve the guarantee.
+            TopologyError: the state cannot hold such rows, or serve the guarantee; or one of the arguments is of the wrong
+                kind.
         """
+        from stormproof.trident.state.checks import require_keys
         from stormproof.trident.state.sink import StateSink
 
+        require_keys(keys, f"state {name!r}", name)
         return self.into(StateSink(name, state, updater=updater, keys=tuple(keys)))
 
     def settled(self) -> Stream:
@@ -494,8 +523,7 @@ class Stream:
         fields: tuple[str, ...],
         schema: SchemaLike | None,
     ) -> Stream:
-        parsed = None if schema is None else parse_schema(schema)
-        made = self._topology.add_operation(name, [self._input], kind, function, fields=fields, schema=parsed)
+        made = self._topology.add_operation(name, [self._input], kind, function, fields=fields, schema=schema)
         return Stream(self._topology, made, hint=self._hint)
 
     def _grouped(
@@ -508,7 +536,7 @@ class Stream:
         persistent: bool = False,
         local: bool = False,
     ) -> Stream:
-        aggregations = named(self.schema, several, dict(results))
+        aggregations = named(self._component, self.schema, several, dict(results))
         settled = self.settled()
         input_ = settled._input if local else replace(settled._input, tasks=settled._hint)
         made = self._topology.add_aggregate(name, input_, keys, aggregations, persistent=persistent, local=local)
@@ -565,6 +593,7 @@ class GroupedStream:
         Raises:
             TopologyError: a result cannot be folded, or the state cannot hold it or serve the guarantee.
         """
+        _require_state(self._stream.name, state, state_name)
         made = self._aggregate(several, results, name=name, persistent=True)
         if state is not None:
             from stormproof.trident.state.sink import StateSink
@@ -628,10 +657,50 @@ def own_merges(stream: Stream) -> dict[str, Merge]:
     return {a.output: RowMerge(a.code.combine) for a in component.aggregations if isinstance(a, UserAggregation)}
 
 
-def _require_of(topology: Topology, stream: Stream) -> None:
+def _require_state(component: str, state: StateFactory | None, name: str | None) -> None:
+    """Raise TopologyError where what a persistent aggregate is to be kept in is no state, or has a name without one."""
+    where = f"persistent_aggregate after {component!r}"
+    if state is not None:
+        from stormproof.trident.state.checks import require_factory
+
+        require_factory(state, where, component)
+        if name is not None:
+            checked_name(name, f"{where}: state_name:")
+    elif name is not None:
+        raise TopologyError(
+            f"{where}: state_name={name!r} names no state; pass state=..., such as PostgresMap('totals'), or leave it out",
+            component=component,
+        )
+
+
+def _join_keys(on: str | Sequence[str] | Mapping[str, str], where: str) -> dict[str, str]:
+    """The left side's keys, and what the right side calls them."""
+    if isinstance(on, str):
+        return {on: on}
+    names: list[object] = list(on) if isinstance(on, Iterable) else [on]  # pyright: ignore[reportUnnecessaryIsInstance]
+    keys = list[object](on.values()) if isinstance(on, Mapping) else names
+    for name in [*names, *keys]:
+        if not isinstance(name, str):
+            raise TopologyError(
+                f"{where}: on names {shown(name)}; give the keys' names: 'id', ['id', 'day'] or {{'left_id': 'right_id'}}"
+            )
+    if len(set(names)) != len(names):
+        raise TopologyError(f"{where}: on names a key twice: {', '.join(map(str, names))}; name each once")
+    return {str(one): str(other) for one, other in zip(names, keys, strict=True)}
+
+
+def _require_of(topology: Topology, stream: object, operation: str) -> None:
+    if not isinstance(stream, Stream):
+        instead = "finish its groups with .agg(...)" if isinstance(stream, GroupedStream) else "give a Stream"
+        if isinstance(stream, OutputStream):
+            instead = "make it one with t.following(...)"
+        raise TopologyError(
+            f"topology {topology.name!r}: {operation} of {shown(stream)}, which is no stream; {instead}"
+        )
     if stream.topology is not topology:
         raise TopologyError(
-            f"stream {stream.name!r} belongs to topology {stream.topology.name!r}, not to {topology.name!r}",
+            f"stream {stream.name!r} belongs to topology {stream.topology.name!r}, not to {topology.name!r}: begin both in "
+            "one object",
             component=stream.name,
         )
 

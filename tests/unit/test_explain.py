@@ -7,7 +7,9 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import cast
 
+import pyarrow as pa
 import pytest
 from support.jobs import source
 from support.operations import OPERATIONS, Greatest, add_all, words_of
@@ -19,6 +21,8 @@ from stormproof.testing import simulate
 from stormproof.trident.aggregate import count
 from stormproof.trident.cli.app import app
 from stormproof.trident.explain import explain
+from stormproof.trident.state.key_value import MemoryMap
+from stormproof.trident.state.protocol import MapState, State
 from stormproof.trident.stream import GroupedStream, Stream, Topology
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +102,41 @@ def test_every_component_is_in_one_stage_and_in_the_pictures() -> None:
     assert dot.count("subgraph") == len(found.stages)
     assert dot.count("style=dashed") == len(found.exchanges)
     json.dumps(found.to_json())
+
+
+def doubled(state: State, keys: pa.RecordBatch) -> pa.RecordBatch:
+    return cast("MapState", state).multi_get(keys)
+
+
+def test_what_reads_a_state_says_which_and_is_drawn_behind_it() -> None:
+    topology = Topology("queries")
+    words = words_of(topology, source())
+    kept = words.group_by("word").persistent_aggregate(n=count(), state=MemoryMap(), state_name="seen", name="counts")
+    kept.new_values_stream(name="newest").into(MemorySink("values"))
+    asked = words.state_query("seen", "word", schema="before long", name="ask")
+    asked.state_query("seen", "word", schema="twice long", query=doubled, name="again").into(MemorySink("out"))
+    found = topology.explain()
+    text = str(found)
+    assert "  ask: state_query of seen by word <- split (word string, before bigint)" in text
+    assert "  again: state_query of seen by word, with doubled <- ask" in text
+    assert "  newest: new_values_stream of seen <- counts" in text
+    assert (
+        "stage 0, tasks: one for each part of the source\n  <- state seen to ask: read by word; what the batches"
+        in text
+    )
+    assert found.to_json()["reads"] == [
+        {"state": "seen", "component": "newest", "stage": 1, "keys": ["word"]},
+        {"state": "seen", "component": "ask", "stage": 0, "keys": ["word"]},
+        {"state": "seen", "component": "again", "stage": 0, "keys": ["word"]},
+    ]
+    dot = found.to_dot()
+    for reader in ("newest", "ask", "again"):
+        assert f'"seen" -> "{reader}" [style=dotted, constraint=false, label="read by word"];' in dot
+    svg = ET.fromstring(found.to_svg())  # noqa: S314 - just made
+    dotted = [e for e in svg.iter() if e.get("stroke-dasharray") == "1,4"]
+    assert len(dotted) == len(found.reads)
+    right = max(float(x) for e in dotted for x in re.findall(r"(\d+),\d+", e.get("d", "")))
+    assert right < float(svg.get("width", "0"))
 
 
 def test_names_that_need_escapes_are_escaped() -> None:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.errors import TopologyError
-from stormproof.core.schema import parse_schema, to_ddl
+from stormproof.core.schema import SchemaLike, parse_schema, to_ddl
 
 EVERY = pa.schema(
     [
@@ -75,6 +75,40 @@ def test_a_struct_type_is_taken() -> None:
 def test_what_is_no_schema_is_refused_by_name(ddl: str, said: str) -> None:
     with pytest.raises(TopologyError, match=said):
         parse_schema(ddl)
+
+
+TWICE = "names a field twice: '{}' and '{}'"
+
+
+@pytest.mark.parametrize(("one", "other"), [("a", "a"), ("word", "word"), ("a", "A"), ("Ä", "ä")])
+def test_a_field_stands_once_however_the_schema_is_given(one: str, other: str) -> None:
+    """Names of one letter are one object wherever they come from, others may or may not be."""
+    types = pytest.importorskip("pyspark.sql.types")
+    struct = types.StructType([types.StructField(one, types.StringType()), types.StructField(other, types.LongType())])
+    for schema in (f"`{one}` string, `{other}` int", pa.schema([(one, pa.string()), (other, pa.int64())]), struct):
+        with pytest.raises(TopologyError, match=TWICE.format(one, other)):
+            parse_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("s struct<x int, x int>", "struct in field 's' names a field twice"),
+        ("s array<map<string, struct<x int, X int>>>", "struct in field 's' names a field twice"),
+        (pa.schema([("s", pa.struct([]))]), "'s' has a struct without fields"),
+        (pa.schema([("", pa.int64())]), "a field without a name"),
+    ],
+)
+def test_fields_within_fields_have_names_of_their_own(schema: SchemaLike, said: str) -> None:
+    with pytest.raises(TopologyError, match=said):
+        parse_schema(schema)
+
+
+def test_what_is_no_schema_at_all_is_shown_the_form() -> None:
+    types = pytest.importorskip("pyspark.sql.types")
+    for schema in (None, 3, ["a string"], {"a": "string"}, types.StringType(), types.StructType, pa.string()):
+        with pytest.raises(TopologyError, match="write fields like 'word string not null, n long'"):
+            parse_schema(schema)
 
 
 def test_an_arrow_type_without_a_spark_name_is_refused() -> None:

@@ -9,6 +9,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.arguments import require_function
+from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.compute import pc
 from stormproof.core.errors import SinkRefused
 from stormproof.trident.state.protocol import Merge
@@ -51,6 +53,11 @@ class RowMerge:
     """A plain function of two values as a merge, called row by row; NULL (None) is never given to it."""
 
     function: Callable[[Any, Any], Any]
+
+    def __post_init__(self) -> None:
+        where = "RowMerge"
+        require_function(where, "function", self.function, "f(held, added)")
+        refuse_unfit_call(where, where, self.function, ("held", "added"), "write one of two values")
 
     def __call__(self, held: pa.Array, added: pa.Array) -> pa.Array:
         """The function's results, in the columns' type."""

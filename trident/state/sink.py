@@ -9,6 +9,7 @@ from typing import Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
+from stormproof.core.arguments import require_object, require_path
 from stormproof.core.compute import pc
 from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.failpoint import failpoint
@@ -31,6 +32,7 @@ from stormproof.sinks.protocol import (
     decide,
 )
 from stormproof.sinks.staging import FileWriter, prepared_batches, remove_files, require_files, sweep_folder
+from stormproof.trident.state.checks import require_state
 from stormproof.trident.state.map import check_map_columns
 from stormproof.trident.state.matrix import require_served
 from stormproof.trident.state.merge import MERGES
@@ -104,6 +106,12 @@ class StateSink:
         staging: str | Path | None = None,
         database: Database | None = None,
     ) -> None:
+        where = f"state {name!r}"
+        require_state(name, factory, updater=updater, keys=keys, merges=merges)
+        if staging is not None:
+            require_path(where, "staging", staging)
+        if database is not None:
+            require_object(where, "database", database, Database, "Database.from_url('postgresql://...')")
         self._name = name
         self._factory = factory
         self._updater = updater

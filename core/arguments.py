@@ -1,0 +1,69 @@
+"""What an argument of a declaration must be; an error names the thing, the argument, what it is and what it should be."""
+
+from __future__ import annotations
+
+import os
+from numbers import Integral, Real
+
+from stormproof.core.errors import UsageError
+
+
+def require_whole(where: str, argument: str, value: object, low: int) -> None:
+    """Raise UsageError where the value is no whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
+        raise _wrong(where, argument, value, f"a whole number, at least {low}")
+
+
+def require_seconds(where: str, argument: str, value: object) -> None:
+    """Raise UsageError where the value is no number of seconds; 0 is one."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
+        raise _wrong(where, argument, value, "a number of seconds, at least 0")
+
+
+def require_path(where: str, argument: str, value: object) -> None:
+    """Raise UsageError where the value is no path; an empty one would be the folder that the process happens to be in."""
+    if not isinstance(value, (str, os.PathLike)) or not value:
+        raise _wrong(where, argument, value, "a path, as text or a Path; '.' is the current folder")
+
+
+def require_text(where: str, argument: str, value: object, form: str) -> None:
+    """Raise UsageError where the value is no text; `form` is an example of what it should be."""
+    if not isinstance(value, str) or not value:
+        raise _wrong(where, argument, value, f"text, such as {form!r}")
+
+
+def require_function(where: str, argument: str, value: object, form: str) -> None:
+    """Raise UsageError where the value cannot be called; `form` says how it would be."""
+    if not callable(value):
+        raise _wrong(where, argument, value, f"a function, called as {form}")
+
+
+def require_object(where: str, argument: str, value: object, kind: type | tuple[type, ...], form: str) -> None:
+    """Raise UsageError where the value is no object of the class; `form` is an example of one."""
+    if not isinstance(value, kind):
+        raise _wrong(where, argument, value, f"an object such as {form}")
+
+
+def lacks(thing: object, *attributes: str) -> bool:
+    """Whether it is a class, or has not all of these: then it is not what a protocol describes."""
+    # Its class is asked first: asking the object may call code of the user's, which may raise.
+    return isinstance(thing, type) or not all(hasattr(type(thing), a) or hasattr(thing, a) for a in attributes)
+
+
+def shown(thing: object) -> str:
+    """A thing that should have been another, for people."""
+    name = getattr(thing, "__name__", None)
+    if isinstance(name, str):
+        return f"the {'class' if isinstance(thing, type) else 'function'} {name}"
+    if type(thing).__repr__ is object.__repr__:
+        return f"{type(thing).__name__}(...)"
+    return f"{thing!r:.80}"
+
+
+def instead_of(thing: object, otherwise: str) -> str:
+    """What to write instead of a thing that is none of its kind: an object of it, where it is a class."""
+    return f"give an object of it, {thing.__name__}(...)" if isinstance(thing, type) else otherwise
+
+
+def _wrong(where: str, argument: str, value: object, wanted: str) -> UsageError:
+    return UsageError(f"{where}: {argument} is {shown(value)}; it must be {wanted}", argument=argument)

@@ -1,0 +1,130 @@
+"""Whether a user's function can be called with what it will get, seen before it is called.
+
+A function that takes other arguments than it gets raises for every message, and each of them would become a dead letter.
+What says nothing of its parameters (some builtins and extension types) is taken as it is. Of a decorated function the
+decorator's own parameters count: it may well give the function that it wraps more than it gets.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+from stormproof.core.aggregators import UserAggregation, UserKind
+from stormproof.core.errors import TopologyError
+from stormproof.core.message import storable_text
+
+_NAME_MAX: Final = 200
+_OF_FIELDS: Final = {UserKind.COMBINER: "init", UserKind.REDUCER: "reduce", UserKind.AGGREGATOR: "aggregate"}
+"""Which call of a user's aggregate gets a tuple's fields."""
+
+GENERATOR: Final = "a generator function"
+_BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def refuse_unfit_call(component: str, where: str, function: Any, given: Sequence[str], instead: str) -> None:
+    """Check that a function takes as many values as are `given`, which is what people call them.
+
+    Raises:
+        TopologyError: it does not; says what it gets, what it takes, where it is defined, and what to do `instead`.
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*given)
+    except TypeError:
+        name = name_of(function)
+        raise TopologyError(
+            f"{where}: function {name}{_place(function)} gets {_counted(given)}; it takes {_taken(signature)}; {instead}",
+            component=component,
+            function=name,
+        ) from None
+
+
+def refuse_unfit_aggregate(component: str, aggregation: UserAggregation) -> None:
+    """Check that a user's aggregate can be called with its fields.
+
+    Raises:
+        TopologyError: one of its methods takes other arguments, or calling it would run nothing of it.
+    """
+    fields, code = aggregation.fields, aggregation.code
+    calls: dict[str, tuple[str, ...]]
+    match aggregation.kind:
+        case UserKind.COMBINER:
+            calls = {"init": fields, "combine": ("one", "other"), "zero": ()}
+        case UserKind.REDUCER:
+            calls = {"init": (), "reduce": ("value", *fields)}
+        case UserKind.AGGREGATOR:
+            calls = {"init": (), "aggregate": ("state", "emit", *fields), "complete": ("state", "emit")}
+    of = type(code).__name__
+    for called, given in calls.items():
+        method = getattr(code, called)
+        kind = never_begins(method)
+        if kind is not None:
+            raise TopologyError(
+                f"component {component!r}: {of}.{called} is {kind}, and calling it runs nothing of it; "
+                f"{'call emit for each row' if 'emit' in given else 'return the value'}",
+                component=component,
+            )
+        instead = "change its parameters"
+        if called == _OF_FIELDS[aggregation.kind]:
+            instead = f"name the fields that it takes, as in {of}().over('field'), or {instead}"
+        refuse_unfit_call(component, f"component {component!r}", method, given, instead)
+
+
+def never_begins(function: Any) -> str | None:
+    """What a function is where calling it makes an object and runs nothing of it; None for any other."""
+    is_object = callable(function) and not isinstance(function, type)
+    for one in (function, type(function).__call__ if is_object else None):
+        if inspect.isgeneratorfunction(one):
+            return GENERATOR
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            return "async"
+    return None
+
+
+def name_of(function: object) -> str:
+    """How people know a function."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None)
+    shown = name if isinstance(name, str) else type(function).__qualname__
+    return storable_text(shown.rpartition("<locals>.")[2], _NAME_MAX)
+
+
+def _place(function: Any) -> str:
+    """Where it is defined, if that is known."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, type):
+        function = function.__dict__.get("__init__")
+    elif not hasattr(function, "__code__") and not inspect.isbuiltin(function):
+        function = getattr(function, "__func__", type(function).__call__)
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f" ({storable_text(os.path.basename(code.co_filename))}:{code.co_firstlineno})"
+
+
+def _counted(names: Sequence[str]) -> str:
+    number = "no values" if not names else "1 value" if len(names) == 1 else f"{len(names)} values"
+    return f"{number}: {', '.join(names)}" if names else number
+
+
+def _taken(signature: inspect.Signature) -> str:
+    """What a call has to give, for people."""
+    parameters = list(signature.parameters.values())
+    by_place = [p for p in parameters if p.kind in _BY_PLACE]
+    needed = [p.name for p in by_place if p.default is p.empty]
+    names = [p.name for p in by_place]
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        text = f"at least {_counted(needed)}" if needed else "any number of values"
+    elif len(needed) == len(names):
+        text = _counted(names)
+    else:
+        text = f"{len(needed)} to {_counted(names)}"
+    by_name = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is p.empty]
+    return f"{text}, and {', '.join(by_name)} by name, which nothing gives" if by_name else text
