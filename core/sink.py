@@ -6,14 +6,14 @@ Sinks implement it (`stormproof.sinks`); topology and stage code know no more of
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
-from stormproof.core.errors import Json
+from stormproof.core.errors import Json, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.kind import SourceKind
 
@@ -73,6 +73,52 @@ class ChecksSources(Protocol):
     def check_sources(self, sources: Mapping[str, SourceKind], guarantee: Guarantee) -> None:
         """Raise TopologyError where it cannot serve the guarantee behind these spouts."""
         ...
+
+
+TableKey: TypeAlias = tuple[Hashable, ...]
+"""Tells one table, or one store, from every other; compared, never shown."""
+
+
+@runtime_checkable
+class NamesTable(Protocol):
+    """A sink whose table can be told by its name alone, as far as a name tells."""
+
+    def table_key(self) -> TableKey | None:
+        """Equal where two sinks certainly write to one table; None: only the store can tell. No connection is made."""
+        ...
+
+
+def table_by_name(sink: SinkSpec) -> TableKey | None:
+    """Which table a sink has, where its name tells."""
+    return sink.table_key() if isinstance(sink, NamesTable) else None
+
+
+def require_tables_apart(
+    topology: str, sinks: Sequence[SinkSpec], key: Callable[[SinkSpec], TableKey | None] = table_by_name
+) -> None:
+    """Refuse two sinks on one table: each counts txids for itself, so every batch would be in the table twice.
+
+    Raises:
+        TopologyError: names both sinks, the table, and what to do.
+    """
+    first: dict[TableKey, SinkSpec] = {}
+    for sink in sinks:
+        found = key(sink)
+        other = sink if found is None else first.setdefault(found, sink)
+        if other is not sink:
+            raise shared_table(topology, other.name, sink.name, (other.target, sink.target))
+
+
+def shared_table(topology: str, one: str, other: str, targets: tuple[str, str]) -> TopologyError:
+    """The error for two sinks of one topology on one table or store."""
+    table = targets[0] if targets[0] == targets[1] else f"{targets[0]}, which is {targets[1]}"
+    return TopologyError(
+        f"topology {topology!r}: sinks {one!r} and {other!r} have one table: {table}. A table has one sink in a topology: "
+        f"batches would be in it twice, or not at all. Nothing was written. Give each sink a table of its own; or merge the "
+        f"streams, a.merge(b), and end them in one sink",
+        sinks=[one, other],
+        targets=[*targets],
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.join import JoinOn
 from stormproof.core.keyhash import can_be_key
 from stormproof.core.schema import SchemaLike, parse_schema
-from stormproof.core.sink import Fold, SinkInput, SinkSpec
+from stormproof.core.sink import Fold, SinkInput, SinkSpec, require_tables_apart
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.protocol import Source
 
@@ -591,6 +591,7 @@ class TopologyGraph:
         # What a sink can take is known now; whether it serves the guarantee, again when one is chosen.
         spec.check(rows, self.guarantee or Guarantee.AT_LEAST_ONCE)
         self._require_new(name)
+        require_tables_apart(self.name, [*self.sinks, spec])
         return self._add(SinkComponent(name, input_, spec, rows))
 
     def validate(self) -> None:

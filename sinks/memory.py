@@ -16,7 +16,7 @@ import pyarrow as pa
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput
+from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
@@ -117,6 +117,10 @@ class MemorySink:
     def target(self) -> str:
         """Where the rows are, for people."""
         return f"memory:{self._name}"
+
+    def table_key(self) -> TableKey:
+        """The store, which is an object of this process."""
+        return "memory", id(self.store)
 
     def placed(self, database: Database, staging: Path) -> MemorySink:
         """This sink: it needs no database, and says itself where its staged files go."""

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from stormproof.core.errors import CannotTell, Json, PositionMismatch
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter
+from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter, TableKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +210,29 @@ class Sink(SinkSpec, Protocol):
 
     def inspect(self, identity: SinkIdentity, input_: SinkInput) -> SinkSession:
         """Open for reading only (audit, status): makes nothing, fences nobody."""
+        ...
+
+
+@runtime_checkable
+class FindsTable(Protocol):
+    """A sink that can ask its store which table it has, before anything is made or fenced."""
+
+    def find_table(self) -> TableKey | None:
+        """Equal wherever two sinks have one table, whatever they call it, also where it is not made yet; None: not known.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        ...
+
+
+@runtime_checkable
+class HasStore(Protocol):
+    """An opened sink whose store can only be told from others once it is open."""
+
+    @property
+    def store_key(self) -> TableKey:
+        """Equal where two of them have one store."""
         ...
 
 

@@ -35,7 +35,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.schema import to_ddl
 from stormproof.core.settings import Settings
 from stormproof.core.share import tokens, xor_reduce
-from stormproof.core.sink import SinkSpec, TaskContext
+from stormproof.core.sink import SinkSpec, TaskContext, require_tables_apart
 from stormproof.core.source.decode import BytesDecoder
 from stormproof.core.source.files.micro_batches import MicroBatches
 from stormproof.core.source.kind import SourceKind
@@ -123,6 +123,7 @@ def exactly_once(
     """
     if not sinks:
         raise TopologyError(f"exactly_once(name={name!r}) needs at least one sink")
+    require_tables_apart(name, sinks)
     return _SinkStream(
         checked_name(name, "stream"), sinks, adopt=adopt, settings=settings, on_batch=on_batch, frames=frames
     )

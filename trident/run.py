@@ -34,6 +34,7 @@ from stormproof.trident.coordinator import Coordinator, RunOptions, outlasting_o
 from stormproof.trident.ledger.graph import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
+from stormproof.trident.own_table import require_own_stores, require_own_tables
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RunStatistics
 
@@ -186,9 +187,11 @@ def attached(plan: Plan, source: Source, ledger: Ledger) -> Generator[tuple[Run,
     """Raise the topology's epoch, subscribe to its source and open its sinks under it.
 
     Raises:
+        TopologyError: two sinks have one table.
         Fenced: another driver raised the epoch meanwhile.
         StoreUnavailable: a store did not answer; may be tried again, under a new epoch.
     """
+    require_own_tables(plan)
     with ExitStack() as stack:
         failpoint("start.before_epoch")
         run = ledger.start(
@@ -234,6 +237,7 @@ def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: Ex
         sink = cast("Sink", spec)
         identity = SinkIdentity(run.topology, run.incarnation, sink.name)
         sessions[sink.name] = session = sink.open(identity, plan.sinks[sink.name], run.epoch)
+        require_own_stores(plan, sessions)
         with ledger.transaction(run) as tx:
             if not ledger.knows_sink(tx, sink.name):
                 ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())

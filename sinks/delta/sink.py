@@ -11,7 +11,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput
+from stormproof.core.sink import SinkInput, TableKey
+from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, check_types
@@ -54,6 +55,14 @@ class DeltaSink:
     def target(self) -> str:
         """The table's folder."""
         return self._path
+
+    def table_key(self) -> TableKey:
+        """The folder's path."""
+        return key_of_path(self._path)
+
+    def find_table(self) -> TableKey:
+        """The folder itself, or the place where it would be made."""
+        return locate(self._path, f"sink {self._name!r} ({self._path})")
 
     def placed(self, database: Database, staging: Path) -> DeltaSink:
         """This sink: it needs no database, and says itself where its staged files go."""

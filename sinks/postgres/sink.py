@@ -7,8 +7,9 @@ from pathlib import Path
 from stormproof.core.errors import SettingsError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput
+from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.folding import check_fold_input
+from stormproof.sinks.postgres.locate import key_of_name, locate
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import TableName, check_types
 from stormproof.sinks.protocol import SinkIdentity
@@ -60,6 +61,14 @@ class PostgresSink:
         """The database that was given."""
         return self._database
 
+    def table_key(self) -> TableKey:
+        """The database and the name as they were given."""
+        return key_of_name(self._database, self._table)
+
+    def find_table(self) -> TableKey:
+        """The table that has this name in the database, or would be made."""
+        return locate(self._known_database(), self._table, f"sink {self._name!r} ({self.target})")
+
     def placed(self, database: Database, staging: Path) -> PostgresSink:
         """This sink, with what was not given taken from here; files go to a folder of `staging` named after it."""
         return PostgresSink(
@@ -90,9 +99,12 @@ class PostgresSink:
         return self._session(identity, input_, None)
 
     def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int | None) -> PostgresSession:
-        if self._database is None:
-            raise SettingsError(f"sink {self._name!r}: no database is given; pass PostgresSink(..., database=URL)")
         staging = (STAGING_FOLDER / self._name).absolute() if self._staging is None else self._staging
         return PostgresSession(
-            self._database, self._table, staging=str(staging), identity=identity, input_=input_, epoch=epoch
+            self._known_database(), self._table, staging=str(staging), identity=identity, input_=input_, epoch=epoch
         )
+
+    def _known_database(self) -> Database:
+        if self._database is None:
+            raise SettingsError(f"sink {self._name!r}: no database is given; pass PostgresSink(..., database=URL)")
+        return self._database

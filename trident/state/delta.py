@@ -13,7 +13,8 @@ from pyarrow.dataset import dataset
 from stormproof.core.compute import pc
 from stormproof.core.errors import Json, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import Fold, SinkInput
+from stormproof.core.sink import Fold, SinkInput, TableKey
+from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import APPLICATION
 from stormproof.sinks.delta.session import HOOKS, DeltaSession
 from stormproof.sinks.delta.sink import DeltaSink
@@ -144,7 +145,8 @@ class DeltaMap:
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: StateKind | str = StateKind.OPAQUE) -> None:
-        self._path = str(Path(path).absolute())
+        text = os.fspath(path)
+        self._path = text if "://" in text else str(Path(text).absolute())
         self._kind = StateKind(kind)
         if self._kind is StateKind.NON_TRANSACTIONAL:
             raise TopologyError(
@@ -162,8 +164,20 @@ class DeltaMap:
         """The table's folder."""
         return self._path
 
+    def table_key(self, database: Database | None) -> TableKey:
+        """The folder's path."""
+        del database
+        return key_of_path(self._path)
+
+    def find_table(self, database: Database | None) -> TableKey:
+        """The folder itself, or the place where it would be made."""
+        del database
+        return locate(self._path, f"DeltaMap({self._path!r})")
+
     def check(self, schema: pa.Schema, where: str) -> None:
-        """Raise TopologyError for a column that no Delta table can hold."""
+        """Raise TopologyError for a column that no Delta table can hold, and for a place that is no local folder."""
+        if "://" in self._path:
+            raise TopologyError(f"{where}: {self._path!r} is not a local path; only local folders are supported yet")
         check_types(schema, where)
 
     def description(self, database: Database | None) -> dict[str, Json]:

@@ -7,14 +7,16 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, TopologyError
+from stormproof.core.postgres.database import Database
+from stormproof.core.sink import TableKey, shared_table
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity
 from stormproof.trident.state.map import StoredMap, make_map, stored_schema
@@ -50,6 +52,16 @@ class KeyValueStore(Protocol):
 
     def close(self) -> None:
         """Let connections go."""
+        ...
+
+
+@runtime_checkable
+class IdentifiedStore(Protocol):
+    """A store that says which one it is, so that two connections to it are known for one store."""
+
+    @property
+    def identity(self) -> str:
+        """Equal for all that read and write the same keys: server, database and prefix of the keys, say."""
         ...
 
 
@@ -172,8 +184,17 @@ class _Position:
 class KeyValueBacking:
     """A map's rows as JSON in a key-value store; the position is written after all of a txid's keys."""
 
-    def __init__(self, context: StateContext, kind: StateKind, store: KeyValueStore, *, cache_keys: int) -> None:
+    def __init__(
+        self,
+        context: StateContext,
+        kind: StateKind,
+        store: KeyValueStore,
+        *,
+        cache_keys: int,
+        target: str = "key-value store",
+    ) -> None:
         self._context = context
+        self._target = target
         self._kind = kind
         self._schema = stored_schema(context, kind)
         self._plain = store
@@ -191,6 +212,12 @@ class KeyValueBacking:
         return f"key-value/{self._context.identity.sink}"
 
     @property
+    def store_key(self) -> TableKey:
+        """What the store says of itself; else the object."""
+        store = self._plain
+        return ("store", store.identity) if isinstance(store, IdentifiedStore) else ("object", id(store))
+
+    @property
     def limits(self) -> Limits:
         """None: it is all text."""
         return Limits()
@@ -199,7 +226,9 @@ class KeyValueBacking:
         """Look once more whether the store is ours."""
         if self._kind is not StateKind.NON_TRANSACTIONAL:
             position = self._position()
-            if position is not None and position.epoch > self._epoch:
+            if position is not None and position.txid is not None:
+                self._require_one_writer(position.identity)
+            if position is not None and position.epoch > self._epoch and position.identity == self._context.identity:
                 raise Fenced(f"{self._where}: epoch {position.epoch} holds it, this is epoch {self._epoch}")
             held = None if position is None or position.identity != self._context.identity else position.txid
             if checked and held not in (transaction.previous, transaction.txid):
@@ -283,22 +312,42 @@ class KeyValueBacking:
         return None if value is None else _Position.of(value)
 
     def _take(self) -> None:
-        """Refuse another topology's store, and an older epoch; from here on older epochs are refused."""
+        """Refuse another writer's store, and an older epoch; from here on older epochs are refused, and other sinks."""
         if self._context.epoch is None:
             return
         mine, position = self._context.identity, self._position()
-        if position is not None and (position.identity.topology, position.identity.sink) != (mine.topology, mine.sink):
-            theirs = position.identity
+        if position is not None and position.txid is not None:
+            self._require_one_writer(position.identity)
+        if position is not None and position.identity == mine and position.epoch > self._epoch:
+            raise Fenced(f"{self._where}: epoch {position.epoch} holds it, this is epoch {self._epoch}")
+        if position is not None and position.txid is not None and position.identity != mine:
+            return  # an older life's: whether this one may go on there is a person's to say
+        if position is not None and position.txid is None:
+            self._require_own_claim(position)
+        held = position if position is not None and position.identity == mine else _Position(mine, self._epoch)
+        moved = replace(held, epoch=self._epoch)
+        if moved != position:
+            self._plain.multi_put({POSITION_KEY: moved.to_bytes()})
+
+    def _require_one_writer(self, theirs: SinkIdentity) -> None:
+        """Refuse a store that another state committed to."""
+        mine = self._context.identity
+        if (theirs.topology, theirs.sink) != (mine.topology, mine.sink):
             raise SinkRefused(
                 f"{self._where}: the store holds state {theirs.sink!r} of topology {theirs.topology!r}; a map has one "
                 "writer: use another store, or other keys in it"
             )
-        if position is not None and position.identity == mine:
-            if position.epoch > self._epoch:
-                raise Fenced(f"{self._where}: epoch {position.epoch} holds it, this is epoch {self._epoch}")
-            moved = _Position(mine, self._epoch, position.txid, position.digest, position.rows)
-            if moved != position:
-                self._plain.multi_put({POSITION_KEY: moved.to_bytes()})
+
+    def _require_own_claim(self, position: _Position) -> None:
+        """Refuse a store that another sink of this very run has opened; what an earlier run only opened is free."""
+        mine, theirs = self._context.identity, position.identity
+        same_run = (theirs.topology, theirs.incarnation, position.epoch) == (
+            mine.topology,
+            mine.incarnation,
+            self._epoch,
+        )
+        if same_run and theirs.sink != mine.sink:
+            raise shared_table(mine.topology, theirs.sink, mine.sink, (self._target, self._target))
 
     def _names(self, keys: pa.RecordBatch) -> list[bytes]:
         columns = [[shown(v) for v in keys.column(name).to_pylist()] for name, shown in self._key_columns]
@@ -339,7 +388,7 @@ class KeyValueMap:
             SinkRefused: the store is another topology's.
             Fenced: a newer epoch holds it.
         """
-        backing = KeyValueBacking(context, self.kind, self.open_store(), cache_keys=self.cache_keys)
+        backing = KeyValueBacking(context, self.kind, self.open_store(), cache_keys=self.cache_keys, target=self.target)
         return make_map(context, self.kind, backing)
 
 
@@ -387,9 +436,19 @@ class MemoryMap:
         """Where it is, for people."""
         return f"memory:{self._name}"
 
+    def table_key(self, database: Database | None) -> TableKey:
+        """The store, which is an object of this process."""
+        del database
+        return "memory map", id(self.store)
+
+    def find_table(self, database: Database | None) -> TableKey:
+        """The same."""
+        return self.table_key(database)
+
     def make(self, context: StateContext) -> StoredMap:
         """Open it."""
-        return make_map(context, self._kind, KeyValueBacking(context, self._kind, self.store, cache_keys=CACHE_KEYS))
+        backing = KeyValueBacking(context, self._kind, self.store, cache_keys=CACHE_KEYS, target=self.target)
+        return make_map(context, self._kind, backing)
 
     def items(self) -> dict[tuple[Any, ...], dict[str, Any]]:
         """What is stored of each key."""

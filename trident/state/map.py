@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from stormproof.core.compute import pc
 from stormproof.core.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
+from stormproof.core.sink import TableKey
 from stormproof.sinks.limits import Limits
-from stormproof.sinks.protocol import EvidenceReport, Held, KeepsHeld, PreparedTransaction, RestoresLost
+from stormproof.sinks.protocol import EvidenceReport, HasStore, Held, KeepsHeld, PreparedTransaction, RestoresLost
 from stormproof.trident.state.merge import merge_columns, newest, one_row_a_key
 from stormproof.trident.state.protocol import Merge, StateContext, StateKind
 
@@ -141,6 +142,12 @@ class StoredMap:
     def limits(self) -> Limits:
         """What its columns can hold."""
         return self._backing.limits
+
+    @property
+    def store_key(self) -> TableKey:
+        """The store behind it, where that is told by more than a table's name; else the backing itself."""
+        backing = self._backing
+        return backing.store_key if isinstance(backing, HasStore) else ("object", id(backing))
 
     # -- a txid ------------------------------------------------------------------------------------------------------
 

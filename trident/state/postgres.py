@@ -11,8 +11,9 @@ from psycopg import sql
 
 from stormproof.core.errors import Json, SettingsError, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import Fold, SinkInput
+from stormproof.core.sink import Fold, SinkInput, TableKey
 from stormproof.sinks.limits import Limits
+from stormproof.sinks.postgres.locate import key_of_name, locate
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import TableName, check_types, column_type, require_table, wire_schema
 from stormproof.sinks.protocol import Decision, PreparedTransaction, decide
@@ -208,6 +209,15 @@ class PostgresMap:
     def target(self) -> str:
         """The table; no secrets."""
         return str(self._table) if self._database is None else f"{self._table} at {self._database.redacted}"
+
+    def table_key(self, database: Database | None) -> TableKey:
+        """The database and the name as they were given."""
+        return key_of_name(self._database or database, self._table)
+
+    def find_table(self, database: Database | None) -> TableKey | None:
+        """The table that has this name in the database, or would be made."""
+        chosen = self._database or database
+        return None if chosen is None else locate(chosen, self._table, f"PostgresMap({str(self._table)!r})")
 
     def check(self, schema: pa.Schema, where: str) -> None:
         """Raise TopologyError for a column that has no Postgres type here."""

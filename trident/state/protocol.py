@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import pyarrow as pa
 
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import Fold
+from stormproof.core.sink import Fold, TableKey
 from stormproof.core.source.kind import SourceKind, kind_of
 from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction, SinkIdentity
 
@@ -195,6 +195,19 @@ class StateFactory(Protocol):
             Fenced: a newer epoch holds it.
             StoreUnavailable: it cannot be reached.
         """
+        ...
+
+
+@runtime_checkable
+class TellsTable(Protocol):
+    """A factory that can say which table its states are in; `database` is what a run has, for one that names none itself."""
+
+    def table_key(self, database: Database | None) -> TableKey | None:
+        """As `NamesTable.table_key`: by its name alone."""
+        ...
+
+    def find_table(self, database: Database | None) -> TableKey | None:
+        """As `FindsTable.find_table`: by what the store says."""
         ...
 
 

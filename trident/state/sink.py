@@ -16,7 +16,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.keyhash import can_be_key
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, TaskContext, TaskWriter
+from stormproof.core.sink import SinkInput, TableKey, TaskContext, TaskWriter
 from stormproof.core.source.kind import SourceKind
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
@@ -45,6 +45,7 @@ from stormproof.trident.state.protocol import (
     StateKind,
     StateUpdater,
     TellsLastTxid,
+    TellsTable,
 )
 from stormproof.trident.state.updater import MapUpdater
 
@@ -68,6 +69,16 @@ class LimitsRows(Protocol):
     @property
     def limits(self) -> Limits:
         """The columns' limits."""
+        ...
+
+
+@runtime_checkable
+class OverStore(Protocol):
+    """A state over a store that is told from others as an object, or by what it says of itself."""
+
+    @property
+    def store_key(self) -> TableKey:
+        """Equal where two states are over one store."""
         ...
 
 
@@ -149,6 +160,14 @@ class StateSink:
         """What the ledger keeps of it, for an audit without the topology's code; which a store of one's own needs."""
         own = self._factory.description(self._database) if isinstance(self._factory, Described) else {}
         return {**own, "keys": [*self.keys_of(input_)]}
+
+    def table_key(self) -> TableKey | None:
+        """The state's table by its name, where it has one."""
+        return self._factory.table_key(self._database) if isinstance(self._factory, TellsTable) else None
+
+    def find_table(self) -> TableKey | None:
+        """The state's table by what its store says, where it can tell without being opened."""
+        return self._factory.find_table(self._database) if isinstance(self._factory, TellsTable) else None
 
     def placed(self, database: Database, staging: Path) -> StateSink:
         """This state, with the database and a folder of `staging` that a run has, where it names none itself."""
@@ -302,6 +321,12 @@ class StateSession:
         """What tells this store from another of the same name, where it says."""
         state = self.state()
         return state.table_id if isinstance(state, EvidencedState) else f"state/{self._target}"
+
+    @property
+    def store_key(self) -> TableKey:
+        """The store that the state is over, as far as it can be told: else the state itself."""
+        state = self.state()
+        return state.store_key if isinstance(state, OverStore) else ("object", id(state))
 
     def writer(self) -> StateWriter:
         """Parquet files in the staging folder."""
