@@ -4,6 +4,7 @@ In this order, each part checked after every misfortune, with a line each (``--o
 
 ``matrix`` every failpoint, for each sink that comes by, killed, failed, left standing past its leases, and taken over from;
            with 1 and with 4 batches in flight; on the inline engine
+``states`` the same with states instead of sinks, and Postgres that restarts or loses a COMMIT in a state's commit
 ``races``  two drivers started on one topology at once
 ``rounds`` n random rounds: two or three misfortunes at once, Postgres restarts and lost COMMITs among them
 ``spark``  every failpoint, killed and failed, on Spark
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,26 +30,61 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from support.blows import Action
-from support.chain import Chain, all_points, ordeals, shuffled
+from support.chain import Chain, Ordeal, ordeal, ordeals, shuffled
 from support.races import races
 from support.rounds import ROUNDS_PER_TOPOLOGY, Rounds, lives, stand_on
+from support.shapes import SINKS, Shape
 from support.spark_driver import TIMEOUT_S, SparkDriver
+from support.states import IN_ALL, IN_MAPS, READ, StateMode, promised
 
+from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
-PARTS = ("matrix", "races", "rounds", "spark")
+PARTS = ("matrix", "states", "races", "rounds", "spark")
 RACES = 50
+
+ALONE = (Action.KILL, Action.RAISE, Action.LAPSE)
+WAYS = (*ALONE, Action.TAKE_OVER)
+AWAY = (Action.RESTART, Action.CRASH, Action.LOSE_ANSWER, Action.LOSE_COMMIT)
 
 
 def matrix(server: EmbeddedPostgres, rng: random.Random) -> Iterator[str]:
     """Every cell once, for each number of batches in flight."""
-    cells = ordeals([Action.KILL, Action.RAISE, Action.LAPSE, Action.TAKE_OVER])
-    for in_flight, batch in ((1, 5), (4, 2)):
-        tally: Counter[str] = Counter()
-        shaped = partial(replace, in_flight=in_flight, batch_messages=batch)
-        for line in lives(server, shuffled(cells, rng), tally, shaped):
-            yield f"{in_flight} in flight: {line}"
-        yield f"{in_flight} in flight: {len(cells)} cells exact; {shown(tally)}"
+    for in_flight in (1, 4):
+        yield from cells_of(server, rng, in_flight, SINKS, ordeals(WAYS))
+
+
+def states(server: EmbeddedPostgres, rng: random.Random) -> Iterator[str]:
+    """Every cell once in which states promise something, for each number of batches in flight."""
+    in_postgres = [n for n, mode in enumerate(StateMode, start=1) if mode.store == "postgres"]
+    away = [
+        ordeal(point, action, at)
+        for point in FAILPOINTS.values()
+        if point.scope == "state"
+        for action in AWAY
+        for at in in_postgres
+    ]
+    yield from cells_of(server, rng, 1, READ, [cell for cell in ordeals(WAYS, shape=READ) if promised(cell)])
+    yield from cells_of(server, rng, 1, IN_MAPS, away, proxied=True)
+    yield from cells_of(server, rng, 4, IN_ALL, ordeals(ALONE, shape=IN_ALL))
+    yield from cells_of(server, rng, 4, IN_MAPS, ordeals([Action.TAKE_OVER], shape=IN_MAPS))
+
+
+def cells_of(
+    server: EmbeddedPostgres,
+    rng: random.Random,
+    in_flight: int,
+    shape: Shape,
+    cells: Sequence[Ordeal],
+    *,
+    proxied: bool = False,
+) -> Iterator[str]:
+    """Each cell once, in a random order."""
+    tally: Counter[str] = Counter()
+    shaped = partial(replace, in_flight=in_flight, batch_messages=5 if in_flight == 1 else 2)
+    for line in lives(server, shuffled(cells, rng), tally, shaped, shape, proxied=proxied):
+        yield f"{in_flight} in flight: {line}"
+    yield f"{in_flight} in flight: {len(cells)} cells exact; {shown(tally)}"
 
 
 def on_spark(server: EmbeddedPostgres, rng: random.Random) -> Iterator[str]:
@@ -56,7 +92,7 @@ def on_spark(server: EmbeddedPostgres, rng: random.Random) -> Iterator[str]:
 
     But the one between two attempts: Spark itself tries a task again that raises an error, so no attempt follows.
     """
-    points = [point for point in all_points() if point.scope != "retry"]
+    points = [point for point in SINKS.points() if point.scope != "retry"]
     with stand_on(server, "spark", proxied=False) as stand:
         stand.cell = replace(stand.cell, in_flight=4, batch_messages=2)
         stand.start, stand.timeout_s = SparkDriver, TIMEOUT_S
@@ -97,6 +133,7 @@ def main() -> int:
     ):
         runs = {
             "matrix": lambda: matrix(server, random.Random(seed)),
+            "states": lambda: states(server, random.Random(seed)),
             "races": lambda: races(server, arguments.races, seed),
             "rounds": lambda: random_rounds(server, seed, arguments.first, arguments.rounds),
             "spark": lambda: on_spark(server, random.Random(seed)),

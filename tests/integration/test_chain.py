@@ -1,4 +1,4 @@
-"""One topology with all four sinks lives through a misfortune at every failpoint, and through several at once.
+"""One topology with all four sinks, and one with states, lives through a misfortune at every failpoint, and several at once.
 
 Real Postgres, real Delta tables, the inline engine. `make torture` is the long form: every failpoint in every way, and
 hundreds of random rounds.
@@ -17,6 +17,7 @@ from support.blows import Action
 from support.chain import Chain, one_way_each, ordeal, ordeals, shuffled
 from support.races import races
 from support.rounds import Rounds, lives, stand_on
+from support.states import IN_MAPS, READ, promised
 
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
@@ -24,6 +25,7 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 
 ROUNDS = 12
+STATE_CELLS = 4
 RACES = 6
 WAYS = [Action.KILL, Action.RAISE, Action.LAPSE, Action.TAKE_OVER]
 
@@ -57,6 +59,33 @@ def test_a_misfortune_at_every_failpoint(postgres: EmbeddedPostgres, in_flight: 
     print(tally)
 
 
+def test_a_misfortune_at_every_place_of_a_states_commit(postgres: EmbeddedPostgres, seed: int) -> None:
+    """Maps in Postgres and Delta, four batches in flight: killed, failed, left standing or taken over from, in turn."""
+    points = [point for point in FAILPOINTS.values() if point.scope == "state"]
+    cells = shuffled(one_way_each(WAYS, seed, points, IN_MAPS), random.Random(seed))
+    tally: Counter[str] = Counter()
+    for line in lives(postgres, cells, tally, lambda cell: replace(cell, in_flight=4, batch_messages=3), IN_MAPS):
+        print(line)
+    print(tally)
+
+
+def test_states_that_are_read_while_batches_run_outlive_a_misfortune(postgres: EmbeddedPostgres, seed: int) -> None:
+    """Maps over a key-value store among them."""
+    cells = random.Random(seed).sample([o for o in ordeals(WAYS, shape=READ) if promised(o)], STATE_CELLS)
+    for line in lives(postgres, cells, Counter(), lambda cell: cell, READ):
+        print(line)
+
+
+def test_a_lost_commit_of_a_state_is_applied_once(postgres: EmbeddedPostgres) -> None:
+    """Its answer is lost, or it never reaches the server."""
+    with stand_on(postgres, "lost_state") as stand:
+        assert stand.proxy is not None
+        made = Chain(stand, IN_MAPS)
+        for at, action in enumerate((Action.LOSE_ANSWER, Action.LOSE_COMMIT), start=1):
+            print(made.undergo(ordeal(FAILPOINTS["state.after_rows"], action, at)))
+            assert stand.proxy.lost == at
+
+
 def test_a_first_driver_that_dies_before_it_reads_leaves_nothing_that_the_audit_cannot_tell(
     postgres: EmbeddedPostgres,
 ) -> None:
@@ -80,9 +109,9 @@ def test_code_that_gives_something_else_at_each_run_is_in_all_sinks_from_one_run
     postgres: EmbeddedPostgres, seed: int
 ) -> None:
     with stand_on(postgres, "random_code", proxied=False) as stand:
-        stand.cell = replace(stand.cell, in_flight=4, batch_messages=2, build=random_code.build)
+        stand.cell = replace(stand.cell, in_flight=4, batch_messages=2)
         cells = ordeals([Action.KILL, Action.TAKE_OVER], [FAILPOINTS[name] for name in RANDOM_CODE])
         cells = random.Random(seed).sample(cells, 10)
-        for line in Chain(stand, random_code.words).run(cells):
+        for line in Chain(stand, random_code.SHAPE).run(cells):
             print(line)
         random_code.require_one_call(stand.cell, stand.database, stand.put)

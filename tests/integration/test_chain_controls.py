@@ -1,7 +1,7 @@
 """Negative controls of the chain: with one promise's mechanism taken out, its checks must fail.
 
 The chain itself goes through the same misfortunes with everything in place. Real Postgres, real Delta tables, the inline
-engine, all four sinks.
+engine, all four sinks, or states.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from support.contents import content
 from support.crashes import FAILED, run_driver
 from support.queues import put
 from support.rounds import stand_on
+from support.shapes import SINKS, Shape
+from support.states import IN_ALL, IN_MAPS
 from support.topologies import SinkMode, expected, messages
 from support.verdicts import violations
 
@@ -37,6 +39,7 @@ class Broken:
     action: Action
     shows: str
     at: int = 1
+    shape: Shape = SINKS
 
 
 BROKEN = [
@@ -50,6 +53,22 @@ BROKEN = [
     ),
     Broken(sabotage.confirm_before_commit, "commit.before_sink", Action.KILL, "too much, too little|audit of"),
     Broken(sabotage.recompute_prepared, "commit.after_sink", Action.KILL, "delta-append holds|too much"),
+    Broken(
+        sabotage.guard_before_rows,
+        "state.after_rows",
+        Action.KILL,
+        "too much, too little: .*postgres-opaque.*calls it clean",
+        shape=IN_MAPS,
+    ),
+    Broken(
+        sabotage.identifier_before_rows,
+        "delta.after_log_entry",
+        Action.KILL,
+        "sink 'delta-opaque'.*it adds 0 of 5 rows",
+        shape=IN_MAPS,
+    ),
+    Broken(sabotage.no_txid_check, "state.after_commit", Action.KILL, "postgres-opaque holds", shape=IN_MAPS),
+    Broken(sabotage.no_txid_of_keys, "state.after_rows", Action.KILL, "own-opaque holds", at=5, shape=IN_ALL),
 ]
 
 
@@ -63,7 +82,7 @@ def stand(postgres: EmbeddedPostgres) -> Iterator[Stand]:
 def test_control_what_is_taken_out_shows(stand: Stand, broken: Broken) -> None:
     stand.cell = replace(stand.cell, sabotage=broken.sabotage)
     with pytest.raises(AssertionError, match=broken.shows) as caught:
-        Chain(stand).undergo(ordeal(FAILPOINTS[broken.point], broken.action, broken.at))
+        Chain(stand, broken.shape).undergo(ordeal(FAILPOINTS[broken.point], broken.action, broken.at))
     print(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""The chain: one topology with all four sinks lives on through one misfortune after the other, and is checked each time.
+"""The chain: one topology with sinks of all kinds lives on through one misfortune after the other, checked each time.
 
 Right after a misfortune no sink may hold a word too many, or a message in part; after the start that follows, which
 recovers and runs to the end, each holds the exact answer, which comes from the input alone. `audit verify` must say the
@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from stormproof.core.failpoint import FAILPOINTS, Failpoint
-from stormproof.core.postgres.database import Database
+from stormproof.core.failpoint import Failpoint
+from stormproof.trident.audit import SinkOpener
 from support.blows import Action, Blow, Stand
-from support.contents import content
-from support.crashes import KILLED, Cell
-from support.topologies import FLAKY, POISON, SinkMode, expected, messages
+from support.crashes import KILLED
+from support.shapes import SINKS, Shape
+from support.topologies import FLAKY, POISON, expected, messages
 from support.verdicts import is_known, require_verified, verified
 
 MESSAGES_PER_START = 7
-
-HITS: Final = {"delta": 2, "postgres": 2, "commit": len(SinkMode)}
-"""A topology with all four sinks comes so often to these places with each batch: once for each sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +37,12 @@ class Chain:
     """One topology's life."""
 
     stand: Stand
-    content_of: Callable[[Cell, Database, SinkMode], Counter[str]] = lambda cell, database, mode: content(
-        mode, cell.name, cell.folder, database
-    )
+    shape: Shape = SINKS
     starts: int = 0
     killed_at: Counter[str] = field(default_factory=Counter[str])
+
+    def __post_init__(self) -> None:
+        self.stand.cell = replace(self.stand.cell, build=self.shape.build)
 
     def run(self, ordeals: Sequence[Ordeal]) -> Iterator[str]:
         """Go through each, and be checked; yields a line for each.
@@ -77,36 +74,39 @@ class Chain:
             assert self.stand.reached[ordeal.must] > reached, f"{ordeal.name}: it was reached by no start ({codes})"
         return f"{ordeal.name}: {', '.join(map(str, codes))}, exact"
 
-    def _content(self, mode: SinkMode) -> Counter[str]:
-        return self.content_of(self.stand.cell, self.stand.database, mode)
+    def _contents(self) -> dict[str, Counter[str]]:
+        return dict(self.shape.contents(self.stand.cell, self.stand.database))
 
     def _check_part(self) -> None:
-        there = [self._content(mode) for mode in SinkMode]
-        for mode, found in zip(SinkMode, there, strict=True):
-            require_whole(found, self.stand.put, mode)
+        there = self._contents()
+        for sink, found in there.items():
+            require_whole(found, self.stand.put, sink)
         if is_known(self.stand.cell.name, self.stand.database):
             self._check_audit()
         else:  # no driver lived long enough
-            assert not any(there), f"the ledger knows of nothing, and the sinks hold {there}"
+            assert not any(there.values()), f"the ledger knows of nothing, and the sinks hold {there}"
 
     def _check_all(self) -> None:
         should = expected(self.stand.put)
         wrong = {
-            mode: (dict(found - should), dict(should - found))
-            for mode in SinkMode
-            if (found := self._content(mode)) != should
+            sink: (dict(found - should), dict(should - found))
+            for sink, found in self._contents().items()
+            if found != should
         }
         if wrong:
-            report = verified(self.stand.cell.name, self.stand.database)
+            report = verified(self.stand.cell.name, self.stand.database, self._opener())
             says = "calls it clean" if report.clean else f"says so, too: {report.violations or report.unknowns}"
             raise AssertionError(f"too much, too little: {wrong}; the audit {says}")
         self._check_audit()
 
     def _check_audit(self) -> None:
-        require_verified(self.stand.cell, self.stand.database)
+        require_verified(self.stand.cell, self.stand.database, self._opener(), untold=self.shape.untold)
+
+    def _opener(self) -> SinkOpener:
+        return self.shape.opener(self.stand.cell, self.stand.database)
 
 
-def require_whole(found: Counter[str], put: Sequence[bytes], mode: SinkMode) -> None:
+def require_whole(found: Counter[str], put: Sequence[bytes], sink: str) -> None:
     """Nothing may stand in a sink but whole messages, each once.
 
     Raises:
@@ -117,20 +117,20 @@ def require_whole(found: Counter[str], put: Sequence[bytes], mode: SinkMode) -> 
         words = Counter(payload.decode().split())
         (own,) = set(words) - {"common"}
         if found[own]:
-            assert found[own] == words[own], f"{mode} holds {own!r} {found[own]} times"
+            assert found[own] == words[own], f"{sink} holds {own!r} {found[own]} times"
             there.append(payload)
     flaky = Counter(FLAKY.decode().split())
     times = found[next(iter(flaky))]
-    assert times <= put.count(FLAKY), f"{mode} holds {FLAKY!r} {times} times, {put.count(FLAKY)} were put"
+    assert times <= put.count(FLAKY), f"{sink} holds {FLAKY!r} {times} times, {put.count(FLAKY)} were put"
     should = expected([*there, *[FLAKY] * times])
-    assert found == should, f"{mode} holds {dict(found - should)} too much, {dict(should - found)} too little"
+    assert found == should, f"{sink} holds {dict(found - should)} too much, {dict(should - found)} too little"
 
 
-def ordeals(actions: Sequence[Action], points: Sequence[Failpoint] | None = None) -> list[Ordeal]:
+def ordeals(actions: Sequence[Action], points: Sequence[Failpoint] | None = None, shape: Shape = SINKS) -> list[Ordeal]:
     """Each of these failpoints (None: all that a run can reach) with each action, for each sink that comes by."""
     found: list[Ordeal] = []
-    for point in all_points() if points is None else points:
-        for at in range(1, HITS.get(point.name.partition(".")[0], 1) + 1):
+    for point in shape.points() if points is None else points:
+        for at in range(1, shape.hits_at(point) + 1):
             found += [ordeal(point, action, at) for action in actions]
     return found
 
@@ -151,14 +151,11 @@ def ordeal(point: Failpoint, action: Action, at: int = 1) -> Ordeal:
     return Ordeal(str(blow), tuple(starts), point.name)
 
 
-def all_points() -> list[Failpoint]:
-    """Every failpoint that a run of a topology with these sinks can reach."""
-    return [p for p in FAILPOINTS.values() if p.scope not in ("queue", "state", "stream")]
-
-
-def one_way_each(actions: Sequence[Action], seed: int) -> list[Ordeal]:
-    """Each failpoint with one of these actions in turn; the seed decides with which it begins."""
-    ways = [ordeals([action]) for action in actions]
+def one_way_each(
+    actions: Sequence[Action], seed: int, points: Sequence[Failpoint] | None = None, shape: Shape = SINKS
+) -> list[Ordeal]:
+    """Each of these failpoints with one of these actions in turn; the seed decides with which it begins."""
+    ways = [ordeals([action], points, shape) for action in actions]
     return [ways[(i + seed) % len(ways)][i] for i in range(len(ways[0]))]
 
 

@@ -64,6 +64,10 @@ PRELOADED = [
     "stormproof.sinks.postgres",
     "stormproof.core.engine.frame",
     "stormproof.trident.foreach_batch",
+    "stormproof.trident.query",
+    "stormproof.trident.state.delta",
+    "stormproof.trident.state.key_value",
+    "stormproof.trident.state.postgres",
     "adbc_driver_postgresql.dbapi",
     "pandas",
 ]

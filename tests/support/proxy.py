@@ -13,7 +13,7 @@ from typing import Literal, Self
 from stormproof.core.postgres.database import Database
 
 COMMIT = b"Q\x00\x00\x00\x0bCOMMIT\x00"
-"""A simple query, as libpq sends it: type, length, text, NUL."""
+"""A simple query, as libpq sends it: type, length, text, NUL; the text in any case."""
 
 Loses = Literal["answer", "commit"]
 
@@ -66,7 +66,7 @@ class Proxy:
     def _to_server(self, client: socket.socket, server: socket.socket, muted: threading.Event) -> None:
         with suppress(OSError):  # one end is gone: so is the other, below
             while data := client.recv(65536):
-                loses = self._take() if data.endswith(COMMIT) else None
+                loses = self._take() if data[-len(COMMIT) :].upper() == COMMIT else None
                 if loses == "commit":
                     break
                 if loses == "answer":

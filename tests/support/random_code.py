@@ -12,10 +12,11 @@ import psycopg
 from deltalake import DeltaTable
 from psycopg import sql
 
-from stormproof import PostgresQueue, Topology, count
+from stormproof import Topology, count
 from stormproof.core.postgres.database import Database
 from support.crashes import Cell
-from support.topologies import MAX_ATTEMPTS, SinkMode, Split, sink_of, table_of
+from support.shapes import SINK_HITS, Shape
+from support.topologies import SinkMode, Split, sink_of, source_of, table_of
 
 
 class Marked:
@@ -34,16 +35,8 @@ class Marked:
 def build(cell: Cell) -> Topology:
     """Rows (word, mark) and counts by word and mark, into all four sinks."""
     t = Topology(cell.name)
-    source = PostgresQueue(
-        cell.queue,
-        schema="line string",
-        database=cell.database,
-        max_attempts=MAX_ATTEMPTS,
-        backoff_base_s=0.001,
-        backoff_max_s=0.001,
-    )
-    marked = Marked(Split(cell.folder))
-    marked_words = t.stream("lines", source).flat_map(marked, "line", schema="word string, mark string")
+    lines = t.stream("lines", source_of(cell.queue, cell.database))
+    marked_words = lines.flat_map(Marked(Split(cell.folder)), "line", schema="word string, mark string")
     sinks = {mode: sink_of(mode, cell.name, cell.folder, cell.database) for mode in SinkMode}
     marked_words.into(*(sink for mode, sink in sinks.items() if not mode.folds))
     folded = marked_words.group_by("word", "mark").persistent_aggregate(n=count())
@@ -80,12 +73,17 @@ def _postgres(database: Database, table: str, *, folds: bool) -> list[tuple[str,
     return [(str(word), str(mark), int(number)) for word, mark, number in rows]
 
 
-def words(cell: Cell, database: Database, mode: SinkMode) -> Counter[str]:
-    """How often a sink holds each word, whatever its mark."""
-    counts: Counter[str] = Counter()
-    for (word, _), n in marks(cell, database, mode).items():
-        counts[word] += n
-    return counts
+def words(cell: Cell, database: Database) -> dict[str, Counter[str]]:
+    """How often each sink holds each word, whatever its mark."""
+    held: dict[str, Counter[str]] = {}
+    for mode in SinkMode:
+        counts = held[mode] = Counter[str]()
+        for (word, _), n in marks(cell, database, mode).items():
+            counts[word] += n
+    return held
+
+
+SHAPE = Shape(words, SINK_HITS, build)
 
 
 def require_one_call(cell: Cell, database: Database, put: Sequence[bytes]) -> None:

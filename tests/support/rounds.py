@@ -1,7 +1,7 @@
 """Seeded random rounds: several misfortunes at once, several drivers, Postgres restarts, lost COMMITs; checked each time.
 
-Some rounds share one topology, which lives on through them, and start a new one after that. Whatever is random in a round
-comes from the seed and the round's number.
+Some rounds share one topology, which lives on through them, and start a new one after that, of the next shape. Whatever is
+random in a round comes from the seed and the round's number.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from support.blows import Action, Blow, Stand
-from support.chain import Chain, Ordeal, all_points
+from support.chain import Chain, Ordeal
 from support.crashes import Cell
 from support.proxy import Proxy
 from support.queues import prepared_database
+from support.shapes import SINKS, Shape
+from support.states import IN_MAPS
 
 ROUNDS_PER_TOPOLOGY: Final = 10
 CELLS_PER_TOPOLOGY: Final = 12
+SHAPES: Final = (SINKS, IN_MAPS)
 STARTS_MAX: Final = 2
 BLOWS_MAX: Final = 3
 AT_MAX: Final = 5
@@ -61,16 +64,22 @@ def stand_on(
 
 
 def lives(
-    server: EmbeddedPostgres, cells: Sequence[Ordeal], tally: Counter[str], change: Callable[[Cell], Cell]
+    server: EmbeddedPostgres,
+    cells: Sequence[Ordeal],
+    tally: Counter[str],
+    change: Callable[[Cell], Cell],
+    shape: Shape = SINKS,
+    *,
+    proxied: bool = False,
 ) -> Iterator[str]:
     """Go through all of these, so many in one topology's life; yields a line for each.
 
     A topology that lives for ever would be checked at ever greater cost.
     """
     for first in range(0, len(cells), CELLS_PER_TOPOLOGY):
-        with stand_on(server, f"life_{first}", proxied=False) as stand:
+        with stand_on(server, f"life_{first}", proxied=proxied) as stand:
             stand.cell = change(stand.cell)
-            yield from Chain(stand).run(cells[first : first + CELLS_PER_TOPOLOGY])
+            yield from Chain(stand, shape).run(cells[first : first + CELLS_PER_TOPOLOGY])
             tally.update(stand.tally)
 
 
@@ -94,7 +103,7 @@ class Rounds:
         while number <= last:
             end = min(last, number + ROUNDS_PER_TOPOLOGY - 1)
             with stand_on(self.server, f"rounds_{number}") as stand:
-                made = Chain(stand)
+                made = Chain(stand, SHAPES[number // ROUNDS_PER_TOPOLOGY % len(SHAPES)])
                 for n in range(number, end + 1):
                     line = self._round(made, n)
                     self._add_up(stand)
@@ -113,7 +122,7 @@ class Rounds:
         rng = random.Random(f"{self.seed}/{number}")
         in_flight, batch_messages = rng.choice([1, 4]), rng.randint(1, 5)
         made.stand.cell = self.change(replace(made.stand.cell, in_flight=in_flight, batch_messages=batch_messages))
-        drawn = draw(rng)
+        drawn = draw(rng, made.shape)
         try:
             made.undergo(drawn)
         except AssertionError as error:
@@ -122,16 +131,16 @@ class Rounds:
         return f"{in_flight} in flight: {drawn.name}"
 
 
-def draw(rng: random.Random) -> Ordeal:
+def draw(rng: random.Random, shape: Shape) -> Ordeal:
     """One or two starts, each with two or three misfortunes."""
     starts: list[tuple[Blow, ...]] = []
     for _ in range(rng.randint(1, STARTS_MAX)):
         leftovers = any(blow.action is Action.KILL for blow in itertools.chain(*starts))
-        starts.append(_start(rng, leftovers=leftovers))
+        starts.append(_start(rng, shape, leftovers=leftovers))
     return Ordeal("; then ".join(" + ".join(map(str, blows)) for blows in starts), tuple(starts))
 
 
-def _start(rng: random.Random, *, leftovers: bool) -> tuple[Blow, ...]:
+def _start(rng: random.Random, shape: Shape, *, leftovers: bool) -> tuple[Blow, ...]:
     """Misfortunes that can come together: one death at most, and late; what only recovery reaches where it finds some."""
     number = rng.randint(2, BLOWS_MAX)
     actions = rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=number)
@@ -140,8 +149,8 @@ def _start(rng: random.Random, *, leftovers: bool) -> tuple[Blow, ...]:
             actions.remove(once)
             actions.append(rng.choice([Action.RAISE, Action.LAPSE, Action.LOSE_ANSWER, Action.LOSE_COMMIT]))
     again = leftovers or any(action is not Action.LAPSE for action in actions if action is not Action.KILL)
-    scopes = {"every", "delta", "postgres", *(["recovery", "abort"] if again else [])}
-    points = rng.sample([p for p in all_points() if p.scope in scopes], number)
+    scopes = {"every", *shape.hits, *(["recovery", "abort"] if again else [])}
+    points = rng.sample([p for p in shape.points() if p.scope in scopes], number)
     blows = [Blow(point.name, action, _at(rng, point, action)) for point, action in zip(points, actions, strict=True)]
     if rng.randrange(4) == 0:
         blows = [b for b in blows if b.point != "task.after_file"][: BLOWS_MAX - 1]

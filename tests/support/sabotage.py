@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import sqlalchemy as sa
-from deltalake import CommitProperties
+from deltalake import CommitProperties, DeltaTable
 
+from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.postgres_queue import slices
 from stormproof.core.source.postgres_queue.slices import Position, Subscriber
@@ -23,6 +25,10 @@ from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkI
 from stormproof.trident import recovery, run
 from stormproof.trident.ledger.ledger import Ledger, Tx
 from stormproof.trident.ledger.rows import Run, SinkWork, Txn
+from stormproof.trident.state.delta import DeltaBacking
+from stormproof.trident.state.map import StoredMap
+from stormproof.trident.state.postgres import PostgresBacking
+from stormproof.trident.state.sink import StateSession
 from stormproof.trident.steps import Adoption, Steps
 from stormproof.trident.transaction import TxnState
 
@@ -143,6 +149,48 @@ def _decide(value: Callable[[SinkIdentity, PreparedTransaction, Held | None], De
 def _replace(owner: object, name: str, value: object) -> None:
     assert hasattr(owner, name), f"{owner} has no {name} to break"
     setattr(owner, name, value)
+
+
+# What the checks of a state rest on
+
+
+def guard_before_rows() -> None:
+    """A map in Postgres moves its guard, with the evidence, in a transaction before the one with the rows."""
+    begin = PostgresBacking.begin
+
+    def begin_with_the_guard(backing: PostgresBacking, transaction: PreparedTransaction, *, checked: bool) -> None:
+        begin(backing, transaction, checked=checked)
+        backing.end()
+        begin(backing, transaction, checked=checked)
+
+    _replace(PostgresBacking, "begin", begin_with_the_guard)
+
+
+def identifier_before_rows() -> None:
+    """A map in Delta puts its transaction identifier in a version before the one with the rows."""
+    put = DeltaBacking._put  # pyright: ignore[reportPrivateUsage]
+
+    def put_in_two(
+        backing: DeltaBacking, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties
+    ) -> None:
+        pending, backing._pending = backing._pending, []  # pyright: ignore[reportPrivateUsage]
+        put(backing, table, transaction, properties)
+        failpoint("delta.after_log_entry")
+        backing._pending = pending  # pyright: ignore[reportPrivateUsage]
+        put(backing, DeltaTable(table.table_uri), transaction, CommitProperties())
+
+    _replace(DeltaBacking, "_put", put_in_two)
+
+
+def no_txid_check() -> None:
+    """A state takes whatever it is given, and no key's txid is looked at."""
+    _replace(StateSession, "_holds", lambda *_: False)
+    no_txid_of_keys()
+
+
+def no_txid_of_keys() -> None:
+    """A map looks at the txid that it holds, and not at those of its keys, which may be ahead of it."""
+    _replace(StoredMap, "_same", lambda _, held: pa.repeat(pa.scalar(False), held.num_rows))
 
 
 # What a power loss takes

@@ -63,15 +63,7 @@ class Split:
 def topology(name: str, mode: SinkMode | None, folder: Path, database: Database, queue: str) -> Topology:
     """Word rows or word counts into one sink, or into all four (`mode` None)."""
     t = Topology(name)
-    source = PostgresQueue(
-        queue,
-        schema="line string",
-        database=database,
-        max_attempts=MAX_ATTEMPTS,
-        backoff_base_s=0.001,
-        backoff_max_s=0.001,
-    )
-    words = t.stream("lines", source).flat_map(Split(folder), "line", schema="word string")
+    words = t.stream("lines", source_of(queue, database)).flat_map(Split(folder), "line", schema="word string")
     modes = list(SinkMode) if mode is None else [mode]
     appends = [sink_of(m, name, folder, database) for m in modes if not m.folds]
     folds = [sink_of(m, name, folder, database) for m in modes if m.folds]
@@ -82,7 +74,19 @@ def topology(name: str, mode: SinkMode | None, folder: Path, database: Database,
     return t
 
 
-def table_of(mode: SinkMode, name: str) -> str:
+def source_of(queue: str, database: Database) -> PostgresQueue:
+    """Lines; one that fails comes again at once, and is given up soon."""
+    return PostgresQueue(
+        queue,
+        schema="line string",
+        database=database,
+        max_attempts=MAX_ATTEMPTS,
+        backoff_base_s=0.001,
+        backoff_max_s=0.001,
+    )
+
+
+def table_of(mode: StrEnum, name: str) -> str:
     return f"{name}-{mode}".replace("-", "_")
 
 

@@ -1,0 +1,53 @@
+"""What a chain's topology ends in: how it is built, how often a batch comes by a place, and what its sinks hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from stormproof import Topology
+from stormproof.core.failpoint import FAILPOINTS, Failpoint
+from stormproof.core.postgres.database import Database
+from stormproof.trident.audit import SinkOpener, opener_for
+from support.contents import content
+from support.crashes import Cell
+from support.topologies import SinkMode
+
+EVERY_RUN: Final = ("every", "recovery", "abort", "retry")
+"""The scopes of failpoints that a run can reach, whatever it ends in."""
+
+SINK_HITS: Final = {"delta": 2, "postgres": 2, "commit": len(SinkMode)}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One form of topology: words into sinks of some kinds, each of which must come to hold the same.
+
+    `contents` reads all sinks, by name. `hits` says for the first part of a failpoint's name how many of the times that a
+    batch comes there are looked at; elsewhere it is the first. `build` None: what `support.topologies` has.
+    """
+
+    contents: Callable[[Cell, Database], Mapping[str, Counter[str]]]
+    hits: Mapping[str, int]
+    build: Callable[[Cell], Topology] | None = None
+    opener: Callable[[Cell, Database], SinkOpener] = lambda _, database: opener_for(database)
+    untold: frozenset[str] = frozenset()
+    """Sinks that remember their last transaction alone: of those before it the audit cannot tell."""
+
+    def points(self) -> list[Failpoint]:
+        """Every failpoint that a run can reach."""
+        return [point for point in FAILPOINTS.values() if point.scope in (*EVERY_RUN, *self.hits)]
+
+    def hits_at(self, point: Failpoint) -> int:
+        """How many of the times that a batch comes there are looked at."""
+        return self.hits.get(point.name.partition(".")[0], 1)
+
+
+def _sinks(cell: Cell, database: Database) -> Mapping[str, Counter[str]]:
+    return {mode: content(mode, cell.name, cell.folder, database) for mode in SinkMode}
+
+
+SINKS: Final = Shape(_sinks, SINK_HITS)
+"""All four sinks."""
