@@ -56,7 +56,17 @@ from stormproof.sinks.staging import FileWriter, make_folder
 from stormproof.trident.coordinator import SEED_BITS, Coordinator, RunOptions, outlasting_outages
 from stormproof.trident.ledger.ledger import Ledger, Tx
 from stormproof.trident.ledger.rows import Event, Run, Txn
-from stormproof.trident.ledger.streams import Handed, StreamBatch, handed, last_taken, last_taken_of, take
+from stormproof.trident.ledger.streams import (
+    Handed,
+    Standing,
+    StreamBatch,
+    handed,
+    missing,
+    newest,
+    stands,
+    stands_by_name,
+    take,
+)
 from stormproof.trident.recovery import recover
 from stormproof.trident.run import attached, ledger_engine, options_of, require_schema
 from stormproof.trident.sessions import Sessions
@@ -112,7 +122,8 @@ def exactly_once(
     are computed and written once, by one job; from *prepare* on they are never computed again. A row that a sink cannot
     hold stops the query with an error that names it: use `feed` with a topology where rows may fail one by one.
 
-    `adopt` names a place (as the error prints it) from which this query goes on though it is not the next one there.
+    `adopt` names a place (as the error prints it) from which this query goes on though it is not the next one there, or
+    though another name stands there. Several functions of different names may take each micro-batch of one query.
     `frames` is for tests: what hands out micro-batches instead of Spark.
 
     Raises (when a micro-batch is handed in):
@@ -219,7 +230,7 @@ class ForeachBatch(ABC):
                 if self._life is not None and self._life.query != query:
                     raise UsageError(
                         f"stream {self.name!r} is fed by query {self._life.query}, and query {query} calls it, too: give "
-                        "each query a function of its own, with a name of its own"
+                        "each query a function of its own, with a name and tables of its own"
                     )
                 if self._life is None:
                     self._life = self._begin(frame, query, batch_id)
@@ -276,7 +287,7 @@ class ForeachBatch(ABC):
             plan = replace(plan, sink_specs=tuple(placed))
             options = replace(self._options or options_of(settings, self._guarantee), until_idle=True)
             ledger = Ledger(engine, self._clock, lambda: query)
-            look = partial(_last_by_name, engine, self.name)
+            look = partial(_look, engine, self.name, query, batch)
             handed(self.name, outlasting_outages(look, options, self._clock), query, batch, self._adopt)
             attach = partial(attached, plan, source, ledger)
             run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), options, self._clock)
@@ -291,18 +302,25 @@ class ForeachBatch(ABC):
         if life is not None:
             life.stack.close()
 
-    def _event_of_adoption(self, tx: Tx, last: StreamBatch, query: str, batch: int) -> Event:
-        detail: dict[str, Json] = {
-            "action": "adopt_stream",
-            "from": last.place,
-            "query": query,
-            "batch": batch,
-            "by": _user(),
-        }
-        log.warning("stream %s: goes on from %s:%d instead of %s", self.name, query, batch, last.place)
-        return Event(
-            EventKind.OPERATOR, reason=f"goes on from {query}:{batch}, which follows {last.place}", detail=detail
-        )
+    def _record_place(self, life: _Life, tx: Tx, standing: Standing, taken: StreamBatch) -> None:
+        """Take a micro-batch; what is unusual about its place is said, and stands on record."""
+        take(tx, taken)
+        place, before = taken.place, taken.adopted_from
+        if before is not None:
+            detail: dict[str, Json] = {
+                "action": "adopt_stream",
+                "from": before,
+                "query": taken.query,
+                "batch": taken.batch,
+                "by": _user(),
+            }
+            reason = f"goes on from {place}, which follows {before}"
+            life.ledger.record(tx, [Event(EventKind.OPERATOR, reason=reason, detail=detail)])
+            log.warning("stream %s: goes on from %s instead of %s", self.name, place, before)
+        if standing.last is None and taken.batch > 0:
+            # The row itself is the record: status and audit show it, and a prune leaves it.
+            text = "stream %s: begins at batch %d of streaming query %s; %s not in its sinks"
+            log.warning(text, self.name, taken.batch, taken.query, missing(taken.batch))
 
     def _account(self, life: _Life, result: StreamResult) -> None:
         line: dict[str, object] = {
@@ -321,10 +339,10 @@ class ForeachBatch(ABC):
             self._on_batch(result)
 
 
-def _last_by_name(engine: sa.Engine, name: str) -> StreamBatch | None:
+def _look(engine: sa.Engine, name: str, query: str, batch: int) -> Standing:
     try:
         with engine.connect() as connection:
-            return last_taken_of(connection, name)
+            return stands_by_name(connection, name, query, batch)
     except OperationalError as error:
         raise StoreUnavailable(f"the ledger's database does not answer ({type(error.orig).__name__})") from error
 
@@ -592,19 +610,17 @@ class _SinkStream(ForeachBatch):
         source = cast("_BatchIsTheMessage", life.source)
         ledger = life.ledger
         with ledger.transaction(life.run) as tx:
-            last = last_taken(tx)
-            known = handed(self.name, last, life.query, batch, self._adopt)
+            standing = stands(tx, life.query, batch)
+            known = handed(self.name, standing, life.query, batch, self._adopt)
             if known is Handed.AGAIN:
-                assert last is not None
-                taken, attempt = last, self._again(life, tx, last, seed)
+                assert standing.last is not None
+                taken, attempt = standing.last, self._again(life, tx, standing.last, seed)
             else:
                 txid = ledger.next_txid(tx)
-                adopted = last.place if known is Handed.ADOPTED and last is not None else None
+                adopted = self._adopt if known is Handed.ADOPTED else None
                 taken = StreamBatch(txid, life.query, batch, txid, adopted_from=adopted)
-                take(tx, taken)
+                self._record_place(life, tx, standing, taken)
                 ledger.open(tx, txid, Guarantee.EXACTLY_ONCE, source.name, source.slice(taken, seed), seed)
-                if known is Handed.ADOPTED and last is not None:
-                    ledger.record(tx, [self._event_of_adoption(tx, last, life.query, batch)])
                 attempt = 1
             failpoint("open.in_transaction")
         failpoint("open.after")
@@ -680,17 +696,17 @@ class _TopologyStream(ForeachBatch):
             now_s = clock.monotonic_s()
             steps_ms[step], started_s = (now_s - started_s) * 1000, now_s
 
-        def look() -> StreamBatch | None:
+        def look() -> Standing:
             with life.ledger.transaction(life.run) as tx:
-                return last_taken(tx)
+                return stands(tx, life.query, batch)
 
-        last = outlasting_outages(look, life.options, clock)
-        known = handed(self.name, last, life.query, batch, self._adopt)
+        standing = outlasting_outages(look, life.options, clock)
+        known = handed(self.name, standing, life.query, batch, self._adopt)
         if known is Handed.AGAIN:
             self._frames.read_in_vain(frame)
             timed("read_in_vain")
         else:
-            rows = self._stage(life, frame, batch, last, known, timed)
+            rows = self._stage(life, frame, batch, standing, known, timed)
         before = self.statistics
         txids: list[int] = []
         statistics = self._run(life, frame, txids)
@@ -709,14 +725,14 @@ class _TopologyStream(ForeachBatch):
         life: _Life,
         frame: Frame,
         batch: int,
-        last: StreamBatch | None,
+        standing: Standing,
         known: Handed,
         timed: Callable[[str], None],
     ) -> int:
         """Write the rows to files, and make messages of them; from then on the micro-batch is taken, with this content."""
         folder = self._folder(life)
         make_folder(folder)
-        number = 1 if last is None else last.number + 1
+        number = 1 if standing.last is None else standing.last.number + 1
         kept = self._frames.select(frame, self._source.columns)
         writer = FileWriter("micro-batch", str(folder))
         context = TaskContext(life.run.incarnation, number, life.run.epoch, 0)
@@ -726,15 +742,14 @@ class _TopologyStream(ForeachBatch):
 
         def register() -> None:
             with life.ledger.transaction(life.run) as tx:
-                there = last_taken(tx)
+                there = newest(tx.connection, life.run.incarnation)
                 if there is not None and there.number == number:
                     return  # the answer to the try before was lost
                 names = [file.path for file in written.files]
                 first, stop = self._source.register(str(folder), names, life.run.epoch, tx.raw)
-                adopted = last.place if known is Handed.ADOPTED and last is not None else None
-                take(tx, StreamBatch(number, life.query, batch, None, first, stop, adopted))
-                if known is Handed.ADOPTED and last is not None:
-                    life.ledger.record(tx, [self._event_of_adoption(tx, last, life.query, batch)])
+                adopted = self._adopt if known is Handed.ADOPTED else None
+                taken = StreamBatch(number, life.query, batch, None, first, stop, adopted)
+                self._record_place(life, tx, standing, taken)
                 failpoint("stream.in_transaction")
 
         outlasting_outages(register, life.options, self._clock)

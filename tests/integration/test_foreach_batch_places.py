@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 import psycopg
-import pyarrow as pa
 import pytest
+from support.command_line import CommandLine
 from support.crashes import KILLED
 from support.queues import prepared_database
 from support.stream_chain import require_exact
@@ -23,14 +23,13 @@ from support.stream_sabotage import (
 )
 from support.streams import (
     REFUSED,
-    SCHEMA,
     ArrowFrames,
     Form,
-    Handout,
     StandInQuery,
     StreamCell,
     delta_rows,
     function_of,
+    handout,
     postgres_rows,
     put_file,
     run_stand_in,
@@ -69,10 +68,6 @@ def opened() -> Iterator[Opener]:
             function.close()
 
 
-def handout(query: str, *values: str) -> Handout:
-    return Handout(query, lambda: pa.table([list(values), [f"id of {v}" for v in values]], schema=SCHEMA))
-
-
 def events(cell: StreamCell, kind: str) -> list[tuple[object, ...]]:
     with psycopg.connect(cell.database.conninfo) as connection:
         return connection.execute(
@@ -88,7 +83,14 @@ def epoch(cell: StreamCell) -> int:
 
 
 @forms
-def test_what_is_handed_out_again_is_suppressed_and_recorded(cell: StreamCell, opened: Opener, form: Form) -> None:
+def test_what_is_handed_out_again_is_suppressed_and_recorded(
+    cell: StreamCell,
+    opened: Opener,
+    form: Form,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("STORMPROOF_DATABASE_URL", cell.database.adbc_uri)
     cell = replace(cell, form=form)
     results: list[StreamResult] = []
     frames = ArrowFrames()
@@ -111,6 +113,9 @@ def test_what_is_handed_out_again_is_suppressed_and_recorded(cell: StreamCell, o
     suppressed = events(cell, "suppressed")
     assert len(suppressed) == (2 if form is Form.SINKS else 1)
     assert all(detail == {"query": "q", "batch": 1} for _, _, detail in suppressed)
+    shown = CommandLine(capsys).text("audit", "replays", cell.name)
+    assert shown.count("micro-batch q:1 was handed out again") == len(suppressed)
+    assert ("txid 2: sink postgres-rows held it already" in shown) == (form is Form.SINKS)
     assert verified(cell.name, cell.database).clean
 
 

@@ -14,7 +14,7 @@ from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkI
 from stormproof.sinks.staging import prepared_batches
 from stormproof.trident import foreach_batch, recovery
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.ledger.streams import Handed, StreamBatch
+from stormproof.trident.ledger.streams import Handed, Standing
 from stormproof.trident.steps import Steps
 from stormproof.trident.transaction import TxnState
 
@@ -22,8 +22,8 @@ from stormproof.trident.transaction import TxnState
 def skip_by_number_alone() -> None:
     """A micro-batch whose id is not above the last one's is taken for done, whatever query it is of."""
 
-    def handed(_topology: str, last: StreamBatch | None, _query: str, batch: int, _adopt: str | None) -> Handed:
-        return Handed.NEW if last is None or batch > last.batch else Handed.AGAIN
+    def handed(_topology: str, standing: Standing, _query: str, batch: int, _adopt: str | None) -> Handed:
+        return Handed.NEW if standing.last is None or batch > standing.last.batch else Handed.AGAIN
 
     _replace(foreach_batch, "handed", handed)
 

@@ -18,7 +18,7 @@ from stormproof import (
 from stormproof.core.source.decode import decoder_for
 from stormproof.core.source.files.micro_batches import ColumnDecoder
 from stormproof.trident.audit.streams import StreamEvidence
-from stormproof.trident.ledger.streams import Handed, StreamBatch, handed
+from stormproof.trident.ledger.streams import Handed, Standing, StreamBatch, handed, missing
 
 LAST = StreamBatch(8, "q", 7, 8)
 
@@ -37,7 +37,7 @@ LAST = StreamBatch(8, "q", 7, 8)
     ],
 )
 def test_what_is_handed_out(last: StreamBatch | None, query: str, batch: int, adopt: str | None, what: Handed) -> None:
-    assert handed("orders", last, query, batch, adopt) is what
+    assert handed("orders", Standing(last), query, batch, adopt) is what
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,39 @@ def test_what_is_handed_out(last: StreamBatch | None, query: str, batch: int, ad
 )
 def test_what_does_not_follow_is_refused_with_both_places(query: str, batch: int, adopt: str | None) -> None:
     with pytest.raises(PositionMismatch) as refused:
-        handed("orders", LAST, query, batch, adopt)
+        handed("orders", Standing(LAST), query, batch, adopt)
     text = str(refused.value)
     assert "batch 7 of streaming query q" in text
     assert f"batch {batch} of query {query}" in text
     assert "adopt='q:7'" in text
+
+
+OTHERS = {"behind": StreamBatch(3, "q", 2, 3), "further": StreamBatch(9, "q", 7, 9)}
+
+
+def test_a_name_of_its_own_does_not_hide_that_the_query_is_known_by_another() -> None:
+    with pytest.raises(PositionMismatch) as refused:
+        handed("orders", Standing(None, OTHERS), "q", 8, None)
+    text = str(refused.value)
+    for part in (
+        "'orders' has taken nothing",
+        "batch 8 of streaming query q",
+        "'further' stands at batch 7",
+        "'behind'",
+    ):
+        assert part in text
+    assert "adopt='q:7'" in text
+    assert "batches 0 to 7 are not in its sinks" in text
+    for wrong in ("q:2", "q:8", "r:7"):
+        with pytest.raises(PositionMismatch):
+            handed("orders", Standing(None, OTHERS), "q", 8, wrong)
+    assert handed("orders", Standing(None, OTHERS), "q", 8, "q:7") is Handed.ADOPTED
+    assert handed("orders", Standing(LAST, OTHERS), "q", 8, None) is Handed.NEW, "it stands here by its own name"
+
+
+@pytest.mark.parametrize(("first", "text"), [(1, "batch 0 is"), (2, "batches 0 to 1 are"), (7, "batches 0 to 6 are")])
+def test_what_is_missing_in_words(first: int, text: str) -> None:
+    assert missing(first) == text
 
 
 def test_a_payload_in_a_column_and_null() -> None:

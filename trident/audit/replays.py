@@ -8,6 +8,7 @@ from datetime import datetime
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, MessageHistory, Records, history, traces
 from stormproof.trident.audit.source import SourceReader, queue_reader
+from stormproof.trident.ledger.rows import Event
 from stormproof.trident.steps import EVERY_MESSAGE_FAILED
 from stormproof.trident.transaction import EventKind, TxnState
 
@@ -41,6 +42,8 @@ class Suppressed:
     txid: int
     sink: str
     at: datetime | None
+    micro_batch: str | None = None
+    """QUERY:BATCH, where a streaming query handed it out again. In a topology it may be many batches: then txid is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +82,14 @@ def replays(ledger: AuditLedger, topology: str, *, source: SourceReader = queue_
             for e in events
             if e.kind is EventKind.ATTEMPT_FAILED
         ),
-        suppressed=tuple(Suppressed(e.txid or 0, e.sink or "", e.at) for e in events if e.kind is EventKind.SUPPRESSED),
+        suppressed=tuple(
+            Suppressed(e.txid or 0, e.sink or "", e.at, _micro_batch(e))
+            for e in events
+            if e.kind is EventKind.SUPPRESSED
+        ),
     )
+
+
+def _micro_batch(event: Event) -> str | None:
+    detail = event.detail or {}
+    return f"{detail['query']}:{detail['batch']}" if detail.keys() >= {"query", "batch"} else None

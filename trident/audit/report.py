@@ -50,6 +50,8 @@ class NoticeKind(StrEnum):
     SINK_NO_LONGER_WRITTEN = "sink_no_longer_written"
     SKIPPED = "skipped"
     PRUNED = "pruned"
+    BEGAN_LATE = "began_late"
+    """A streaming query had run without this topology before: what it had read by then is not in the sinks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
 from stormproof.trident.audit.source import SourceReader, queue_reader
+from stormproof.trident.audit.streams import StreamPlace, place_of
 from stormproof.trident.transaction import EventKind
 
 START_TOLERANCE_S: Final = 1.0
@@ -86,6 +87,8 @@ class TopologyStatus:
     sinks: tuple[SinkStatus, ...]
     recovered: Recovered | None = None
     pruned_upto: int = 0
+    stream: StreamPlace | None = None
+    """Where the streaming query stands that feeds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) 
         ),
         recovered=_recovered(snapshot, row.incarnation),
         pruned_upto=max((one.upto for one in snapshot.prunes(row.incarnation)), default=0),
+        stream=place_of(snapshot.connection, row.incarnation),
     )
 
 

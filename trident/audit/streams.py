@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,15 +12,43 @@ from stormproof.core.errors import Json
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.evidence import DeadMessage, Finding, WaitingMessage
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.ledger.streams import StreamBatch, all_taken
+from stormproof.trident.ledger.streams import StreamBatch, all_taken, has_table, missing, newest, oldest
 
 
 def find_stream(connection: sa.Connection, incarnation: str, name: str) -> StreamEvidence | None:
     """The micro-batches that this topology took as transactions; None where there are none."""
-    if connection.execute(sa.text("select to_regclass('stormproof.stream_batch')")).scalar_one() is None:
+    if not has_table(connection):
         return None
     taken = [batch for batch in all_taken(connection, incarnation) if batch.txid is not None]
     return StreamEvidence(name, taken) if taken else None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlace:
+    """Where a streaming query stands by the ledger, and with which of its micro-batches this topology began."""
+
+    query: str
+    batch: int
+    began_query: str
+    began_batch: int
+
+    @property
+    def missing(self) -> str | None:
+        """What is not in the sinks, in words; None where the topology began where the query did."""
+        if not self.began_batch:
+            return None
+        return (
+            f"begins at batch {self.began_batch} of streaming query {self.began_query}; {missing(self.began_batch)} not in "
+            "its sinks"
+        )
+
+
+def place_of(connection: sa.Connection, incarnation: str) -> StreamPlace | None:
+    """A streaming query's place; None where none feeds this topology."""
+    if connection.dialect.name != "postgresql" or not has_table(connection):
+        return None
+    first, last = oldest(connection, incarnation), newest(connection, incarnation)
+    return None if first is None or last is None else StreamPlace(last.query, last.batch, first.query, first.batch)
 
 
 class StreamEvidence:
@@ -50,8 +79,18 @@ class StreamEvidence:
         del message
         return False
 
+    def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
+        """None: the query's own rows say how far it came, and a prune leaves the one that the next batch follows."""
+        del txns
+        return ()
+
     def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
         """Each transaction is one micro-batch, which follows the one before, or was adopted by a person's word."""
+        return self.slice_findings_behind(txns, ())
+
+    def slice_findings_behind(self, txns: Sequence[Txn], forgotten: Sequence[Txn]) -> list[Finding]:
+        """The same for the batches behind a prune; the first of them follows the last one that was pruned."""
+        del forgotten
         by_txid: dict[int | None, Txn] = {txn.txid: txn for txn in txns}
         lowest = min((txn.txid for txn in txns), default=0)
         findings: list[Finding] = []

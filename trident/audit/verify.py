@@ -8,6 +8,7 @@ from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
 from stormproof.trident.audit.report import Checked, Findings, NoticeKind, VerifyReport, ViolationKind
 from stormproof.trident.audit.source import SourceReader, queue_reader
+from stormproof.trident.audit.streams import place_of
 from stormproof.trident.audit.verify_ledger import LedgerRows, verify_ledger
 from stormproof.trident.audit.verify_messages import verify_messages
 from stormproof.trident.audit.verify_sinks import Later, verify_sinks
@@ -51,6 +52,9 @@ def verify(
                 newest=newest,
             )
         first = _behind_prune(first, last, pruned, findings)
+        stream = place_of(snapshot.connection, row.incarnation)
+        if stream is not None and stream.missing is not None:
+            findings.notice(NoticeKind.BEGAN_LATE, f"{topology} {stream.missing}")
         rows = LedgerRows.read(snapshot, row, first, last)
         last_held = {b.sink: snapshot.last_held(row.incarnation, b.sink) for b in rows.bindings}
         everything = rows if whole and not pruned else LedgerRows.read(snapshot, row, 1, None)

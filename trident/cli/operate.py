@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import TopologyRow
 
 
-_LIFE: Final = re.compile(r"([^/\s]+/)?[0-9a-f]+")
-"""How a refused start names another life."""
+_LIFE: Final = re.compile(r"[^/\s]+/[A-Za-z0-9_.-]+|[0-9a-f]+(-[0-9a-f]+)*")
+"""How a refused start names another life. A streaming query's has the query's id."""
 
 
 def retry_txid(topology: str, txid: int, *, by: str, why: str, as_json: bool) -> None:

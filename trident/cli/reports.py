@@ -52,6 +52,10 @@ def _status_text(report: StatusReport) -> None:
             did = "; ".join(f"{what.replace('_', ' ')}: {which}" for what, which in topology.recovered.did.items())
             at = "" if topology.recovered.at is None else topology.recovered.at.isoformat(timespec="seconds")
             say(f"{topology.name}: epoch {topology.recovered.epoch} recovered {at}: {did or 'nothing to do'}")
+        if topology.stream is not None:
+            say(f"{topology.name}: streaming query {topology.stream.query} stands at batch {topology.stream.batch}")
+            if topology.stream.missing is not None:
+                say(f"{topology.name}: {topology.stream.missing}")
         if topology.pruned_upto:
             say(f"{topology.name}: pruned up to txid {topology.pruned_upto}")
         for txn in topology.unresolved:
@@ -126,7 +130,11 @@ def _replays_text(report: ReplaysReport) -> None:
     for attempt in report.attempts:
         say(f"txid {attempt.txid} attempt {attempt.attempt} {attempt.outcome}: {attempt.error}")
     for suppressed in report.suppressed:
-        say(f"txid {suppressed.txid}: sink {suppressed.sink} held it already, a duplicate was suppressed")
+        again = "" if suppressed.micro_batch is None else f"micro-batch {suppressed.micro_batch} was handed out again, "
+        if suppressed.sink:
+            say(f"{again}txid {suppressed.txid}: sink {suppressed.sink} held it already, a duplicate was suppressed")
+        else:
+            say(f"{again}all of its rows had been taken already, a duplicate was suppressed")
     say(
         f"{report.topology}: {len(report.messages)} messages replayed or dead, {len(report.batches)} batches given back "
         f"or abandoned, {len(report.attempts)} failed attempts, {len(report.suppressed)} duplicates suppressed"

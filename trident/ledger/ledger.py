@@ -7,6 +7,7 @@ over stops with `Fenced`. Production runs on Postgres; an SQLite database serves
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -30,6 +31,8 @@ from stormproof.trident.transaction import MOVES, AttemptOutcome, EventKind, Txn
 
 TAKE_OVER_LOCK_TIMEOUT_MS: Final = 500
 TAKE_OVER_TRIES: Final = 20
+LIFE_DIGITS: Final = 8
+"""So much of its name's hash stands behind an incarnation that another name has already."""
 ADOPTED: Final = "adopted"
 """Reason of an operator's event that lets a topology write beside another life of its name."""
 SKIPPED: Final = "skipped"
@@ -147,14 +150,16 @@ class Ledger:
             "stopped_at": None,
         }
         if row is None:
-            incarnation = self._new_incarnation()
+            incarnation = self._life_of(connection, topology)
             first = sa.insert(t.topology).values(
                 name=topology, incarnation=incarnation, epoch=1, created_at=now, **fields
             )
             try:
                 connection.execute(first)
             except IntegrityError as error:
-                raise _MadeMeanwhile from error
+                if _broken(error) in _MADE_MEANWHILE:
+                    raise _MadeMeanwhile from error
+                raise
             return Run(topology, incarnation, 1)
         epoch = row.epoch + 1
         connection.execute(sa.update(t.topology).where(t.topology.c.name == topology).values(epoch=epoch, **fields))
@@ -175,6 +180,14 @@ class Ledger:
                 code=source,
             )
         return run
+
+    def _life_of(self, connection: sa.Connection, topology: str) -> str:
+        """A new incarnation. Two functions of one streaming query would have the same: the later one's says whose it is."""
+        made = self._new_incarnation()
+        is_another = sa.select(t.topology.c.name).where(t.topology.c.incarnation == made)
+        if connection.execute(is_another).one_or_none() is None:
+            return made
+        return f"{made}-{hashlib.sha256(topology.encode()).hexdigest()[:LIFE_DIGITS]}"
 
     def _keep_graph(self, connection: sa.Connection, run: Run, graph: Graph) -> None:
         """Record the graph where it is new or changed; PositionMismatch where the change is refused."""
@@ -781,7 +794,20 @@ class _LockTimeout(StoreUnavailable):
 
 
 class _MadeMeanwhile(Exception):
-    """Another driver started the topology for the first time, at the same instant."""
+    """Another driver started the topology for the first time, or another one of the same query, at the same instant."""
+
+
+_MADE_MEANWHILE: Final = ("pk_topology", "uq_topology_incarnation")
+"""The constraints that such a driver makes an insert break. Any other one is broken by what this driver writes."""
+
+
+def _broken(error: IntegrityError) -> str | None:
+    """The name of the constraint that a statement broke. SQLite names its columns alone."""
+    named = getattr(getattr(error.orig, "diag", None), "constraint_name", None)
+    if named is not None:
+        return str(named)
+    by_columns = {"topology.name": "pk_topology", "topology.incarnation": "uq_topology_incarnation"}
+    return by_columns.get(str(error.orig).removeprefix("UNIQUE constraint failed: "))
 
 
 def _first_line(error: object) -> str:

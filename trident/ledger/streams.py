@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from stormproof.core.errors import PositionMismatch
+from stormproof.trident.ledger import tables
 from stormproof.trident.ledger.ledger import Tx
 
 SCHEMA: Final = "stormproof"
@@ -49,6 +53,23 @@ class StreamBatch:
         return f"{self.query}:{self.batch}"
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a name stands when a micro-batch is handed in."""
+
+    last: StreamBatch | None = None
+    """The last one that it took."""
+    others: Mapping[str, StreamBatch] = field(default_factory=dict[str, StreamBatch])
+    """The last one of the same query that each other name took: looked for where this name took none, and the query is not
+    at its first.
+    """
+
+    @property
+    def before(self) -> StreamBatch | None:
+        """What a person has to name to go on from elsewhere: the last one taken, by this name or else by any other."""
+        return self.last or max(self.others.values(), key=lambda taken: taken.batch, default=None)
+
+
 class Handed(StrEnum):
     """What a micro-batch that Spark hands out is, seen from the ledger."""
 
@@ -59,32 +80,42 @@ class Handed(StrEnum):
     """Another place than the next, which the user said to go on from."""
 
 
-def handed(topology: str, last: StreamBatch | None, query: str, batch: int, adopt: str | None) -> Handed:
-    """What micro-batch `batch` of `query` is, after `last`.
+def handed(topology: str, standing: Standing, query: str, batch: int, adopt: str | None) -> Handed:
+    """What micro-batch `batch` of `query` is, for a name that stands there.
 
     Spark hands out batch after batch of one query, and after a restart the last one again that it does not know to be
-    done. All else means that checkpoint and ledger do not belong together.
+    done. All else means that checkpoint and ledger do not belong together. A name that took nothing yet begins where its
+    query does; or anywhere, where the ledger knows nothing of the query: then it ran without it so far.
 
     Raises:
         PositionMismatch: names both places, and the argument that goes on all the same.
     """
-    if last is None:
-        return Handed.NEW
-    if last.query == query and batch in (last.batch, last.batch + 1):
+    last = standing.last
+    if last is not None and last.query == query and batch in (last.batch, last.batch + 1):
         return Handed.AGAIN if batch == last.batch else Handed.NEW
-    if adopt == last.place:
+    if standing.before is None:
+        return Handed.NEW
+    if adopt == standing.before.place:
         return Handed.ADOPTED
+    raise _elsewhere(topology, last, query, batch) if last else _another_name(topology, standing, query, batch)
+
+
+def _elsewhere(topology: str, last: StreamBatch, query: str, batch: int) -> PositionMismatch:
+    anew = "begin anew with a new checkpoint, another name and other tables"
     if last.query != query:
         what = "the query's checkpoint was lost or replaced, or another query has the same name here"
+        way = "Bring the checkpoint back; or, for another query, take another name and other tables"
     elif batch < last.batch:
         what = "the query's checkpoint was restored from an older state"
+        way = f"Bring the newer checkpoint back; or {anew}"
     else:
         what = "the ledger was restored from an older state, or the query ran on without this function"
-    raise PositionMismatch(
+        way = f"Bring the ledger's newer state back; or {anew}"
+    return PositionMismatch(
         f"topology {topology!r} stands at batch {last.batch} of streaming query {last.query} by the ledger, and Spark hands "
-        f"out batch {batch} of query {query}: {what}. Nothing was written. Bring the checkpoint back, or use another name; "
-        f"or, where what this query reads from here on is not in the sinks yet (see docs/foreach_batch.md), pass "
-        f"adopt={last.place!r}. Inspect with: stormproof audit verify {topology}",
+        f"out batch {batch} of query {query}: {what}. Nothing was written. {way}; or, where what this query reads from here "
+        f"on is not in the sinks yet (see docs/foreach_batch.md), pass adopt={last.place!r}. Inspect with: stormproof audit "
+        f"verify {topology}",
         ledger_query=last.query,
         ledger_batch=last.batch,
         query=query,
@@ -93,35 +124,96 @@ def handed(topology: str, last: StreamBatch | None, query: str, batch: int, adop
     )
 
 
-def last_taken(tx: Tx) -> StreamBatch | None:
-    """Where the topology's query stands."""
-    return _last(tx.connection, tx.run.incarnation)
+def _another_name(topology: str, standing: Standing, query: str, batch: int) -> PositionMismatch:
+    names = sorted(standing.others, key=lambda name: -standing.others[name].batch)
+    stand = ", ".join(f"{name!r} stands at batch {standing.others[name].batch} of it" for name in names)
+    before = standing.others[names[0]]
+    return PositionMismatch(
+        f"topology {topology!r} has taken nothing yet, and Spark hands out batch {batch} of streaming query {query}, which "
+        f"the ledger knows by another name: {stand}. Either {names[0]!r} was renamed to {topology!r}, or {topology!r} was "
+        f"added to a query that had begun without it; {missing(batch)} not in its sinks. Nothing was written. Keep the name "
+        f"{names[0]!r}; or begin anew with a new checkpoint, another name and other tables; or, where {topology!r} is to "
+        f"have what this query reads from here on and no more, pass adopt={before.place!r}. Inspect with: stormproof audit "
+        f"verify {names[0]}",
+        known_as=[*names],
+        ledger_query=before.query,
+        ledger_batch=before.batch,
+        query=query,
+        batch=batch,
+        adopt=before.place,
+    )
 
 
-def last_taken_of(connection: sa.Connection, topology: str) -> StreamBatch | None:
+def missing(first: int) -> str:
+    """The batches before a name's first one, as the subject of a sentence with its verb."""
+    return "batch 0 is" if first == 1 else f"batches 0 to {first - 1} are"
+
+
+def stands(tx: Tx, query: str, batch: int) -> Standing:
+    """Where the topology stands, for a micro-batch of this query."""
+    return _standing(tx.connection, tx.run.topology, tx.run.incarnation, query, batch)
+
+
+def stands_by_name(connection: sa.Connection, topology: str, query: str, batch: int) -> Standing:
     """The same by the topology's name, without its fence: for a look before an epoch is raised."""
-    incarnation = connection.execute(
+    incarnation: str | None = connection.execute(
         sa.text("select incarnation from stormproof.topology where name = :name"), {"name": topology}
     ).scalar_one_or_none()
-    return None if incarnation is None else _last(connection, incarnation)
+    return _standing(connection, topology, incarnation, query, batch)
+
+
+def _standing(connection: sa.Connection, topology: str, incarnation: str | None, query: str, batch: int) -> Standing:
+    last = None if incarnation is None else newest(connection, incarnation)
+    others = {} if last is not None or batch == 0 else _others(connection, topology, query)
+    return Standing(last, others)
+
+
+def _others(connection: sa.Connection, topology: str, query: str) -> dict[str, StreamBatch]:
+    c, name = stream_batch.c, tables.topology.c.name
+    last = (
+        sa.select(c.incarnation, sa.func.max(c.number).label("number"))
+        .where(c.query == query)
+        .group_by(c.incarnation)
+        .subquery()
+    )
+    rows = connection.execute(
+        sa.select(name, stream_batch)
+        .join_from(stream_batch, last, sa.and_(c.incarnation == last.c.incarnation, c.number == last.c.number))
+        .join(tables.topology, tables.topology.c.incarnation == c.incarnation)
+        .where(name != topology)
+        .order_by(name)
+    )
+    return {row.name: _read(row) for row in rows}
+
+
+def newest(connection: sa.Connection, incarnation: str) -> StreamBatch | None:
+    """The last micro-batch that was taken: where the query stands."""
+    return _end(connection, incarnation, stream_batch.c.number.desc())
+
+
+def oldest(connection: sa.Connection, incarnation: str) -> StreamBatch | None:
+    """The first one that was taken: a prune leaves it, since it says what is not in the sinks."""
+    return _end(connection, incarnation, stream_batch.c.number.asc())
+
+
+def _end(connection: sa.Connection, incarnation: str, order: sa.UnaryExpression[int]) -> StreamBatch | None:
+    row = connection.execute(
+        sa.select(stream_batch).where(stream_batch.c.incarnation == incarnation).order_by(order).limit(1)
+    ).one_or_none()
+    return None if row is None else _read(row)
 
 
 def all_taken(connection: sa.Connection, incarnation: str) -> list[StreamBatch]:
-    """Every one, in the order in which they were taken."""
+    """Every one that the ledger still has, in the order in which they were taken."""
     rows = connection.execute(
         sa.select(stream_batch).where(stream_batch.c.incarnation == incarnation).order_by(stream_batch.c.number)
     )
     return [_read(row) for row in rows]
 
 
-def _last(connection: sa.Connection, incarnation: str) -> StreamBatch | None:
-    row = connection.execute(
-        sa.select(stream_batch)
-        .where(stream_batch.c.incarnation == incarnation)
-        .order_by(stream_batch.c.number.desc())
-        .limit(1)
-    ).one_or_none()
-    return None if row is None else _read(row)
+def has_table(connection: sa.Connection) -> bool:
+    """Whether the ledger is of a revision that knows micro-batches."""
+    return connection.execute(sa.text("select to_regclass('stormproof.stream_batch')")).scalar_one() is not None
 
 
 def _read(row: Any) -> StreamBatch:
@@ -141,5 +233,58 @@ def take(tx: Tx, taken: StreamBatch) -> None:
             stop_id=taken.stop,
             adopted_from=taken.adopted_from,
             taken_at=sa.func.now(),
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Forgettable:
+    """Which micro-batches nothing asks for any more.
+
+    Where each is a transaction: those below `upto`, up to which the ledger's record was cut. Where their rows are messages:
+    those taken before `taken_before` all of whose messages are below `stop_id` and not among `told`, whose stories stay.
+
+    The first one ever stays, since it says what is not in the sinks; and the last one of each query, which is the place
+    that the next one must follow, and by which a checkpoint that does not fit, or another name, is known.
+    """
+
+    upto: int
+    taken_before: datetime
+    stop_id: int
+    told: Sequence[int] = ()
+    """Messages' numbers, in rising order."""
+
+    def find(self, tx: Tx, after: int, limit: int) -> tuple[list[int], int | None]:
+        """The numbers of some micro-batches that may go, of those after this number; and after which to look on, or None."""
+        c, later = stream_batch.c, stream_batch.alias()
+        rows = tx.connection.execute(
+            sa.select(c.number, c.first_id, c.stop_id)
+            .where(
+                c.incarnation == tx.run.incarnation,
+                c.number > max(after, 1),
+                sa.or_(
+                    c.txid < self.upto,
+                    sa.and_(c.txid.is_(None), c.taken_at < self.taken_before, c.stop_id <= self.stop_id),
+                ),
+                sa.exists().where(
+                    later.c.incarnation == c.incarnation, later.c.number > c.number, later.c.query == c.query
+                ),
+            )
+            .order_by(c.number)
+            .limit(limit)
+        ).all()
+        found = [row.number for row in rows if row.first_id is None or not self._tells_of(row.first_id, row.stop_id)]
+        return found, rows[-1].number if len(rows) == limit else None
+
+    def _tells_of(self, first: int, stop: int) -> bool:
+        place = bisect_left(self.told, first)
+        return place < len(self.told) and self.told[place] < stop
+
+
+def forget(tx: Tx, numbers: Sequence[int]) -> None:
+    """Remove these micro-batches' rows."""
+    tx.connection.execute(
+        sa.delete(stream_batch).where(
+            stream_batch.c.incarnation == tx.run.incarnation, stream_batch.c.number.in_(numbers)
         )
     )
