@@ -3,7 +3,8 @@
 A prefix of the txids goes, up to the first that has not ended, or ended within the horizon; the audit then begins behind it
 and says so. What stays of the prefix: for each sink its last committed row (it is PREV of the next one, and what the sink
 is held against), whatever concerns a message that waits, is a dead letter or was opened again since, the batches whose
-slices say how far the source was read, and every reject, skip and word of an operator.
+slices say how far the source was read, and every reject, skip and word of an operator. Of a streaming query's micro-batches
+stays what says where it began and where it stands: see `stormproof.trident.ledger.streams.Forgettable`.
 """
 
 from __future__ import annotations
@@ -18,16 +19,21 @@ import sqlalchemy as sa
 
 from stormproof.core.errors import Json
 from stormproof.trident.audit.evidence import PrunableEvidence
+from stormproof.trident.audit.files import FileEvidence
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, EndKind, Records, end_of, traces
 from stormproof.trident.audit.source import SourceReader, queue_reader
+from stormproof.trident.audit.streams import place_of
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.ledger import Ledger, Tx
 from stormproof.trident.ledger.rows import Event, Run, Txn, to_event, to_txn
+from stormproof.trident.ledger.streams import Forgettable, forget
 from stormproof.trident.transaction import EventKind
 
 CHUNK_TXIDS: Final = 1_000
 """So many batches go in one transaction: no lock is held for long, and a kill in between leaves a shorter prune."""
+
+MAX_MESSAGE: Final = 2**63 - 1
 
 _FORGOTTEN: Final = (EventKind.ATTEMPT_FAILED, EventKind.SUPPRESSED, EventKind.HALVED, EventKind.STOPPED)
 """Events of a batch that go with it. What a person decided, what was rejected and what was blocked stays."""
@@ -82,6 +88,8 @@ def prune(
         prunable = evidence if isinstance(evidence, PrunableEvidence) else None
         before = max(earlier, default=0)
         target = _target(snapshot.connection, row.incarnation, ended_before)
+        unresolved = evidence.lowest_unresolved() if isinstance(evidence, FileEvidence) else 0
+        is_fed = place_of(snapshot.connection, row.incarnation) is not None
     run = Run(topology, row.incarnation, row.epoch)
     removed: Counter[str] = Counter()
     job = _Job(ledger, run, target, alive, prunable, by, ended_before, now, dry_run=dry_run)
@@ -97,6 +105,11 @@ def prune(
         except _DryRun:
             pass
         between(upto)
+    after: int | None = 0 if is_fed else None
+    while after is not None:
+        job.run = Run(topology, row.incarnation, _epoch(audit, topology))
+        with ledger.transaction(job.run) as tx:
+            after = job.micro_batches(tx, upto, unresolved, after, chunk_txids, removed)
     return PruneReport(topology, upto, before, ended_before, dict(removed), len(job.kept), dry_run, by)
 
 
@@ -145,6 +158,7 @@ class _Job:
         self._ended_before = ended_before
         self._now = now
         self._recorded: int | None = None
+        self._gone: set[str] = set()
 
     def chunk(self, tx: Tx, low: int, high: int, so_far: Counter[str]) -> Counter[str]:
         """Remove what may go of the txids from `low` to `high`, and record how far the prune has come."""
@@ -180,8 +194,41 @@ class _Job:
             tx, t.txn, sa.or_(within, t.txn.c.txid.in_(outrun)), t.txn.c.txid.not_in(sorted(needed))
         )
         self.kept = (self.kept | needed) - set(outrun)
+        self._gone |= gone
         self._record(tx, high, so_far + removed)
         return removed
+
+    def micro_batches(
+        self, tx: Tx, upto: int, unresolved: int, after: int, limit: int, removed: Counter[str]
+    ) -> int | None:
+        """Remove some micro-batches that may go; after which to look on, or None.
+
+        `unresolved`: the source's lowest message that is in no batch that has ended.
+        """
+        stop_id = min(unresolved, self._lowest_message_behind(tx, upto))
+        forgettable = Forgettable(upto, self._ended_before, stop_id, self._told(tx))
+        numbers, after_these = forgettable.find(tx, after, limit)
+        if numbers:
+            removed["stream_batch"] += len(numbers)
+        if numbers and not self._dry_run:
+            forget(tx, numbers)
+            self._add_to_record(tx, upto, len(numbers))
+        return after_these
+
+    def _lowest_message_behind(self, tx: Tx, upto: int) -> int:
+        """The lowest message in the batches that the ledger still has whole."""
+        c = t.txn.c
+        first = sa.cast(c.position[("range", 0)].as_string(), sa.BigInteger)
+        lowest = tx.connection.execute(
+            sa.select(sa.func.min(first)).where(c.incarnation == self.run.incarnation, c.txid > upto)
+        ).scalar_one_or_none()
+        return MAX_MESSAGE if lowest is None else int(lowest)
+
+    def _told(self, tx: Tx) -> list[int]:
+        """The numbers of the messages whose stories stay."""
+        c = t.event.c
+        rows = self._select(tx, [c.number, c.message], c.number.is_not(None))
+        return sorted({int(row.number) for row in rows if row.message not in self._gone})
 
     def _delete(self, tx: Tx, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> int:
         return tx.connection.execute(
@@ -299,6 +346,16 @@ class _Job:
             )
         )
         self._recorded = upto
+
+    def _add_to_record(self, tx: Tx, upto: int, micro_batches: int) -> None:
+        """To this prune's row, or where it had no txids to remove, to that of the prune before."""
+        mine = sa.and_(t.prune.c.incarnation == self.run.incarnation, t.prune.c.upto == upto)
+        found = tx.connection.execute(sa.select(t.prune.c.removed).where(mine)).scalar_one_or_none()
+        if found is None:
+            self._record(tx, upto, Counter(stream_batch=micro_batches))
+            return
+        total = found.get("stream_batch", 0) + micro_batches
+        tx.connection.execute(sa.update(t.prune).where(mine).values(removed={**found, "stream_batch": total}))
 
 
 def _parts(items: Sequence[Any], size: int = 5_000) -> Iterable[Sequence[Any]]:

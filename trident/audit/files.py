@@ -64,6 +64,14 @@ class FileEvidence:
             ready=row.unopened + row.returned, pending=row.pending, waiting=row.waiting + row.retries, dead=row.dead
         )
 
+    def lowest_unresolved(self) -> int:
+        """The number below which every message is resolved, waits with its payload, or is dead."""
+        (row,) = self._rows(
+            f"select least((select next_id from stormproof.file_subscription where {_MINE}),"
+            f" (select min(first_id) from stormproof.file_slice where {_MINE})) as number"
+        )
+        return int(row.number)
+
     def waiting(self) -> Mapping[str, WaitingMessage]:
         """The source's retry rows."""
         rows = self._rows(
