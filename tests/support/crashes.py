@@ -70,6 +70,8 @@ PRELOADED = [
     "stormproof.trident.state.postgres",
     "adbc_driver_postgresql.dbapi",
     "pandas",
+    "pyarrow.acero",
+    "sqlglot.dialects.spark",
 ]
 """What the fork server imports before it forks: all that a driver without Spark needs; none of it starts a thread.
 
