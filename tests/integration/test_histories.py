@@ -267,25 +267,6 @@ def test_a_second_driver_with_another_graph_is_refused_and_fences_nobody(operate
 # -- changed graphs ------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_sink_joins_where_the_topology_stands_and_an_old_one_may_leave_and_return(operated: Operated) -> None:
-    pg = PostgresSink("counts", name="pg")
-    operated.put(*LINES)
-    operated.run(words(operated, pg))
-    operated.put(b"c c")
-    operated.run(words(operated, pg, delta(operated)))
-    operated.verify()
-    operated.put(b"d")
-    operated.run(words(operated, delta(operated)))
-    notices = operated.verify()["notices"]
-    assert [(n["kind"], n["sink"]) for n in notices] == [("sink_no_longer_written", "pg")]
-    operated.put(b"e")
-    operated.run(words(operated, pg, delta(operated)))
-    assert not operated.verify()["notices"]
-    assert counts(operated, "counts") == should([*LINES, b"c c", b"e"])
-    recorded = operated.sql("select reason, sink from stormproof.event where kind = 'graph' and sink is not null")
-    assert recorded == [("sink_added", "delta"), ("sink_removed", "pg"), ("sink_added", "pg")]
-
-
 def test_control_a_sinks_row_that_is_missing_from_a_run_that_had_the_sink_is_a_violation(operated: Operated) -> None:
     for line in LINES[:3]:
         operated.put(line)

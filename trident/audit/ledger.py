@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from stormproof.core.errors import Json, SettingsError, StoreUnavailable, UsageError
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.graph import Graph
+from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_event, to_txn, to_work
 from stormproof.trident.transaction import EventKind, TxnState
 
@@ -263,6 +264,12 @@ class LedgerSnapshot:
             GraphRow(row.epoch, row.after_txid, row.fingerprint, frozenset(Graph(row.description).sinks), _utc(row.at))
             for row in rows
         )
+
+    def missing(self, incarnation: str) -> dict[str, tuple[Missing, ...]]:
+        """What each sink does not have, since it was not part of the topology when it was committed."""
+        shapes = [Shape(row.epoch, row.after_txid, row.sinks) for row in self.graphs(incarnation)]
+        pruned = max((one.upto for one in self.prunes(incarnation)), default=0)
+        return missing_txids(self.connection, incarnation, shapes, pruned_upto=pruned)
 
     def prunes(self, incarnation: str) -> tuple[PruneRow, ...]:
         """Every time that the ledger was pruned for this topology, in order."""

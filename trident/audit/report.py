@@ -8,8 +8,9 @@ from enum import StrEnum
 from typing import Final
 
 PROVES: Final = (
-    "each txid that the ledger calls committed was applied once, in order, by the sink's own record; every message "
-    "that was opened ended in one place. It does not prove that nobody changed the tables since."
+    "each txid that the ledger calls committed was applied once, in order, to every sink that the topology had then, by "
+    "the sink's own record; every message that was opened ended in one place. It does not prove that nobody changed the "
+    "tables since."
 )
 
 
@@ -48,6 +49,8 @@ class NoticeKind(StrEnum):
     DUPLICATE_POSSIBLE = "duplicate_possible"
     LOSS_POSSIBLE = "loss_possible"
     SINK_NO_LONGER_WRITTEN = "sink_no_longer_written"
+    SINK_LACKS = "sink_lacks"
+    """A sink joined the topology later, or came back: it does not have what was committed without it."""
     SKIPPED = "skipped"
     PRUNED = "pruned"
     BEGAN_LATE = "began_late"
@@ -76,13 +79,18 @@ class CannotTellItem:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing to know; `messages` is how many messages it is about."""
+    """One thing to know; `messages` is how many messages it is about.
+
+    Where it is about several txids, `txid` is the first, `last_txid` the last, and `txids` how many.
+    """
 
     kind: NoticeKind
     text: str
     txid: int | None = None
     sink: str | None = None
     messages: int | None = None
+    last_txid: int | None = None
+    txids: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +162,11 @@ class Findings:
         txid: int | None = None,
         sink: str | None = None,
         messages: int | None = None,
+        last_txid: int | None = None,
+        txids: int | None = None,
     ) -> None:
         """Something to know."""
-        self.notices.append(Notice(kind, text, txid, sink, messages))
+        self.notices.append(Notice(kind, text, txid, sink, messages, last_txid, txids))
 
 
 def ranges(numbers: Iterable[int]) -> str:

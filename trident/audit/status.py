@@ -16,6 +16,7 @@ from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, Topolog
 from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
 from stormproof.trident.audit.source import SourceReader, queue_reader
 from stormproof.trident.audit.streams import StreamPlace, place_of
+from stormproof.trident.ledger.missing import Missing
 from stormproof.trident.transaction import EventKind
 
 START_TOLERANCE_S: Final = 1.0
@@ -36,11 +37,12 @@ class DriverState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """One sink, by the ledger: the last txid that it is known to hold."""
+    """One sink, by the ledger: the last txid that it is known to hold, and what it does not have of those before."""
 
     sink: str
     target: str
     last_txid: int | None
+    missing: tuple[Missing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ def status(ledger: AuditLedger, *, source: SourceReader = queue_reader) -> Statu
 def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) -> TopologyStatus:
     counts = snapshot.counts(row.incarnation)
     evidence = source(snapshot, row)
+    missing = snapshot.missing(row.incarnation)
     return TopologyStatus(
         name=row.name,
         incarnation=row.incarnation,
@@ -127,7 +130,7 @@ def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) 
         backlog=None if evidence is None else evidence.backlog(),
         pace=pace_of(snapshot.last_committed(row.incarnation, row.epoch, LAST_BATCHES)),
         sinks=tuple(
-            SinkStatus(b.sink, b.target, snapshot.last_held(row.incarnation, b.sink))
+            SinkStatus(b.sink, b.target, snapshot.last_held(row.incarnation, b.sink), missing.get(b.sink, ()))
             for b in snapshot.sinks(row.incarnation)
         ),
         recovered=_recovered(snapshot, row.incarnation),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stormproof.core.errors import UsageError
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.inspect import SinkOpener
-from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import Checked, Findings, NoticeKind, VerifyReport, ViolationKind
 from stormproof.trident.audit.source import SourceReader, queue_reader
 from stormproof.trident.audit.streams import place_of
@@ -51,6 +51,7 @@ def verify(
                 first=first,
                 newest=newest,
             )
+        _missing(snapshot, row, first, last, findings)
         first = _behind_prune(first, last, pruned, findings)
         stream = place_of(snapshot.connection, row.incarnation)
         if stream is not None and stream.missing is not None:
@@ -116,6 +117,23 @@ def _behind_prune(first: int, last: int | None, pruned: int, findings: Findings)
     if last is not None and last <= pruned:
         findings.unknown(f"txids {first} to {last} were pruned: the ledger has no record of them any more", txid=last)
     return pruned + 1
+
+
+def _missing(snapshot: LedgerSnapshot, row: TopologyRow, first: int, last: int | None, findings: Findings) -> None:
+    """Say what a sink does not have that joined later, or was away: no promise is broken, and nobody may overlook it."""
+    known = {binding.sink for binding in snapshot.sinks(row.incarnation)}
+    for sink, found in snapshot.missing(row.incarnation).items():
+        for missing in found:
+            if sink in known and missing.last >= first and (last is None or missing.first <= last):
+                findings.notice(
+                    NoticeKind.SINK_LACKS,
+                    f"sink {sink!r} does not have {missing}: it was not part of the topology then",
+                    txid=missing.first,
+                    sink=sink,
+                    messages=missing.messages,
+                    last_txid=missing.last,
+                    txids=missing.txids,
+                )
 
 
 def _source(

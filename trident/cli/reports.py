@@ -46,6 +46,8 @@ def _status_text(report: StatusReport) -> None:
     for topology in report.topologies:
         for sink in topology.sinks:
             say(f"{topology.name}: sink {sink.sink} ({sink.target}) holds txid {sink.last_txid or '-'}")
+            for missing in sink.missing:
+                say(f"{topology.name}: sink {sink.sink} does not have {missing}: it was not part of the topology then")
         if topology.pace is not None:
             say(_pace_text(topology.name, topology.pace))
         if topology.recovered is not None:

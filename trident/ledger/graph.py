@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from stormproof.core.errors import Json
 from stormproof.core.plan import Plan
+from stormproof.trident.ledger.missing import Missing
 
 ACCEPTED_CHANGE: Final = "accept_change"
 """Reason of an operator's event that lets a changed graph go on under the same incarnation."""
@@ -85,6 +86,8 @@ class ChangeKind(StrEnum):
     """What is different; append-only."""
 
     SINK_ADDED = "sink_added"
+    SINK_RETURNED = "sink_returned"
+    """It was part of the topology before, and holds what it was given then."""
     SINK_REMOVED = "sink_removed"
     SINK_CHANGED = "sink_changed"
     """It is given other columns, keys or folds: what it holds was made of the old ones."""
@@ -98,11 +101,46 @@ class Change:
     kind: ChangeKind
     text: str
     sink: str | None = None
+    missing: Missing | None = None
+    """What a sink that joins does not have."""
 
     @property
     def needs_acceptance(self) -> bool:
-        """Whether a person must say that it is meant."""
-        return self.kind is ChangeKind.SINK_CHANGED
+        """Whether a person must say that it is meant: a table would hold what no row of batches makes."""
+        return self.kind is ChangeKind.SINK_CHANGED or (self.kind is ChangeKind.SINK_RETURNED and bool(self.missing))
+
+    @property
+    def harm(self) -> str:
+        """Why it needs that."""
+        if self.kind is ChangeKind.SINK_RETURNED:
+            return "what it does not have would never come to it"
+        return "what the table holds was made of the old ones"
+
+    @property
+    def remedy(self) -> str:
+        """When it may be accepted."""
+        if self.kind is ChangeKind.SINK_RETURNED:
+            return "once its table was completed by hand, or to go on without that"
+        return "once the table can hold both"
+
+    @property
+    def is_loud(self) -> bool:
+        """Whether the log warns of it."""
+        return self.missing is not None or self.kind in (ChangeKind.SINK_CHANGED, ChangeKind.SINK_REMOVED)
+
+    def joining(self, missing: Missing | None, held: int | None, newest: int) -> Change:
+        """The same of a sink that joins, with what it does not have; `held` is the last txid that it was given before."""
+        if held is None:
+            lacks = "" if missing is None else f", and does not have {missing}, committed before it joined"
+            return replace(self, text=f"{self.text}{lacks}", missing=missing)
+        lacks = (
+            ""
+            if missing is None
+            else f": it holds txid {held}, the topology is at txid {newest}, and it does not have {missing}, committed "
+            f"while it was not part of the topology"
+        )
+        text = f"sink {self.sink!r} is back{lacks}"
+        return replace(self, kind=ChangeKind.SINK_RETURNED, text=text, missing=missing)
 
 
 def changes(before: Graph, after: Graph) -> tuple[Change, ...]:
@@ -111,14 +149,7 @@ def changes(before: Graph, after: Graph) -> tuple[Change, ...]:
     old, new = before.sinks, after.sinks
     found += [Change(ChangeKind.SINK_ADDED, f"sink {name!r} is new", name) for name in new if name not in old]
     found += [Change(ChangeKind.SINK_REMOVED, f"sink {name!r} is gone", name) for name in old if name not in new]
-    for name in new:
-        parts = [
-            f"{part} were {json.dumps(old[name].get(part))}, are {json.dumps(new[name].get(part))}"
-            for part in ("columns", "keys", "folds")
-            if name in old and old[name].get(part) != new[name].get(part)
-        ]
-        if parts:
-            found.append(Change(ChangeKind.SINK_CHANGED, f"sink {name!r}: {'; '.join(parts)}", name))
+    found += [change for name in new if name in old and (change := sink_change(name, before, after)) is not None]
     different = [
         name
         for name in {**before.components, **after.components}
@@ -127,3 +158,14 @@ def changes(before: Graph, after: Graph) -> tuple[Change, ...]:
     if different:
         found.append(Change(ChangeKind.COMPONENTS, f"other components: {', '.join(different)}"))
     return tuple(found)
+
+
+def sink_change(name: str, before: Graph, after: Graph) -> Change | None:
+    """How a sink that both graphs have is given other rows; None where it is not."""
+    old, new = before.sinks[name], after.sinks[name]
+    parts = [
+        f"{part} were {json.dumps(old.get(part))}, are {json.dumps(new.get(part))}"
+        for part in ("columns", "keys", "folds")
+        if old.get(part) != new.get(part)
+    ]
+    return Change(ChangeKind.SINK_CHANGED, f"sink {name!r}: {'; '.join(parts)}", name) if parts else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import socket
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -25,9 +26,12 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import files_to_json
 from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.graph import ACCEPTED_CHANGE, Change, ChangeKind, Graph, changes
+from stormproof.trident.ledger.graph import ACCEPTED_CHANGE, Change, ChangeKind, Graph, changes, sink_change
+from stormproof.trident.ledger.missing import MISSING, Shape, absences, count_missing
 from stormproof.trident.ledger.rows import Event, Run, SinkWork, Txn, to_event, to_txn, to_work
 from stormproof.trident.transaction import MOVES, AttemptOutcome, EventKind, TxnState
+
+log = logging.getLogger("stormproof.ledger")
 
 TAKE_OVER_LOCK_TIMEOUT_MS: Final = 500
 TAKE_OVER_TRIES: Final = 20
@@ -114,11 +118,13 @@ class Ledger:
                     if self._is_postgres:
                         connection.execute(sa.text(f"set local lock_timeout = {TAKE_OVER_LOCK_TIMEOUT_MS}"))
                     run = self._raise_epoch(connection, topology, fingerprint, guarantee, source, driver)
-                    if graph is not None:
-                        self._keep_graph(connection, run, graph)
+                    found = () if graph is None else self._keep_graph(connection, run, graph)
             except (_LockTimeout, _MadeMeanwhile):
                 continue
             self._recorded_backends.clear()
+            for change in found:
+                if change.is_loud:
+                    log.warning("topology %s: %s", topology, change.text)
             return run
         raise StoreUnavailable(
             f"the fence row of topology {topology!r} stays locked by a session that could not be ended; see "
@@ -189,21 +195,21 @@ class Ledger:
             return made
         return f"{made}-{hashlib.sha256(topology.encode()).hexdigest()[:LIFE_DIGITS]}"
 
-    def _keep_graph(self, connection: sa.Connection, run: Run, graph: Graph) -> None:
-        """Record the graph where it is new or changed; PositionMismatch where the change is refused."""
+    def _keep_graph(self, connection: sa.Connection, run: Run, graph: Graph) -> Sequence[Change]:
+        """Record the graph where it is new or changed, and say how; PositionMismatch where the change is refused."""
         of_this = t.graph.c.incarnation == run.incarnation
-        known = connection.execute(
-            sa.select(t.graph).where(of_this).order_by(t.graph.c.epoch.desc()).limit(1)
-        ).one_or_none()
+        earlier = connection.execute(sa.select(t.graph).where(of_this).order_by(t.graph.c.epoch)).all()
+        known = earlier[-1] if earlier else None
         if known is not None and known.fingerprint == graph.fingerprint:
-            return
-        found = () if known is None else changes(Graph(known.description), graph)
-        if known is not None:
-            self._require_resolved(connection, run, found)
-            self._require_accepted(connection, run, found, graph, known.at)
-        after_txid = connection.execute(
+            return ()
+        after_txid: int = connection.execute(
             sa.select(sa.func.coalesce(sa.func.max(t.txn.c.txid), 0)).where(t.txn.c.incarnation == run.incarnation)
         ).scalar_one()
+        found: Sequence[Change] = ()
+        if known is not None:
+            found = self._told(Tx(connection, run), earlier, graph, after_txid)
+            self._require_resolved(connection, run, found)
+            self._require_accepted(connection, run, found, graph, known.at)
         connection.execute(
             sa.insert(t.graph).values(
                 incarnation=run.incarnation,
@@ -223,11 +229,43 @@ class Ledger:
                     sink=change.sink,
                     reason=change.kind.value,
                     error=change.text,
-                    detail={"after_txid": after_txid, "epoch": run.epoch},
+                    detail={
+                        "after_txid": after_txid,
+                        "epoch": run.epoch,
+                        **({} if change.missing is None else {MISSING: change.missing.to_json()}),
+                    },
                 )
                 for change in found
             ],
         )
+        return found
+
+    def _told(self, tx: Tx, earlier: Sequence[Any], graph: Graph, after_txid: int) -> list[Change]:
+        """What changed since the last of the earlier graphs, with what each sink that joins does not have."""
+        graphs = [Graph(row.description) for row in earlier]
+        shapes = [Shape(row.epoch, row.after_txid, frozenset(g.sinks)) for row, g in zip(earlier, graphs, strict=True)]
+        away = absences([*shapes, Shape(tx.run.epoch, after_txid, frozenset(graph.sinks))])
+        pruned = self.pruned_upto(tx)
+        found: list[Change] = []
+        for change in changes(graphs[-1], graph):
+            if change.kind is not ChangeKind.SINK_ADDED or change.sink is None:
+                found.append(change)
+                continue
+            sink = change.sink
+            missing = next(
+                (
+                    count_missing(tx.connection, tx.run.incarnation, sink, absence, pruned_upto=pruned)
+                    for absence in away[sink]
+                    if absence.epoch == tx.run.epoch
+                ),
+                None,
+            )
+            held = self.last_held(tx, sink)
+            found.append(change.joining(missing, None if held is None else held[0], after_txid))
+            before = next((g for g in reversed(graphs) if sink in g.sinks), None)
+            other = None if before is None or held is None else sink_change(sink, before, graph)
+            found += [] if other is None else [other]
+        return found
 
     def _require_resolved(self, connection: sa.Connection, run: Run, found: Sequence[Change]) -> None:
         """A batch that is prepared for a sink is committed to it as it was prepared, or skipped."""
@@ -274,10 +312,12 @@ class Ledger:
             .limit(1)
         ).one_or_none()
         if accepted is None:
+            harm = " and ".join(dict.fromkeys(c.harm for c in refused))
+            remedy = " and ".join(dict.fromkeys(c.remedy for c in refused))
             raise PositionMismatch(
-                f"topology {run.topology!r} has changed since its last run: {'; '.join(c.text for c in refused)}. What the "
-                f"table holds was made of the old ones, and nothing was written. Give the topology or the sink a new name; "
-                f"or, once the table can hold both: stormproof ledger accept-change {run.topology} {graph.shown}",
+                f"topology {run.topology!r} has changed since its last run: {'; '.join(c.text for c in refused)}. "
+                f"{harm[0].upper()}{harm[1:]}, and nothing was written. Give the topology, or the sink, a new name and a "
+                f"new table; or, {remedy}: stormproof ledger accept-change {run.topology} {graph.shown}",
                 topology=run.topology,
                 fingerprint=graph.shown,
                 sinks=[c.sink for c in refused],
