@@ -20,6 +20,7 @@ from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
+    TABLE_GONE,
     CommitOutcome,
     Decision,
     Evidence,
@@ -66,6 +67,11 @@ class MemoryStore:
         self.content: pa.Table | None = None
         self.logs: dict[str, _Log] = {}
         self._faults: list[tuple[FaultPoint, BaseException, int | None]] = []
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it never had a table."""
+        return self._tables_made == 0
 
     def create(self, schema: pa.Schema) -> None:
         """Make the table, with an id that no earlier one had."""
@@ -138,7 +144,7 @@ class MemorySink:
             raise Fenced(f"sink {self._name!r}: epoch {log.epoch} holds it, this is epoch {epoch}", epoch=epoch)
         if self.store.content is None:
             if not create:
-                raise SinkRefused(f"sink {self._name!r}: there is no table {self.target}")
+                raise SinkRefused(f"sink {self._name!r}: there is no table {self.target}", problem=TABLE_GONE)
             self.store.create(input_.schema)
         _require_schema(self.store, input_, self._name)
         log.epoch = epoch
@@ -178,7 +184,7 @@ class MemorySession:
     def table_id(self) -> str:
         """Changes when the table is dropped and made again."""
         if self._store.table_id is None:
-            raise SinkRefused(f"{self._where}: the table is gone")
+            raise SinkRefused(f"{self._where}: the table is gone", problem=TABLE_GONE)
         return self._store.table_id
 
     def writer(self) -> FileWriter:
@@ -237,7 +243,7 @@ class MemorySession:
         """What the table will hold; nothing is changed until all of it is known to be good."""
         where = f"{self._where}, txid {transaction.txid}"
         if self._store.content is None:
-            raise SinkRefused(f"{where}: the table is gone; make it again, then retry the txid")
+            raise SinkRefused(f"{where}: the table is gone", problem=TABLE_GONE)
         _require_schema(self._store, self._input, self._identity.sink)
         require_files(self._staging, transaction.files, where=where, digests=True)
         batches = list(prepared_batches(self._staging, transaction.files))

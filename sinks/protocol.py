@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from stormproof.core.errors import CannotTell, Json, PositionMismatch
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter, TableKey
+
+TABLE_GONE: Final = "table gone"
+"""`problem` in the details of a `SinkRefused`: there is no table of the sink's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,26 @@ class RestoresLost(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesTable(Protocol):
+    """A sink session that can be told, by a person's word, that the table of its name is the one it writes to."""
+
+    def count_rows(self, limit: int) -> int:
+        """How many rows the table holds, counted no further than to `limit`."""
+        ...
+
+    def take_table(self, last: PreparedTransaction | None) -> None:
+        """Take this table for the sink's own, holding `last` (None: no txid) from here on.
+
+        Where it holds less by its own record, an empty transaction of that txid and digest stands for what is missing.
+        May be repeated.
+
+        Raises:
+            PositionMismatch: it holds a later txid.
+        """
+        ...
+
+
 class Sink(SinkSpec, Protocol):
     """A sink that can be opened."""
 
@@ -202,7 +225,8 @@ class Sink(SinkSpec, Protocol):
         """Connect, make the table if it is missing and `create`, and fence older epochs out.
 
         Raises:
-            SinkRefused: the table is there and cannot hold such rows (names column and types), or is missing.
+            SinkRefused: the table is there and cannot hold such rows (names column and types), or is missing (with
+                `problem` as `TABLE_GONE`); then nothing was made.
             Fenced: a newer epoch holds this sink.
             StoreUnavailable: it cannot be reached.
         """

@@ -38,7 +38,7 @@ MAX_MESSAGE: Final = 2**63 - 1
 _FORGOTTEN: Final = (EventKind.ATTEMPT_FAILED, EventKind.SUPPRESSED, EventKind.HALVED, EventKind.STOPPED)
 """Events of a batch that go with it. What a person decided, what was rejected and what was blocked stays."""
 
-_FORGOTTEN_RUNS: Final = (EventKind.RECOVERY, EventKind.TAKE_OVER)
+_FORGOTTEN_RUNS: Final = (EventKind.RECOVERY, EventKind.TAKE_OVER, EventKind.START_REFUSED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,14 @@ from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit, Source
 from stormproof.core.topology import TopologyGraph, as_guarantee
 from stormproof.migrations import migrate, state
-from stormproof.sinks.protocol import Sink, SinkIdentity
+from stormproof.sinks.protocol import Sink
 from stormproof.sinks.staging import settle_folder
 from stormproof.trident.audit.inspect import describe_sink
 from stormproof.trident.coordinator import Coordinator, RunOptions, outlasting_outages
 from stormproof.trident.ledger.graph import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
+from stormproof.trident.opening import open_bound, refusal_on_record
 from stormproof.trident.own_table import require_own_stores, require_own_tables
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RunStatistics
@@ -235,17 +236,19 @@ def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: Ex
     sessions = stack.enter_context(closing(Sessions()))
     for spec in plan.sink_specs:
         sink = cast("Sink", spec)
-        identity = SinkIdentity(run.topology, run.incarnation, sink.name)
-        sessions[sink.name] = session = sink.open(identity, plan.sinks[sink.name], run.epoch)
-        require_own_stores(plan, sessions)
-        with ledger.transaction(run) as tx:
-            if not ledger.knows_sink(tx, sink.name):
-                ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
-            folder: str | None = getattr(session.writer(), "directory", None)  # where it stages files, if it does
-            if folder is not None:
-                settle_folder(folder)
-            description = describe_sink(sink, plan.sinks[sink.name], files=folder)
-            ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
+        with refusal_on_record(ledger, run, sink.name):
+            with ledger.transaction(run) as tx:
+                bound = ledger.bound(tx, sink.name)
+            sessions[sink.name] = session = open_bound(sink, plan.sinks[sink.name], run, bound)
+            require_own_stores(plan, sessions)
+            with ledger.transaction(run) as tx:
+                if bound is None:
+                    ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
+                folder: str | None = getattr(session.writer(), "directory", None)  # where it stages files, if it does
+                if folder is not None:
+                    settle_folder(folder)
+                description = describe_sink(sink, plan.sinks[sink.name], files=folder)
+                ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
     return sessions
 
 

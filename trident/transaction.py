@@ -76,3 +76,5 @@ class EventKind(StrEnum):
     """The topology's graph or its sinks changed from one run to the next."""
     HALVED = "halved"
     STOPPED = "stopped"
+    START_REFUSED = "start_refused"
+    """A start ended at a sink whose table is gone, is another one, or cannot hold the rows."""

@@ -31,6 +31,7 @@ from stormproof.sinks.delta.table import column_limits, require_table
 from stormproof.sinks.delta.torn import put_torn_aside, unreadable
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.protocol import (
+    TABLE_GONE,
     CommitOutcome,
     Decision,
     Evidence,
@@ -249,6 +250,25 @@ class DeltaSession:
             "batch is merged from its prepared files"
         )
 
+    def count_rows(self, limit: int) -> int:
+        """The rows of the newest version by the statistics of its files; `limit` where a file has none."""
+        counted = self._load().get_add_actions(flatten=True).column("num_records").to_pylist()
+        return limit if None in counted else min(sum(counted), limit)
+
+    def take_table(self, last: PreparedTransaction | None) -> None:
+        """Where the log does not hold `last`, put its identifier there, with the rows that it has."""
+        position = self._position(self._load(), same_table=False)
+        ledger = None if last is None else last.txid
+        if position is not None and (ledger is None or position.txid > ledger):
+            raise PositionMismatch(
+                f"{self._where}: the table holds txid {position.txid}, the ledger says {ledger}; inspect with: stormproof "
+                f"audit verify {self._identity.topology}",
+                held=position.txid,
+                ledger=ledger,
+            )
+        if last is not None and (position is None or position.txid < last.txid):
+            self.commit(last, checked=False)
+
     def close(self) -> None:
         """Nothing to let go."""
         self._table = None
@@ -271,7 +291,7 @@ class DeltaSession:
             self._table_entry = self._entry_state(self._table.version())
         except TableNotFoundError as error:
             self._table = None
-            raise SinkRefused(f"{self._where}: the table is gone: {error}") from error
+            raise SinkRefused(f"{self._where}: the table is gone: {error}", problem=TABLE_GONE) from error
         except (DeltaError, OSError) as error:
             self._table = None
             raise StoreUnavailable(f"{self._where}: the table cannot be read: {error}") from error

@@ -18,7 +18,7 @@ from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, check_types
 from stormproof.sinks.delta.torn import put_torn_aside, require_whole
 from stormproof.sinks.folding import check_fold_input
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.protocol import TABLE_GONE, SinkIdentity
 from stormproof.sinks.staging import make_folder, settle_folder, sync_file, sync_folder
 
 STAGING_FOLDER = ".stormproof-staging"
@@ -88,14 +88,14 @@ class DeltaSink:
             put_torn_aside(DeltaLog(self._path), where)
             if not DeltaTable.is_deltatable(self._path):
                 if not create:
-                    raise SinkRefused(f"{where}: there is no Delta table")
+                    raise SinkRefused(f"{where}: there is no Delta table", problem=TABLE_GONE)
                 self._create(input_)
             settle_folder(self._path)
             if input_.is_fold:
                 settle_folder(self._staging)
             return self._session(identity, input_, epoch, reading=False)
         except TableNotFoundError as error:
-            raise SinkRefused(f"{where}: there is no Delta table: {error}") from error
+            raise SinkRefused(f"{where}: there is no Delta table: {error}", problem=TABLE_GONE) from error
         except (DeltaError, OSError) as error:
             raise StoreUnavailable(f"{where}: the table cannot be opened: {error}") from error
 
@@ -106,7 +106,7 @@ class DeltaSink:
             require_whole(DeltaLog(self._path), where)
             return self._session(identity, input_, 0, reading=True)
         except TableNotFoundError as error:
-            raise SinkRefused(f"{where}: there is no Delta table: {error}") from error
+            raise SinkRefused(f"{where}: there is no Delta table: {error}", problem=TABLE_GONE) from error
         except (DeltaError, OSError) as error:
             raise StoreUnavailable(f"{where}: the table cannot be opened: {error}") from error
 

@@ -31,6 +31,7 @@ from stormproof.sinks.postgres.table import (
     wire_schema,
 )
 from stormproof.sinks.protocol import (
+    TABLE_GONE,
     CommitOutcome,
     Decision,
     Evidence,
@@ -99,7 +100,7 @@ class PostgresSession:
             with self._transaction() as connection:
                 self._table_id = self._current_table_id(connection)
         if self._table_id is None:
-            raise SinkRefused(f"{self._where}: there is no such table")
+            raise self._gone(self._where)
         return self._table_id
 
     def writer(self) -> FileWriter:
@@ -114,12 +115,16 @@ class PostgresSession:
             SinkRefused: the table is missing and not to be made, or cannot hold the rows.
             StoreUnavailable: Postgres cannot be reached, or somebody holds the fence and will not let go.
         """
+        if not create:
+            # Before anything is made: this may be another database than the one that the table is in.
+            with self._transaction(fenced=False) as connection:
+                self._table(connection)
         self._raise_fence()
         with self._transaction() as connection:
             self._lock_fence(connection)
             if find_oid(connection, self._name) is None:
                 if not create:
-                    raise SinkRefused(f"{self._where}: there is no such table")
+                    raise self._gone(self._where)
                 bookkeeping.one_at_a_time(connection)
                 connection.execute(create_statement(self._name, self._input))
             table = self._table(connection)
@@ -153,6 +158,7 @@ class PostgresSession:
 
         Raises:
             PositionMismatch: the guard was moved with another table of this name.
+            SinkRefused: the table is gone.
         """
         with self._transaction() as connection:
             if not bookkeeping.is_made(connection):
@@ -232,13 +238,50 @@ class PostgresSession:
             problems=tuple(problems),
         )
 
-    def rebind(self) -> None:
-        """Take the table that has this name now for the one that the guard speaks of: the same one, from a dump."""
+    def count_rows(self, limit: int) -> int:
+        """The rows that are visible now."""
         with self._transaction() as connection:
-            connection.execute(
-                f"update stormproof_sink.guard set table_id = %(table_id)s, updated_at = now() where {_MINE}",
-                {**self._mine, "table_id": self._current_table_id(connection)},
-            )
+            row = connection.execute(
+                sql.SQL("select count(*) from (select 1 from {} limit %s) as counted").format(self._name.identifier),
+                (limit,),
+            ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def take_table(self, last: PreparedTransaction | None) -> None:
+        """Have the guard speak of this table and `last`; its evidence is added where there is none."""
+        with self._transaction() as connection:
+            bookkeeping.make(connection)
+            said = {
+                **self._mine,
+                "table_name": str(self._name),
+                "table_id": self._current_table_id(connection),
+                "txid": None if last is None else last.txid,
+                "digest": None if last is None else last.digest,
+                "rows": 0 if last is None else last.rows,
+                "epoch": self._epoch or 0,
+            }
+            taken = connection.execute(
+                "insert into stormproof_sink.guard as held "
+                "(topology, incarnation, sink, table_name, table_id, last_txid, last_digest, epoch) values (%(topology)s, "
+                "%(incarnation)s, %(sink)s, %(table_name)s, %(table_id)s, %(txid)s, %(digest)s, %(epoch)s) "
+                "on conflict (topology, incarnation, sink) do update set table_name = excluded.table_name, "
+                "table_id = excluded.table_id, last_txid = excluded.last_txid, last_digest = excluded.last_digest, "
+                "updated_at = now() where held.last_txid is null or held.last_txid <= excluded.last_txid",
+                said,
+            ).rowcount
+            if taken != 1:
+                raise PositionMismatch(
+                    f"{self._where}: the guard holds a later txid than {said['txid']}, the ledger's; inspect with: "
+                    f"stormproof audit verify {self._identity.topology}",
+                    ledger=said["txid"],
+                )
+            if last is not None:
+                connection.execute(
+                    "insert into stormproof_sink.evidence (topology, incarnation, sink, txid, rows, digest, epoch) "
+                    "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(digest)s, %(epoch)s) "
+                    "on conflict do nothing",
+                    said,
+                )
 
     def close(self) -> None:
         """Let the connection go."""
@@ -320,8 +363,11 @@ class PostgresSession:
     def _table(self, connection: psycopg.Connection) -> Table:
         oid = find_oid(connection, self._name)
         if oid is None:
-            raise SinkRefused(f"{self._where}: the table is gone; make it again or restore it, then retry the txid")
+            raise self._gone(self._where)
         return read_table(connection, oid)
+
+    def _gone(self, where: str) -> SinkRefused:
+        return SinkRefused(f"{where}: there is no such table, it is gone", problem=TABLE_GONE)
 
     def _read_guard(self, connection: psycopg.Connection, lock: sql.SQL, *, same_table: bool) -> Held | None:
         row = connection.execute(
@@ -334,6 +380,8 @@ class PostgresSession:
             return None
         txid, digest, table_id = row
         current = self._current_table_id(connection)
+        if same_table and current is None:
+            raise self._gone(self._where)
         if same_table and table_id != current:
             raise PositionMismatch(
                 f"{self._where}: txid {txid} went to table {table_id}, the table is now {current}; inspect with: "

@@ -355,7 +355,7 @@ STOPS = {
     "Delta table made again": Stops(_make_delta_anew, "dropped and made again", "table_replaced", "delta-append"),
     "Delta table gone": Stops(
         lambda ran: shutil.rmtree(ran.lake(SinkMode.DELTA_APPEND)),
-        "dropped and made again",
+        "is gone",
         "sink_unreadable",
         "delta-append",
     ),

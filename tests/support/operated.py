@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from stormproof import Topology
 from stormproof.core.postgres.database import connect
 from stormproof.core.settings import Settings
 from stormproof.trident.run import driver
-from stormproof.trident.statistics import RunStatistics
+from stormproof.trident.statistics import BatchResult, RunStatistics
 from support.command_line import CommandLine
 from support.crashes import Cell
 from support.queues import put
@@ -27,7 +27,9 @@ class Operated:
     cell: Cell
     capture: pytest.CaptureFixture[str]
 
-    def run(self, built: Topology | None = None) -> RunStatistics:
+    def run(
+        self, built: Topology | None = None, *, on_batch: Callable[[BatchResult], None] | None = None
+    ) -> RunStatistics:
         """Run it (or another topology in its place) until its queue is idle."""
         cell = self.cell
         settings = Settings(
@@ -38,7 +40,13 @@ class Operated:
         if built is None:
             built = topology(cell.name, cell.mode, cell.folder, cell.database, cell.queue)
         with driver(
-            built, cell.guarantee, settings=settings, engine="inline", until_idle=True, rng=random.Random(1)
+            built,
+            cell.guarantee,
+            settings=settings,
+            engine="inline",
+            until_idle=True,
+            rng=random.Random(1),
+            on_batch=on_batch,
         ) as coordinator:
             return coordinator.run()
 

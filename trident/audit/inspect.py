@@ -11,7 +11,7 @@ import pyarrow as pa
 from stormproof.core.errors import CannotTell, Json
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import Fold, SinkInput, SinkSpec
-from stormproof.sinks.protocol import SinkIdentity, SinkSession
+from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
 from stormproof.trident.audit.ledger import SinkBinding
 from stormproof.trident.state.protocol import StateFactory
 
@@ -70,6 +70,16 @@ def open_for_inspection(identity: SinkIdentity, binding: SinkBinding, ledger_dat
         SinkRefused: the table is gone or cannot be what was written to.
         StoreUnavailable: it cannot be reached.
     """
+    sink, input_ = described_sink(binding, ledger_database)
+    return sink.inspect(identity, input_)
+
+
+def described_sink(binding: SinkBinding, ledger_database: Database) -> tuple[Sink, SinkInput]:
+    """A sink as the ledger describes it, and what it is given; how a map's values are merged only its code knows.
+
+    Raises:
+        CannotTell: the ledger has no description, or one of a kind that only its own code can open.
+    """
     description = binding.description
     if description is None or description.get("kind") not in OPENED:
         raise CannotTell(
@@ -81,13 +91,13 @@ def open_for_inspection(identity: SinkIdentity, binding: SinkBinding, ledger_dat
     if description["kind"] == "delta-map":
         from stormproof.trident.state.delta import DeltaMap
 
-        return _inspected(identity, binding, DeltaMap(str(description["path"]), str(description["state"])), input_)
+        return _described_map(binding, DeltaMap(str(description["path"]), str(description["state"])), input_)
     if description["kind"] == "delta":
         from stormproof.sinks.delta import DeltaSink
 
         files = description.get("files") if input_.is_fold else None
         staging = None if files is None else str(files)
-        return DeltaSink(str(description["path"]), name=binding.sink, staging=staging).inspect(identity, input_)
+        return DeltaSink(str(description["path"]), name=binding.sink, staging=staging), input_
     from stormproof.sinks.postgres import PostgresSink
 
     database = ledger_database
@@ -99,19 +109,17 @@ def open_for_inspection(identity: SinkIdentity, binding: SinkBinding, ledger_dat
         from stormproof.trident.state.postgres import PostgresMap
 
         map_ = PostgresMap(str(description["table"]), str(description["state"]), database=database)
-        return _inspected(identity, binding, map_, input_)
-    return PostgresSink(str(description["table"]), name=binding.sink, database=database).inspect(identity, input_)
+        return _described_map(binding, map_, input_)
+    return PostgresSink(str(description["table"]), name=binding.sink, database=database), input_
 
 
-def _inspected(identity: SinkIdentity, binding: SinkBinding, state: StateFactory, input_: SinkInput) -> SinkSession:
-    """A map's session; how its values are merged is its topology's code, which nobody needs to read it."""
-    files = (binding.description or {}).get("files")
-    staging = None if files is None else str(files)
+def _described_map(binding: SinkBinding, state: StateFactory, input_: SinkInput) -> tuple[Sink, SinkInput]:
     from stormproof.trident.state.sink import StateSink
 
-    return StateSink(binding.sink, state, keys=input_.keys, staging=staging).inspect(
-        identity, SinkInput(input_.schema, input_.keys)
-    )
+    files = (binding.description or {}).get("files")
+    staging = None if files is None else str(files)
+    sink = StateSink(binding.sink, state, keys=input_.keys, staging=staging)
+    return sink, SinkInput(input_.schema, input_.keys)
 
 
 def _input_of(binding: SinkBinding, description: dict[str, Json]) -> SinkInput:

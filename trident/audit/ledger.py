@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from stormproof.core.errors import Json, SettingsError, StoreUnavailable, UsageError
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.binding import ACCEPTED_LOSS, Loss
 from stormproof.trident.ledger.graph import Graph
 from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_event, to_txn, to_work
@@ -224,6 +225,16 @@ class LedgerSnapshot:
             sa.select(t.event).where(c.incarnation == incarnation, c.kind == kind.value).order_by(c.id.desc()).limit(1)
         ).one_or_none()
         return None if row is None else to_event(row)
+
+    def losses(self, incarnation: str) -> dict[str, Loss]:
+        """What people gave up with a sink's table, by sink: the newest such word of each."""
+        c = t.event.c
+        rows = self.connection.execute(
+            sa.select(c.sink, c.detail)
+            .where(c.incarnation == incarnation, c.kind == EventKind.OPERATOR.value, c.reason == ACCEPTED_LOSS)
+            .order_by(c.id)
+        )
+        return {row.sink: Loss.of(row.detail) for row in rows}
 
     def held_before(self, incarnation: str, sink: str, txid: int) -> int | None:
         """The last txid below `txid` that a sink is known to hold."""

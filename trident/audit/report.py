@@ -53,6 +53,7 @@ class NoticeKind(StrEnum):
     """A sink joined the topology later, or came back: it does not have what was committed without it."""
     SKIPPED = "skipped"
     PRUNED = "pruned"
+    LOSS_ACCEPTED = "loss_accepted"
     BEGAN_LATE = "began_late"
     """A streaming query had run without this topology before: what it had read by then is not in the sinks."""
 

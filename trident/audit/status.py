@@ -66,6 +66,15 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedStart:
+    """Why the newest start of a topology ended before its first batch."""
+
+    at: datetime | None
+    sink: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TopologyStatus:
     """One topology. `backlog` is None where its source is not in the ledger's database; `pace` where the present epoch has
     committed nothing yet. The batches in flight are those in `unresolved` whose state is open.
@@ -89,6 +98,7 @@ class TopologyStatus:
     sinks: tuple[SinkStatus, ...]
     recovered: Recovered | None = None
     pruned_upto: int = 0
+    refused: RefusedStart | None = None
     stream: StreamPlace | None = None
     """Where the streaming query stands that feeds it."""
 
@@ -136,7 +146,16 @@ def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) 
         recovered=_recovered(snapshot, row.incarnation),
         pruned_upto=max((one.upto for one in snapshot.prunes(row.incarnation)), default=0),
         stream=place_of(snapshot.connection, row.incarnation),
+        refused=_refused(snapshot, row),
     )
+
+
+def _refused(snapshot: LedgerSnapshot, row: TopologyRow) -> RefusedStart | None:
+    """Of the newest start alone: what a later one met, or did not meet any more, stands for itself."""
+    event = snapshot.newest_event(row.incarnation, EventKind.START_REFUSED)
+    if event is None or (event.detail or {}).get("epoch") != row.epoch:
+        return None
+    return RefusedStart(event.at, event.sink, event.error or "")
 
 
 def _recovered(snapshot: LedgerSnapshot, incarnation: str) -> Recovered | None:

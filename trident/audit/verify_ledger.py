@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stormproof.core.sink import transaction_digest
 from stormproof.trident.audit.ledger import AttemptRow, GraphRow, LedgerSnapshot, SinkBinding, TopologyRow, Work
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
+from stormproof.trident.ledger.binding import Loss
 from stormproof.trident.ledger.ledger import SKIPPED
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
@@ -33,6 +34,8 @@ class LedgerRows:
     held_before: Mapping[str, int | None]
     """The last txid below the range that each sink holds."""
     graphs: Sequence[GraphRow] = ()
+    losses: Mapping[str, Loss] = field(default_factory=dict[str, Loss])
+    """What was given up with a sink's table."""
 
     @staticmethod
     def read(ledger: LedgerSnapshot, topology: TopologyRow, first: int, last: int | None) -> LedgerRows:
@@ -47,6 +50,7 @@ class LedgerRows:
             work=ledger.work(life, first, last),
             events=ledger.events(life, first=first, last=last),
             graphs=ledger.graphs(life),
+            losses=ledger.losses(life),
             held_before={b.sink: ledger.held_before(life, b.sink, first) if first > 1 else None for b in bindings},
         )
 

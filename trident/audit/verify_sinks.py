@@ -78,6 +78,8 @@ class _Comparison:
         self._findings = findings
         self._work = {item.txid: item.work for item in rows.work if item.work.sink == binding.sink}
         self._held = {entry.txid for entry in report.entries}
+        loss = rows.losses.get(binding.sink)
+        self._given_up = 0 if loss is None else loss.upto
 
     def run(self, last_held: int | None) -> None:
         """All comparisons."""
@@ -86,6 +88,7 @@ class _Comparison:
                 ViolationKind.TABLE_REPLACED,
                 f"the table behind it is {self._report.table_id or 'gone'}, the ledger knows {self._binding.table_id}",
             )
+        self._loss()
         for problem in self._report.problems:
             self._wrong(ViolationKind.EVIDENCE, problem)
         self._order()
@@ -94,6 +97,17 @@ class _Comparison:
         for txid, work in self._work.items():
             self._require(txid, work)
         self._guard(last_held)
+
+    def _loss(self) -> None:
+        loss = self._rows.losses.get(self._sink)
+        if loss is not None:
+            self._findings.notice(
+                NoticeKind.LOSS_ACCEPTED,
+                f"sink {self._sink!r}: what txids {loss.txids} wrote ({loss.rows} rows) was given up with its table by "
+                f"{loss.by}: {loss.why or 'no reason given'}; its record is compared behind txid {loss.upto}",
+                txid=loss.upto,
+                sink=self._sink,
+            )
 
     def _wrong(self, kind: ViolationKind, text: str, txid: int | None = None) -> None:
         where = f"sink {self._sink!r}" if txid is None else f"txid {txid}, sink {self._sink!r}"
@@ -117,6 +131,8 @@ class _Comparison:
 
     def _entry(self, entry: Evidence) -> None:
         txid = entry.txid
+        if txid <= self._given_up:
+            return  # of these a person has said that they are gone
         if entry.problem is not None:
             self._wrong(ViolationKind.EVIDENCE, entry.problem, txid)
         txn, work = self._rows.txns.get(txid), self._work.get(txid)
@@ -185,6 +201,7 @@ class _Comparison:
         txn = self._rows.txns.get(txid)
         if (
             txid in self._held
+            or txid <= self._given_up
             or work.outcome == SKIPPED
             or (work.committed_at is None and (txn is None or txn.state is not TxnState.COMMITTED))
         ):

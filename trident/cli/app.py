@@ -330,14 +330,21 @@ def ledger_accept_change(
 def ledger_adopt_table(
     topology: TopologyName,
     sink: Annotated[str, typer.Argument(metavar="SINK")],
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Also where rows of committed txids are gone; makes a table that is gone."),
+    ] = False,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take a table that was restored from a dump for a sink's own; it must hold just what the ledger says."""
-    from stormproof.trident.cli.repair import adopt_table
+    """Take a table that was restored from a dump for a sink's own; it must be able to hold what the ledger says.
 
-    adopt_table(topology, sink, by=by, why=why, as_json=as_json)
+    Where it is not, what is missing is named; `--accept-loss` gives it up, on record. Its messages do not come again.
+    """
+    from stormproof.trident.cli.adopt_table import adopt_table
+
+    adopt_table(topology, sink, accept_loss=accept_loss, by=by, why=why, as_json=as_json)
 
 
 @ledger_app.command("prune")

@@ -10,13 +10,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 from stormproof.core.clock import SystemClock
-from stormproof.core.errors import Json, PositionMismatch, SinkRefused, StormproofError, UsageError
+from stormproof.core.errors import Json, StormproofError, UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.sink import PreparedFile
-from stormproof.sinks.protocol import EvidenceReport, SinkIdentity
+from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.audit import opener_for
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.cli.output import emit, say
@@ -176,65 +176,6 @@ def accept_change(topology: str, fingerprint: str, *, by: str, why: str, as_json
         as_json=as_json,
         text=lambda: say(f"{topology} may start with the graph {fingerprint}; what its tables hold stays as it is"),
     )
-
-
-@runtime_checkable
-class _Rebindable(Protocol):
-    """A sink whose own guard names the table, and can be told that another one is the same."""
-
-    def rebind(self) -> None:
-        """Take the table that is there now."""
-        ...
-
-
-def adopt_table(topology: str, sink: str, *, by: str, why: str, as_json: bool) -> None:
-    """Take a table that was restored from a dump for the sink's own, where what it holds is what the ledger says.
-
-    Raises:
-        PositionMismatch: it holds another txid than the ledger says, or other content.
-    """
-    by = by or operator()
-    with opened() as stores:
-        with stores.audit.snapshot() as snapshot:
-            row = snapshot.topology(topology)
-            bindings = {binding.sink: binding for binding in snapshot.sinks(row.incarnation)}
-        if sink not in bindings:
-            known = ", ".join(bindings) or "none"
-            raise UsageError(f"topology {topology!r} has no sink {sink!r}; known: {known}", sink=sink)
-        ledger, identity = the_ledger(stores), SinkIdentity(topology, row.incarnation, sink)
-        with closing(opener_for(stores.database)(identity, bindings[sink])) as session:
-            found = session.evidence(1, None)
-            if found.table_id is None:
-                raise SinkRefused(f"sink {sink!r}: there is no table {bindings[sink].target}", sink=sink)
-            with ledger.transaction(Run(topology, row.incarnation, row.epoch)) as tx:
-                before = ledger.binding(tx, sink)
-                _require_same(topology, sink, found, ledger.last_held(tx, sink))
-                if isinstance(session, _Rebindable):
-                    session.rebind()
-                ledger.rebind_sink(tx, sink, found.table_id, by=by, why=storable_text(why))
-    report = {"topology": topology, "sink": sink, "was": before, "is": found.table_id, "by": by, "why": why}
-    emit(
-        report,
-        as_json=as_json,
-        text=lambda: say(
-            f"{topology}: sink {sink} is table {found.table_id} from here on. Its record agrees with the ledger; that its "
-            "rows are those of the old table is your word alone"
-        ),
-    )
-
-
-def _require_same(topology: str, sink: str, found: EvidenceReport, known: tuple[int, str] | None) -> None:
-    digest = next((entry.digest for entry in found.entries if entry.txid == found.last_txid), None)
-    held = None if found.last_txid is None else (found.last_txid, digest)
-    if held != known:
-        shown = ["no txid" if one is None else f"txid {one[0]} (digest {(one[1] or '')[:12]})" for one in (held, known)]
-        raise PositionMismatch(
-            f"sink {sink!r} of topology {topology!r} holds {shown[0]}, the ledger says {shown[1]}: it is not the table as "
-            f"the ledger left it. Restore both to one moment; inspect with: stormproof audit verify {topology}",
-            sink=sink,
-            held=None if held is None else held[0],
-            ledger=None if known is None else known[0],
-        )
 
 
 _AGE: Final = re.compile(r"(\d+)\s*([smhdw])")

@@ -58,6 +58,8 @@ def _status_text(report: StatusReport) -> None:
             say(f"{topology.name}: streaming query {topology.stream.query} stands at batch {topology.stream.batch}")
             if topology.stream.missing is not None:
                 say(f"{topology.name}: {topology.stream.missing}")
+        if topology.refused is not None:
+            say(f"{topology.name}: epoch {topology.epoch} did not start: {topology.refused.reason}")
         if topology.pruned_upto:
             say(f"{topology.name}: pruned up to txid {topology.pruned_upto}")
         for txn in topology.unresolved:

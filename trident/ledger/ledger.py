@@ -26,6 +26,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import files_to_json
 from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.binding import ACCEPTED_LOSS, Bound, Loss
 from stormproof.trident.ledger.graph import ACCEPTED_CHANGE, Change, ChangeKind, Graph, changes, sink_change
 from stormproof.trident.ledger.missing import MISSING, Shape, absences, count_missing
 from stormproof.trident.ledger.rows import Event, Run, SinkWork, Txn, to_event, to_txn, to_work
@@ -588,13 +589,9 @@ class Ledger:
         """Remember which table is behind a sink, and how the audit can open it again by name alone.
 
         Raises:
-            PositionMismatch: the ledger knows another table there: it was dropped and made again, or replaced.
+            PositionMismatch: the ledger knows another table there: see `Bound.is_another`.
         """
-        known = tx.connection.execute(
-            sa.select(t.topology_sink).where(
-                t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink
-            )
-        ).one_or_none()
+        known = self._sink_row(tx, sink)
         if known is None:
             tx.connection.execute(
                 sa.insert(t.topology_sink).values(
@@ -607,15 +604,7 @@ class Ledger:
                 )
             )
         elif known.table_id != table_id:
-            raise PositionMismatch(
-                f"sink {sink!r} of topology {tx.run.topology!r}: the table {target} is not the one that the ledger knows "
-                f"({known.target}, id {known.table_id}; now id {table_id}): it was dropped and made again, or replaced. "
-                f"Inspect with: stormproof audit verify {tx.run.topology}. If it is the same table, restored from a dump: "
-                f"stormproof ledger adopt-table {tx.run.topology} {sink}",
-                sink=sink,
-                ledger=known.table_id,
-                found=table_id,
-            )
+            raise self._bound(tx, known).is_another(target, table_id)
         elif description is not None and (known.description != description or known.target != target):
             # The same table under another path or another schema: the next inspection needs the present one.
             tx.connection.execute(
@@ -624,24 +613,58 @@ class Ledger:
                 .values(target=target, description=description)
             )
 
-    def rebind_sink(self, tx: Tx, sink: str, table_id: str, *, by: str, why: str) -> None:
-        """Take the table that is there now for the sink's, by a person's word."""
-        known = self.binding(tx, sink)
+    def rebind_sink(self, tx: Tx, sink: str, table_id: str, *, by: str, why: str, loss: Loss | None = None) -> None:
+        """Take the table that is there now for the sink's, by a person's word, and record what is given up with it."""
+        known = self.bound(tx, sink)
         tx.connection.execute(
             sa.update(t.topology_sink)
             .where(t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink)
             .values(table_id=table_id)
         )
-        detail: dict[str, Json] = {"action": "adopt_table", "by": by, "why": why, "was": known, "is": table_id}
+        was = None if known is None else known.table_id
+        detail: dict[str, Json] = {"action": "adopt_table", "by": by, "why": why, "was": was, "is": table_id}
         self.record(tx, [Event(EventKind.OPERATOR, sink=sink, reason=f"adopt table by {by}", detail=detail)])
+        if loss is not None:
+            self.record(tx, [Event(EventKind.OPERATOR, sink=sink, reason=ACCEPTED_LOSS, detail=loss.detail())])
 
-    def binding(self, tx: Tx, sink: str) -> str | None:
-        """The id of the table behind a sink, as the ledger knows it."""
+    def given_up(self, tx: Tx, sink: str) -> int:
+        """Up to which txid a person gave up what the sink's table lacks; 0 where nobody did."""
+        details = tx.connection.execute(
+            sa.select(t.event.c.detail).where(
+                t.event.c.incarnation == tx.run.incarnation,
+                t.event.c.kind == EventKind.OPERATOR.value,
+                t.event.c.reason == ACCEPTED_LOSS,
+                t.event.c.sink == sink,
+            )
+        ).scalars()
+        return max((Loss.of(detail).upto for detail in details), default=0)
+
+    def rows_held(self, tx: Tx, sink: str) -> dict[int, int]:
+        """How many rows each txid wrote that the sink is known to hold, as far as the ledger still has them."""
+        rows = tx.connection.execute(
+            sa.select(t.txn_sink.c.txid, t.txn_sink.c.rows).where(
+                t.txn_sink.c.incarnation == tx.run.incarnation,
+                t.txn_sink.c.sink == sink,
+                t.txn_sink.c.committed_at.is_not(None),
+            )
+        )
+        return {row.txid: row.rows for row in rows}
+
+    def bound(self, tx: Tx, sink: str) -> Bound | None:
+        """The table behind a sink of this incarnation; None where the sink was never used."""
+        row = self._sink_row(tx, sink)
+        return None if row is None else self._bound(tx, row)
+
+    def _bound(self, tx: Tx, row: Any) -> Bound:
+        held = self.last_held(tx, row.sink)
+        return Bound(tx.run.topology, row.sink, row.target, row.table_id, None if held is None else held[0])
+
+    def _sink_row(self, tx: Tx, sink: str) -> Any:
         return tx.connection.execute(
-            sa.select(t.topology_sink.c.table_id).where(
+            sa.select(t.topology_sink).where(
                 t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink
             )
-        ).scalar_one_or_none()
+        ).one_or_none()
 
     def require_known_lives(self, tx: Tx, sink: str, target: str, others: Sequence[str]) -> None:
         """Refuse a table that other lives wrote to, unless an operator adopted them.
@@ -680,15 +703,6 @@ class Ledger:
                 unknown=[*unknown],
                 ledger=tx.run.incarnation,
             )
-
-    def knows_sink(self, tx: Tx, sink: str) -> bool:
-        """Whether this incarnation used the sink before."""
-        row = tx.connection.execute(
-            sa.select(t.topology_sink.c.sink).where(
-                t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink
-            )
-        ).one_or_none()
-        return row is not None
 
     def last_held(self, tx: Tx, sink: str) -> tuple[int, str] | None:
         """The highest txid that a sink is known to hold, with its digest: PREV for the next one."""

@@ -11,7 +11,15 @@ from stormproof.core.compute import pc
 from stormproof.core.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
 from stormproof.core.sink import TableKey
 from stormproof.sinks.limits import Limits
-from stormproof.sinks.protocol import EvidenceReport, HasStore, Held, KeepsHeld, PreparedTransaction, RestoresLost
+from stormproof.sinks.protocol import (
+    EvidenceReport,
+    HasStore,
+    Held,
+    KeepsHeld,
+    PreparedTransaction,
+    RestoresLost,
+    TakesTable,
+)
 from stormproof.trident.state.merge import merge_columns, newest, one_row_a_key
 from stormproof.trident.state.protocol import Merge, StateContext, StateKind
 
@@ -321,6 +329,20 @@ class EvidencedMap(StoredMap):
     def restore_lost(self, transaction: PreparedTransaction) -> str | None:
         """Take a commit back of which a power loss took files; None where nothing of it is lost."""
         return self._backing.restore_lost(transaction) if isinstance(self._backing, RestoresLost) else None
+
+    def count_rows(self, limit: int) -> int:
+        """How many keys it holds, counted no further than to `limit`."""
+        return self._table.count_rows(limit)
+
+    def take_table(self, last: PreparedTransaction | None) -> None:
+        """Take the table that is there for its own; see `TakesTable`."""
+        self._table.take_table(last)
+
+    @property
+    def _table(self) -> TakesTable:
+        if not isinstance(self._backing, TakesTable):
+            raise UsageError(f"{self._where} is in no table of ours, so there is none to take")
+        return self._backing
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives of this topology's name that committed to it."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stormproof.core.arguments import require_object, require_path
 from stormproof.core.compute import pc
-from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.keyhash import can_be_key
@@ -29,6 +29,7 @@ from stormproof.sinks.protocol import (
     PreparedTransaction,
     RestoresLost,
     SinkIdentity,
+    TakesTable,
     decide,
 )
 from stormproof.sinks.staging import FileWriter, prepared_batches, remove_files, require_files, sweep_folder
@@ -412,6 +413,20 @@ class StateSession:
         where = f"{self._where}, txid {transaction.txid}"
         require_files(self._staging, transaction.files, where=where, digests=True)  # what it is written from again
         return state.restore_lost(transaction)
+
+    def count_rows(self, limit: int) -> int:
+        """How many keys the state's table holds, counted no further than to `limit`."""
+        return self._table().count_rows(limit)
+
+    def take_table(self, last: PreparedTransaction | None) -> None:
+        """Have the state take the table that is there for its own; see `TakesTable`."""
+        self._table().take_table(last)
+
+    def _table(self) -> TakesTable:
+        state = self.state()
+        if not isinstance(state, TakesTable):
+            raise UsageError(f"{self._where} is in no table of ours, so there is none to take")
+        return state
 
     def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
         """Remove prepared files of dead attempts."""

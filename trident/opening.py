@@ -1,0 +1,70 @@
+"""Opens a run's sinks on the very tables that the ledger knows; makes a table only where it knows none."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from stormproof.core.errors import FatalError, PositionMismatch, SinkRefused
+from stormproof.core.message import storable_text
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.protocol import TABLE_GONE, Sink, SinkIdentity, SinkSession
+from stormproof.trident.ledger.binding import Bound
+from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.ledger.rows import Event, Run
+from stormproof.trident.transaction import EventKind
+
+
+def open_bound(sink: Sink, input_: SinkInput, run: Run, bound: Bound | None) -> SinkSession:
+    """Open a sink. Where the ledger knows its table (`bound`) none is made: an empty one in its place would hide a loss.
+
+    A driver that died between making a table and binding it finds that table; the ledger knows none yet.
+
+    Raises:
+        PositionMismatch: the known table is gone, or the sink names another one that is not there.
+        SinkRefused: the table cannot hold the rows.
+    """
+    identity = SinkIdentity(run.topology, run.incarnation, sink.name)
+    # What lay in a process's memory went with it: recovery compares what the new one holds.
+    fresh = isinstance(sink, MemorySink) and sink.store.is_new
+    try:
+        return sink.open(identity, input_, run.epoch, create=bound is None or fresh)
+    except SinkRefused as error:
+        if bound is not None and error.details.get("problem") == TABLE_GONE:
+            raise bound.is_gone(sink.target) from error
+        raise _refused(error, run, sink.name, bound) from error
+
+
+def _refused(error: SinkRefused, run: Run, sink: str, bound: Bound | None) -> SinkRefused:
+    way_on = (
+        "give the sink another table"
+        if bound is None
+        else "give the sink a new name and a new table, which begin behind the newest txid"
+    )
+    return SinkRefused(
+        f"topology {run.topology!r} cannot start: {error}. Nothing was written. Repair the table and start again "
+        f"(stormproof status shows what waits for it); or {way_on}",
+        **{**error.details, "sink": sink},
+    )
+
+
+@contextmanager
+def refusal_on_record(ledger: Ledger, run: Run, sink: str) -> Generator[None]:
+    """Have `status` name why a start was refused at this sink, for whom the driver's last lines are out of reach.
+
+    Raises:
+        FatalError: what was raised inside, once it is recorded.
+        Fenced: another driver took over, so nobody needs to know.
+    """
+    try:
+        yield
+    except (PositionMismatch, SinkRefused) as error:
+        _record(ledger, run, sink, error)
+        raise
+
+
+def _record(ledger: Ledger, run: Run, sink: str, error: FatalError) -> None:
+    with ledger.transaction(run) as tx:
+        reason = storable_text(error.message)
+        ledger.record(tx, [Event(EventKind.START_REFUSED, sink=sink, error=reason, detail={"epoch": run.epoch})])
