@@ -265,7 +265,7 @@ def _mismatch(steps: Steps, session: SinkSession, held: Held | None, known: tupl
     found = "no txid" if held is None else f"txid {held.txid} (digest {(held.digest or 'expired')[:12]})"
     return PositionMismatch(
         f"sink {sink!r} of topology {topology!r} holds {found}, the ledger says {ledger}: one of them was restored, or "
-        f"changed by another hand. Nothing was written. Inspect with: stormproof audit verify {topology}",
+        f"changed by another hand. No batch was opened. Inspect with: stormproof audit verify {topology}",
         sink=sink,
         held=None if held is None else held.txid,
         ledger=None if known is None else known[0],
