@@ -65,14 +65,18 @@ class Settings(BaseSettings):
         description="most messages in one batch; times `max_batches_in_flight`: most that are pending",
     )
     batch_bytes: int = Field(default=64 * 2**20, ge=1, description="most bytes of payload in one batch")
-    max_batches_in_flight: int = Field(
-        default=1, ge=1, description="most batches that run while the lowest of them commits"
+    max_batches_in_flight: int | None = Field(
+        default=None,
+        ge=1,
+        description="most batches in flight: the next ones run while the lowest commits; by default 1, with "
+        "`latency_target_s` 4",
     )
     latency_target_s: float | None = Field(
         default=None,
         gt=0,
         description="tune batch size and batches in flight while running, up to the limits above, for the greatest "
-        "throughput at which batches are committed within so many seconds; by default both stay as they are set",
+        "throughput at which nine batches in ten are committed within so many seconds of their open; by default both stay "
+        "as they are set",
     )
     message_timeout_s: float = Field(
         default=30.0,

@@ -44,6 +44,7 @@ from stormproof.core.source.serialised import SerialisedSource
 from stormproof.sinks.protocol import CommitOutcome
 from stormproof.trident.in_flight import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.job import Watch, run_watched
+from stormproof.trident.latency_tuner import LatencyTuner
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, SinkWork
 from stormproof.trident.recovery import recover
@@ -51,9 +52,10 @@ from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
 from stormproof.trident.steps import Adoption, Opened, Steps
 from stormproof.trident.transaction import TxnState
-from stormproof.trident.tuning import AsSet, LatencyTuner, Sample, Tuner
+from stormproof.trident.tuning import AsSet, Sample, Setting, Step, Tuner, in_flight_max
 
 log = logging.getLogger("stormproof.txn")
+tuning_log = logging.getLogger("stormproof.tuning")
 
 SEED_BITS: Final = 62
 DEATHS_ALONE_MAX: Final = 5
@@ -85,7 +87,8 @@ class RunOptions:
     `message_timeout_s` in all. `outage_s` is how long a store may stay away before the run gives up. `until_idle` ends
     the run once nothing is left to read, no retry among it. So many as `max_batches_in_flight` run while the lowest commits;
     each holds as many messages and bytes as `limit` says. Where a `latency_target_s` is given, both are upper bounds, and
-    tuned while running (`stormproof.trident.tuning`).
+    tuned while running (`stormproof.trident.latency_tuner`). Without `max_batches_in_flight` that is one batch, with a
+    `latency_target_s` up to four.
     """
 
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
@@ -101,7 +104,7 @@ class RunOptions:
     maintain_interval_s: float = 5.0
     until_idle: bool = False
     max_batches: int | None = None
-    max_batches_in_flight: int = 1
+    max_batches_in_flight: int | None = None
     latency_target_s: float | None = None
 
 
@@ -112,6 +115,7 @@ class _Batch:
     opened: Opened
     started_s: float
     limit: Limit
+    setting: Setting
     attempts: Attempts | None = None
     attempt: int = 1
     job: JobKey | None = None
@@ -167,7 +171,8 @@ class Coordinator:
         self._maintained_at_s = clock.monotonic_s()
         self._steps = Steps(ledger, run, source, sessions, lease_s=options.lease_s, pulse_root=options.pulse_root)
         timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
-        self._in_flight_max = 1 if plan.serial else options.max_batches_in_flight
+        chosen = in_flight_max(options.max_batches_in_flight, options.latency_target_s)
+        self._in_flight_max = 1 if plan.serial else chosen
         self._tuner: Tuner = (
             AsSet(options.limit, self._in_flight_max)
             if options.latency_target_s is None
@@ -192,7 +197,8 @@ class Coordinator:
     @property
     def statistics(self) -> RunStatistics:
         """What was done so far."""
-        return self._statistics
+        tuned = self._options.latency_target_s is not None
+        return replace(self._statistics, tuning=self._tuner.figures) if tuned else self._statistics
 
     def run(self) -> RunStatistics:
         """Recover, then take batches until stopped, idle (`until_idle`) or at `max_batches`.
@@ -231,7 +237,7 @@ class Coordinator:
             self._leases.close()
             elapsed_s = self._clock.monotonic_s() - started_s
             self._statistics = replace(self._statistics, elapsed_s=elapsed_s, stopped=stopped)
-        return self._statistics
+        return self.statistics
 
     def recover(self, *, sweep: bool = False) -> RecoveryReport:
         """Bring ledger, source and sinks to one state: see `stormproof.trident.recovery`.
@@ -331,14 +337,14 @@ class Coordinator:
     def _open(self) -> bool:
         started_s = self._clock.monotonic_s()
         seed = self._rng.getrandbits(SEED_BITS)
-        limit = replace(self._tuner.limit, retries=started_s >= self._retries_from_s)
-        opened = self._steps.open(self._options.guarantee, limit, seed)
+        limit, figures = replace(self._tuner.limit, retries=started_s >= self._retries_from_s), self._tuner.figures
+        opened = self._steps.open(self._options.guarantee, limit, seed, figures)
         if opened is None and not limit.retries:  # nothing else waits
             self._retries_from_s = started_s
-            opened = self._steps.open(self._options.guarantee, self._tuner.limit, seed)
+            opened = self._steps.open(self._options.guarantee, self._tuner.limit, seed, figures)
         if opened is None:
             return False
-        batch = _Batch(opened, started_s, limit)
+        batch = _Batch(opened, started_s, limit, Setting(limit.messages, self._tuner.in_flight))
         batch.steps_ms["open"] = (self._clock.monotonic_s() - started_s) * 1000
         self._in_flight[opened.txid] = batch
         self._begin(batch)
@@ -376,7 +382,8 @@ class Coordinator:
 
         The batch's result, where it was a commit.
         """
-        ended = self._jobs.wait(self._options.poll_interval_s if self._has_room() else None)
+        with self._held_up():
+            ended = self._jobs.wait(self._options.poll_interval_s if self._has_room() else None)
         if ended is None:
             return None
         if ended.error is not None:
@@ -387,6 +394,16 @@ class Coordinator:
             return self._end(batch, self._finish(batch, ended.result))
         self._job_ended(batch, ended.result)
         return None
+
+    @contextmanager
+    def _held_up(self) -> Generator[None]:
+        """Put the time of a wait down to the batch that is being committed, if no other may be opened until then."""
+        committing = next((batch for batch in self._in_flight.values() if batch.committing is not None), None)
+        if committing is None or len(self._in_flight) < self._tuner.in_flight:
+            yield
+            return
+        with self._timed(committing, "held_up"):
+            yield
 
     def _job_ended(self, batch: _Batch, result: JobReport | JobDied) -> None:
         """Have the next attempt's job run, or note the outcome."""
@@ -434,7 +451,7 @@ class Coordinator:
             took_s = ended_s - batch.started_s
             self._retries_from_s = ended_s + min(took_s * (1 / RETRY_SHARE - 1), RETRY_WAIT_MAX_S)
         if isinstance(batch.outcome, Complete):
-            self._tuner.learn(_sample(batch, ended_s))
+            self._note_step(self._tuner.learn(_sample(batch, ended_s)))
         else:
             self._looked_at_s = None  # its messages may have come back
         self._account(result)
@@ -573,6 +590,13 @@ class Coordinator:
             elapsed_ms = (self._clock.monotonic_s() - started_s) * 1000
             batch.steps_ms[step] = batch.steps_ms.get(step, 0.0) + elapsed_ms
 
+    def _note_step(self, step: Step | None) -> None:
+        if step is None:
+            return
+        level = logging.WARNING if step.below_reach else logging.INFO
+        line = {"topology": self._run.topology, "step": str(step), "why": step.why, "below_reach": step.below_reach}
+        tuning_log.log(level, "tuning %s", json.dumps(line))
+
     def _count_dead(self, resolution: Resolution) -> None:
         self._statistics = replace(self._statistics, dead_letters=self._statistics.dead_letters + len(resolution.dead))
 
@@ -647,7 +671,7 @@ def _sample(batch: _Batch, ended_s: float) -> Sample:
         # A slice may be cut a little short of its limit, by the source's own bounds or by bytes.
         full=not slice_.retry
         and (slice_.expected.messages >= FULL * batch.limit.messages or slice_.bytes >= FULL * batch.limit.bytes),
-        waited_s=batch.steps_ms.get("wait", 0.0) / 1000,
+        setting=batch.setting,
     )
 
 

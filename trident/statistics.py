@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stormproof.trident.transaction import TxnState
+from stormproof.trident.tuning import Figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +99,6 @@ class RunStatistics:
     elapsed_s: float = 0.0
     stopped: str = "idle"
     """Why the run ended: `idle`, `limit` or `signal`."""
+
+    tuning: Figures | None = None
+    """How batches were tuned in the end; None where no latency was to be held."""

@@ -24,6 +24,7 @@ from stormproof.trident.ledger.ledger import Ledger, Tx, counts_of
 from stormproof.trident.ledger.rows import Event, Run, SinkWork
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
+from stormproof.trident.tuning import Figures
 
 EVERY_MESSAGE_FAILED = "every message failed"
 
@@ -95,10 +96,11 @@ class Steps:
 
     # -- open --------------------------------------------------------------------------------------------------------
 
-    def open(self, guarantee: Guarantee, limit: Limit, seed: int) -> Opened | None:
+    def open(self, guarantee: Guarantee, limit: Limit, seed: int, figures: Figures | None = None) -> Opened | None:
         """Allot a txid and lease messages for it; None, and no txid, where there are none.
 
-        Under at-most-once the messages are confirmed here, before anything runs.
+        Under at-most-once the messages are confirmed here, before anything runs. `figures` say how batches are to be at
+        present, and are kept with this one for `status`.
         """
         failpoint("open.before")
         with self.ledger.transaction(self.run) as tx:
@@ -108,7 +110,8 @@ class Steps:
             slice_ = self.source.open(lease, limit, seed, joined)
             if slice_ is None:
                 return None
-            self.ledger.open(tx, txid, guarantee, self.source.name, slice_, seed)
+            tuning = None if figures is None else figures.to_json()
+            self.ledger.open(tx, txid, guarantee, self.source.name, slice_, seed, tuning)
             self.ledger.record(
                 tx,
                 [

@@ -179,6 +179,14 @@ class LedgerSnapshot:
         found = [txn for row in rows if (txn := self._read("txn", row.txid, to_txn, row)) is not None]
         return found[::-1]
 
+    def newest_opened(self, incarnation: str, epoch: int) -> Txn | None:
+        """The batch that an epoch opened last."""
+        c = t.txn.c
+        row = self.connection.execute(
+            sa.select(t.txn).where(c.incarnation == incarnation, c.epoch == epoch).order_by(c.txid.desc()).limit(1)
+        ).one_or_none()
+        return None if row is None else self._read("txn", row.txid, to_txn, row)
+
     def attempts(self, incarnation: str, first: int = 1, last: int | None = None) -> list[AttemptRow]:
         """Attempts at those batches, in order."""
         c = t.attempt.c

@@ -10,7 +10,7 @@ from typing import Final
 from stormproof.trident.ledger.rows import Txn
 
 LAST_BATCHES: Final = 20
-_STEPS: Final = ("open", "job", "wait", "prepare", "commit")
+_STEPS: Final = ("open", "job", "wait", "prepare", "commit", "held_up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,9 @@ class Pace:
 
     `messages_per_s` is over the time from the first one's open to the last one's commit; `messages` is a batch's mean.
     Latency is from open to committed. `steps_ms` are means: `wait` is how long a batch was ready before its turn to
-    commit came, which with several in flight is the sinks' back-pressure; `back_pressure` is its part of the latency.
+    commit came. `held_up` is how long no further batch could be opened since the sinks were committing this one and as
+    many were in flight as may be: with one in flight, all of its commit. `back_pressure` is which part of the whole time
+    that was.
     """
 
     batches: int
@@ -49,5 +51,5 @@ def pace_of(txns: Sequence[Txn]) -> Pace | None:
         latency_p50_ms=deciles[4] * 1000,
         latency_p90_ms=deciles[8] * 1000,
         steps_ms=steps,
-        back_pressure=min(1.0, steps["wait"] / (fmean(spans) * 1000)) if fmean(spans) > 0 else 0.0,
+        back_pressure=min(1.0, steps["held_up"] * len(ended) / (seconds * 1000)) if seconds > 0 else 0.0,
     )

@@ -17,7 +17,8 @@ from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
 from stormproof.trident.audit.source import SourceReader, queue_reader
 from stormproof.trident.audit.streams import StreamPlace, place_of
 from stormproof.trident.ledger.missing import Missing
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction import EventKind, TxnState
+from stormproof.trident.tuning import Figures
 
 START_TOLERANCE_S: Final = 1.0
 """How far two readings of one process's start time may lie apart."""
@@ -77,7 +78,11 @@ class RefusedStart:
 @dataclass(frozen=True, slots=True)
 class TopologyStatus:
     """One topology. `backlog` is None where its source is not in the ledger's database; `pace` where the present epoch has
-    committed nothing yet. The batches in flight are those in `unresolved` whose state is open.
+    committed nothing yet.
+
+    `in_flight` is how many batches are open or prepared. `tuning` is how batches were to be when the newest one was opened:
+    the most messages and bytes of one, how many may be in flight, and where a latency is to be held, which one, what the
+    tuner decided last, and why. It is None where the present epoch has opened nothing yet.
     """
 
     name: str
@@ -99,6 +104,8 @@ class TopologyStatus:
     recovered: Recovered | None = None
     pruned_upto: int = 0
     refused: RefusedStart | None = None
+    in_flight: int = 0
+    tuning: Figures | None = None
     stream: StreamPlace | None = None
     """Where the streaming query stands that feeds it."""
 
@@ -118,6 +125,8 @@ def status(ledger: AuditLedger, *, source: SourceReader = queue_reader) -> Statu
 
 def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) -> TopologyStatus:
     counts = snapshot.counts(row.incarnation)
+    unresolved = snapshot.unresolved(row.incarnation)
+    newest = snapshot.newest_opened(row.incarnation, row.epoch)
     evidence = source(snapshot, row)
     missing = snapshot.missing(row.incarnation)
     return TopologyStatus(
@@ -135,7 +144,7 @@ def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) 
         txns=counts.by_state,
         unresolved=tuple(
             UnresolvedTxn(txn.txid, txn.state.value, txn.prepared_at or txn.opened_at, txn.messages, txn.reason)
-            for txn in snapshot.unresolved(row.incarnation)
+            for txn in unresolved
         ),
         backlog=None if evidence is None else evidence.backlog(),
         pace=pace_of(snapshot.last_committed(row.incarnation, row.epoch, LAST_BATCHES)),
@@ -145,6 +154,8 @@ def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) 
         ),
         recovered=_recovered(snapshot, row.incarnation),
         pruned_upto=max((one.upto for one in snapshot.prunes(row.incarnation)), default=0),
+        in_flight=sum(txn.state in (TxnState.OPEN, TxnState.PREPARED) for txn in unresolved),
+        tuning=None if newest is None else Figures.of_json(newest.tuning),
         stream=place_of(snapshot.connection, row.incarnation),
         refused=_refused(snapshot, row),
     )

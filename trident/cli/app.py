@@ -62,12 +62,16 @@ def run(
         float | None, typer.Option(min=0.001, help="Seconds before an empty source is asked again.")
     ] = None,
     in_flight: Annotated[
-        int | None, typer.Option(min=1, help="Most batches that run while the lowest of them commits.")
+        int | None,
+        typer.Option(
+            min=1, help="Most batches in flight: the next run while the lowest commits. 1, or with a target 4."
+        ),
     ] = None,
     latency_target: Annotated[
         float | None,
         typer.Option(
-            min=0.001, help="Tune batches, up to these limits, to commit within so many seconds of their open."
+            min=0.001,
+            help="Tune size and number of batches, up to these limits, to commit within so many seconds of their open.",
         ),
     ] = None,
     engine: Annotated[str, typer.Option(help="spark, or inline: in this process, for trying things out.")] = "spark",

@@ -12,6 +12,7 @@ from stormproof.trident.audit.status import StatusReport
 from stormproof.trident.audit.txn import TxnReport
 from stormproof.trident.cli.output import emit, finish, say, table
 from stormproof.trident.cli.stores import opened
+from stormproof.trident.tuning import Figures
 
 
 def show_status(*, as_json: bool) -> None:
@@ -48,6 +49,8 @@ def _status_text(report: StatusReport) -> None:
             say(f"{topology.name}: sink {sink.sink} ({sink.target}) holds txid {sink.last_txid or '-'}")
             for missing in sink.missing:
                 say(f"{topology.name}: sink {sink.sink} does not have {missing}: it was not part of the topology then")
+        if topology.tuning is not None:
+            say(_tuning_text(topology.name, topology.in_flight, topology.tuning))
         if topology.pace is not None:
             say(_pace_text(topology.name, topology.pace))
         if topology.recovered is not None:
@@ -68,12 +71,25 @@ def _status_text(report: StatusReport) -> None:
             say(f"{topology.name}: txid {txn.txid} is {txn.state} since {since}, {txn.messages} messages{reason}")
 
 
+def _tuning_text(topology: str, in_flight: int, f: Figures) -> str:
+    text = (
+        f"{topology}: {in_flight} batches in flight now, at most {f.in_flight}; at most {f.messages} messages and "
+        f"{f.bytes} bytes a batch"
+    )
+    if f.latency_target_s is None:
+        return text
+    text += f"; tuned to commit within {f.latency_target_s:g} s of the open, with at most {f.in_flight_max} in flight"
+    if f.floor_s is not None:
+        text += f", which is below reach: even small batches take {f.floor_s:.3g} s"
+    return f"{text}; last step: {f.step}, since {f.why}" if f.step else text
+
+
 def _pace_text(topology: str, p: Pace) -> str:
     last = "last batch" if p.batches == 1 else f"last {p.batches} batches"
     return (
         f"{topology}: {last}: {p.messages:.0f} messages each, {p.messages_per_s:.0f} messages/s, "
         f"committed {p.latency_p50_ms:.0f} ms after open (nine in ten within {p.latency_p90_ms:.0f} ms): job "
-        f"{p.steps_ms['job']:.0f} ms, wait for the sinks {p.steps_ms['wait']:.0f} ms, commit {p.steps_ms['commit']:.0f} ms; "
+        f"{p.steps_ms['job']:.0f} ms, wait for its turn {p.steps_ms['wait']:.0f} ms, commit {p.steps_ms['commit']:.0f} ms; "
         f"back-pressure {p.back_pressure:.0%}"
     )
 

@@ -118,6 +118,13 @@ def _text(s: RunStatistics) -> None:
         f"{s.failed} failures{_reasons(s)}, {s.dead_letters} dead letters, {s.suppressed} duplicates suppressed, "
         f"{s.elapsed_s:.1f} s; ended: {s.stopped}"
     )
+    if s.tuning is not None:
+        f, floor_s = s.tuning, s.tuning.floor_s
+        reach = "" if floor_s is None else f", which is below reach: even small batches take {floor_s:.3g} s"
+        say(
+            f"{s.topology}: tuned to {f.messages} messages a batch, {f.in_flight} of at most {f.in_flight_max} in flight, "
+            f"to commit within {f.latency_target_s:g} s of the open{reach}"
+        )
 
 
 def _reasons(s: RunStatistics) -> str:

@@ -438,8 +438,17 @@ class Ledger:
         ).scalar_one()
         return 1 if highest is None else int(highest) + 1
 
-    def open(self, tx: Tx, txid: int, guarantee: Guarantee, source: str, slice_: Slice, seed: int) -> None:
-        """Record a batch and its first attempt."""
+    def open(
+        self,
+        tx: Tx,
+        txid: int,
+        guarantee: Guarantee,
+        source: str,
+        slice_: Slice,
+        seed: int,
+        tuning: Mapping[str, Json] | None = None,
+    ) -> None:
+        """Record a batch and its first attempt; `tuning` is how batches are to be at present."""
         now = self._clock.now()
         tx.connection.execute(
             sa.insert(t.txn).values(
@@ -455,6 +464,7 @@ class Ledger:
                 bytes=slice_.bytes,
                 retry=slice_.retry,
                 opened_at=now,
+                tuning=tuning,
             )
         )
         self._insert_attempt(tx, txid, 1, seed, frozenset(), slice_.expected)

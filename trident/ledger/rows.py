@@ -60,6 +60,7 @@ class Txn:
     ended_at: datetime | None
     reason: str | None
     steps_ms: dict[str, float] = field(default_factory=dict[str, float])
+    tuning: dict[str, Json] = field(default_factory=dict[str, Json])
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ def to_txn(row: Any) -> Txn:
         ended_at=_aware(row.ended_at),
         reason=row.reason,
         steps_ms=row.steps_ms or {},
+        tuning=row.tuning or {},
     )
 
 

@@ -89,6 +89,7 @@ txn: Final = sa.Table(
     sa.Column("ended_at", _time),
     sa.Column("reason", sa.Text, comment="why it is blocked, aborted or abandoned"),
     sa.Column("steps_ms", _json, comment="how long each step took"),
+    sa.Column("tuning", _json, comment="how batches were to be when it was opened"),
     sa.CheckConstraint(
         "state in ('open', 'prepared', 'blocked', 'committed', 'aborted', 'abandoned')", name="state_known"
     ),
