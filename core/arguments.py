@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from numbers import Integral, Real
 
-from stormproof.core.errors import UsageError
+from stormproof.core.errors import Json, TopologyError, UsageError
+
+
+@contextmanager
+def said_of(where: str, **details: Json) -> Generator[None]:
+    """What is wrong with an argument, such as a schema, is said of the thing that it was given to."""
+    try:
+        yield
+    except TopologyError as error:
+        raise TopologyError(f"{where}: {error.message}", **{**error.details, **details}) from error
 
 
 def require_whole(where: str, argument: str, value: object, low: int) -> None:
@@ -55,6 +66,8 @@ def shown(thing: object) -> str:
     name = getattr(thing, "__name__", None)
     if isinstance(name, str):
         return f"the {'class' if isinstance(thing, type) else 'function'} {name}"
+    if isinstance(thing, (list, tuple)):
+        return f"[{', '.join(map(shown, thing[:3]))}{', ...' if len(thing) > 3 else ''}]"
     if type(thing).__repr__ is object.__repr__:
         return f"{type(thing).__name__}(...)"
     return f"{thing!r:.80}"

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from stormproof.core.aggregation import Aggregation, AggregationKind, AnyAggregation
 from stormproof.core.aggregators import UserAggregation
-from stormproof.core.arguments import instead_of, lacks, shown
+from stormproof.core.arguments import instead_of, lacks, said_of, shown
 from stormproof.core.bolt import DEFAULT_STREAM, AnyBolt, ArrowBolt, BasicBolt, Bolt, Streams
 from stormproof.core.bolt.checks import refuse_unfit_bolt, refuse_unfit_function
 from stormproof.core.calls import refuse_unfit_aggregate, refuse_unfit_call
@@ -763,10 +763,8 @@ def schema_for(where: str, component: str, schema: SchemaLike | None) -> pa.Sche
         raise TopologyError(
             f"{where} needs a schema, which says what it gives, like schema='word string, n long'", component=component
         )
-    try:
+    with said_of(where, component=component):
         return parse_schema(schema)
-    except TopologyError as error:
-        raise TopologyError(f"{where}: {error.message}", **{**error.details, "component": component}) from error
 
 
 def require_fields(where: str, component: str, fields: Sequence[str], schema: pa.Schema) -> None:

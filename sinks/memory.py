@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from stormproof.core.arguments import require_object, require_path
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
@@ -110,6 +111,11 @@ class MemorySink:
     def __init__(
         self, name: str = "memory", *, store: MemoryStore | None = None, staging: str | Path | None = None
     ) -> None:
+        where = f"sink {name!r}"
+        if store is not None:
+            require_object(where, "store", store, MemoryStore, "stormproof.sinks.memory.MemoryStore()")
+        if staging is not None:
+            require_path(where, "staging", staging)
         self._name = name
         self.store = MemoryStore() if store is None else store
         self._staging = _own_folder(self) if staging is None else str(Path(staging).absolute())

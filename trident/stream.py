@@ -22,6 +22,7 @@ from stormproof.core.topology import (
     Subscription,
     TopologyGraph,
     UserFunction,
+    as_guarantee,
     checked_name,
     checked_tasks,
     require_fields,
@@ -137,7 +138,7 @@ class Topology(TopologyGraph):
         """
         from stormproof.trident.explain import explain
 
-        return explain(self, guarantee)
+        return explain(self, self._chosen(guarantee))
 
     def foreach_batch(self, guarantee: Guarantee | str | None = None, **options: Any) -> Any:
         """What `df.writeStream.foreachBatch(...)` is given, so that a streaming query feeds this topology.
@@ -146,13 +147,16 @@ class Topology(TopologyGraph):
         """
         from stormproof.trident.foreach_batch import feed
 
-        return feed(self, guarantee, **options)
+        return feed(self, self._chosen(guarantee), **options)
 
     def run(self, guarantee: Guarantee | str | None = None, **options: Any) -> Any:
         """Run it; `stormproof.trident.run` says how, and takes the options."""
         from stormproof.trident.run import run  # the driver is not needed to build a topology
 
-        return run(self, guarantee, **options)
+        return run(self, self._chosen(guarantee), **options)
+
+    def _chosen(self, guarantee: Guarantee | str | None) -> Guarantee | None:
+        return None if guarantee is None else as_guarantee(guarantee, f"topology {self.name!r}")
 
 
 class Stream:
@@ -493,9 +497,10 @@ class Stream:
             TopologyError: the state cannot hold such rows, or serve the guarantee; or one of the arguments is of the wrong
                 kind.
         """
-        from stormproof.trident.state.checks import require_keys
+        from stormproof.trident.state.checks import require_keys, require_updater
         from stormproof.trident.state.sink import StateSink
 
+        require_updater(updater, f"state {name!r}", name)
         require_keys(keys, f"state {name!r}", name)
         return self.into(StateSink(name, state, updater=updater, keys=tuple(keys)))
 

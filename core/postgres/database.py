@@ -15,7 +15,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import SettingsError, StoreUnavailable
+from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
 
 DATABASE_URL_FORM: Final = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 CONNECT_TIMEOUT_S: Final = 10
@@ -73,6 +73,23 @@ class Database:
                 f"{setting} cannot be read: {problem}; the form is {DATABASE_URL_FORM}", setting=setting
             )
         return cls.of(parsed)
+
+    @classmethod
+    def given(cls, where: str, database: Database | str | None) -> Database | None:
+        """What a queue, a table or a source was given as its database: itself, what its URL says, or nothing.
+
+        Raises:
+            UsageError: it is none of these.
+            SettingsError: its URL cannot be read; the text never repeats any part of it.
+        """
+        if isinstance(database, str):
+            return cls.from_url(database, setting=f"{where}: database")
+        if database is not None and not isinstance(database, cls):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"{where}: database is a {type(database).__name__}; it must be a URL, as in {DATABASE_URL_FORM}",
+                argument="database",
+            )
+        return database
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> Database:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from stormproof.core.arguments import require_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
@@ -16,6 +18,10 @@ class Backoff:
 
     base_s: float = 1.0
     max_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        require_seconds("backoff", "base_s", self.base_s)
+        require_seconds("backoff", "max_s", self.max_s)
 
     def delay_s(self, times_failed: int, rng: Random) -> float:
         """Seconds to wait after the `times_failed`-th failure (counted from 1)."""

@@ -10,6 +10,8 @@ from typing import TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.arguments import require_function, shown
+from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import FatalError, Json, StoreUnavailable, UsageError
 from stormproof.core.guarantee import Guarantee
@@ -127,6 +129,19 @@ class IteratorSource(MemorySource):
         rng: Random | None = None,
     ) -> None:
         """`items` is an iterable, or a function that makes one: called at first use, and again after one that raised."""
+        where = f"source {name}"
+        if callable(items):
+            refuse_unfit_call(
+                name, f"{where}: items", items, (), "write one without parameters, which makes an iterable"
+            )
+        elif isinstance(items, (str, bytes)) or not isinstance(items, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"{where}: items is {shown(items)}; it must be an iterable of payloads, or a function that makes one"
+            )
+        for argument, function in (("confirm", confirm), ("abort", abort)):
+            if function is not None:
+                require_function(where, argument, function, f"{argument}(ids)")
+                refuse_unfit_call(name, f"{where}: {argument}", function, ("ids",), "write one of a list of ids")
         clock = clock or SystemClock()
         super().__init__(
             name, schema=schema, unit=unit, max_attempts=max_attempts, backoff=backoff, clock=clock, rng=rng

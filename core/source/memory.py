@@ -11,17 +11,17 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.arguments import require_object, require_text, require_whole, said_of, shown
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Fenced, Json, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
-from stormproof.core.schema import parse_schema
 from stormproof.core.share import tokens
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
@@ -131,6 +131,19 @@ class _Store:
     subscriptions: dict[str, _Subscription] = field(default_factory=dict[str, _Subscription])
 
 
+def _checked(payloads: object, where: str) -> list[bytes]:
+    """The payloads, one each for a message; a single one would be taken for its bytes."""
+    if isinstance(payloads, (str, bytes)) or not isinstance(payloads, Iterable):
+        raise UsageError(
+            f"{where}: payloads is {shown(payloads)}; it must be a list with one for each message, like [b'a line']"
+        )
+    taken = list(cast("Iterable[bytes]", payloads))
+    for number, payload in enumerate(taken):
+        if not isinstance(payload, (bytes, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"{where}: payload {number} is {shown(payload)}; it must be bytes, like b'a line'")
+    return taken
+
+
 class MemorySource:
     """Messages in a list, with everything that a pending source promises, for as long as the process lives.
 
@@ -149,15 +162,19 @@ class MemorySource:
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
-        if max_attempts < 1:
-            raise UsageError(f"source {name}: max_attempts is {max_attempts}; it must be at least 1")
+        where = f"source {name}"
+        require_text("source", "name", name, "lines")
+        require_whole(where, "max_attempts", max_attempts, 1)
+        if backoff is not None:
+            require_object(where, "backoff", backoff, Backoff, "Backoff(base_s=1.0)")
         self.name = name
-        self._decoder: Decoder = decoder_for(parse_schema(schema), unit)
+        with said_of(where):
+            self._decoder: Decoder = decoder_for(schema, unit)
         self._max_attempts = max_attempts
         self._backoff = backoff or Backoff()
         self._clock: Clock = clock or SystemClock()
         self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
-        self._store = _Store(list(payloads))
+        self._store = _Store(_checked(payloads, where))
         self._subscription = ""
         self._view_of: str | None = None
 
@@ -176,7 +193,7 @@ class MemorySource:
     def put(self, payloads: Sequence[bytes]) -> range:
         """Append messages; returns their ids."""
         start = len(self._store.payloads)
-        self._store.payloads.extend(payloads)
+        self._store.payloads.extend(_checked(payloads, f"source {self.name}"))
         return range(start, len(self._store.payloads))
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from stormproof.core.arguments import require_path
 from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
@@ -40,6 +41,9 @@ class DeltaSink:
     def __init__(
         self, path: str | os.PathLike[str], *, name: str | None = None, staging: str | Path | None = None
     ) -> None:
+        require_path("DeltaSink", "path", path)
+        if staging is not None:
+            require_path(f"DeltaSink({os.fspath(path)!r})", "staging", staging)
         text = os.fspath(path)
         self._path = text if "://" in text else str(Path(text).absolute())
         self._name = f"delta.{Path(text).name}" if name is None else name

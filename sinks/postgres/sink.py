@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stormproof.core.arguments import require_path
 from stormproof.core.errors import SettingsError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
@@ -36,9 +37,12 @@ class PostgresSink:
         database: Database | str | None = None,
         staging: str | Path | None = None,
     ) -> None:
+        where = f"PostgresSink({table!r})"
         self._table = TableName.parse(table)
+        if staging is not None:
+            require_path(where, "staging", staging)
         self._name = f"postgres.{table}" if name is None else name
-        self._database = Database.from_url(database, setting="database") if isinstance(database, str) else database
+        self._database = Database.given(where, database)
         self._staging = None if staging is None else Path(staging).absolute()
 
     @property

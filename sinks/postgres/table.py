@@ -10,6 +10,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from stormproof.core.arguments import shown
 from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.limits import ColumnLimit, Limits
@@ -30,6 +31,8 @@ class TableName:
     @classmethod
     def parse(cls, text: str) -> TableName:
         """Read `table` or `schema.table`; names are taken letter by letter, as if quoted."""
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TopologyError(f"{shown(text)} is not a table's name; write TABLE or SCHEMA.TABLE")
         schema, dot, table = text.partition(".")
         name = cls(schema, table) if dot else cls(None, schema)
         if not name.table or name.schema == "" or "." in name.table or "\0" in text:

@@ -29,11 +29,7 @@ def require_state(
     where = f"state {name!r}"
     require_factory(factory, where, name)
     if updater is not None:
-        if lacks(updater, "update"):
-            instead = instead_of(updater, "give an object with update(state, rows)")
-            raise TopologyError(f"{where}: updater is {shown(updater)}; {instead}", component=name)
-        instead = "write update(self, state, rows)"
-        refuse_unfit_call(name, f"{where}: updater", updater.update, ("state", "rows"), instead)
+        require_updater(updater, where, name)
     require_keys(keys, where, name)
     if merges is None:
         return
@@ -63,6 +59,15 @@ def require_factory(factory: StateFactory, where: str, component: str) -> None:
             f"{where}: {type(factory).__name__}.kind is {factory.kind!r}; it must be one of {', '.join(KINDS)}",
             component=component,
         )
+
+
+def require_updater(updater: StateUpdater, where: str, component: str) -> None:
+    """Raise TopologyError where this cannot update a state."""
+    if lacks(updater, "update"):
+        instead = instead_of(updater, "give an object with update(state, rows)")
+        raise TopologyError(f"{where}: updater is {shown(updater)}; {instead}", component=component)
+    instead = "write update(self, state, rows)"
+    refuse_unfit_call(component, f"{where}: updater", updater.update, ("state", "rows"), instead)
 
 
 def require_keys(keys: object, where: str, component: str) -> None:

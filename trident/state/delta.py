@@ -10,6 +10,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from pyarrow.dataset import dataset
 
+from stormproof.core.arguments import require_path
 from stormproof.core.compute import pc
 from stormproof.core.errors import Json, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
@@ -21,6 +22,7 @@ from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.delta.table import check_types, require_table
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
+from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
 
@@ -145,9 +147,10 @@ class DeltaMap:
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: StateKind | str = StateKind.OPAQUE) -> None:
+        require_path("DeltaMap", "path", path)
         text = os.fspath(path)
         self._path = text if "://" in text else str(Path(text).absolute())
-        self._kind = StateKind(kind)
+        self._kind = as_state_kind(kind, f"DeltaMap({text!r})")
         if self._kind is StateKind.NON_TRANSACTIONAL:
             raise TopologyError(
                 f"DeltaMap({self._path!r}): a map that is committed in one version is never less than transactional; "

@@ -14,11 +14,14 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from stormproof.core.arguments import require_function, require_object, require_text, require_whole
+from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import TableKey, shared_table
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity
+from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
 
@@ -366,6 +369,14 @@ class KeyValueMap:
     cache_keys: int = CACHE_KEYS
     state_kind: StateKind = field(default=StateKind.OPAQUE, init=False)
 
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        require_function(where, "open_store", self.open_store, "open_store(), which opens the store")
+        instead = "write one without parameters, which opens the store"
+        refuse_unfit_call(where, f"{where}: open_store", self.open_store, (), instead)
+        require_text(where, "name", self.name, "redis")
+        require_whole(where, "cache_keys", self.cache_keys, 0)
+
     @property
     def kind(self) -> StateKind:
         """What it promises about a txid that comes again."""
@@ -422,7 +433,10 @@ class MemoryMap:
     def __init__(
         self, kind: StateKind | str = StateKind.OPAQUE, *, store: MemoryStore | None = None, name: str = "memory"
     ) -> None:
-        self._kind = StateKind(kind)
+        self._kind = as_state_kind(kind, "MemoryMap")
+        if store is not None:
+            require_object("MemoryMap", "store", store, MemoryStore, "stormproof.MemoryStore()")
+        require_text("MemoryMap", "name", name, "totals")
         self.store = MemoryStore() if store is None else store
         self._name = name
 

@@ -17,6 +17,7 @@ from stormproof.sinks.postgres.locate import key_of_name, locate
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import TableName, check_types, column_type, require_table, wire_schema
 from stormproof.sinks.protocol import Decision, PreparedTransaction, decide
+from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
 
@@ -191,14 +192,15 @@ class PostgresMap:
     def __init__(
         self, table: str, kind: StateKind | str = StateKind.OPAQUE, *, database: Database | str | None = None
     ) -> None:
+        where = f"PostgresMap({table!r})"
         self._table = TableName.parse(table)
-        self._kind = StateKind(kind)
+        self._kind = as_state_kind(kind, where)
         if self._kind is StateKind.NON_TRANSACTIONAL:
             raise TopologyError(
                 f"PostgresMap({table!r}): a map in one database transaction is never less than transactional; "
                 "choose 'transactional' or 'opaque'"
             )
-        self._database = Database.from_url(database, setting="database") if isinstance(database, str) else database
+        self._database = Database.given(where, database)
 
     @property
     def kind(self) -> StateKind:

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
+from stormproof.core.arguments import require_text, said_of
 from stormproof.core.clock import Clock
 from stormproof.core.compute import pc
 from stormproof.core.errors import TopologyError, UsageError
@@ -81,7 +82,12 @@ class MicroBatches(FileSource):
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
-        parsed = parse_schema(schema)
+        require_text("source", "name", name, "orders")
+        if column is not None:
+            require_text(f"source {name}", "column", column, "value")
+        with said_of(f"source {name}"):
+            parsed = parse_schema(schema)
+            payload = RowDecoder(parsed) if column is None else ColumnDecoder(decoder_for(parsed, unit), column)
         if unit is not None and column is None:
             raise TopologyError(f"source {name}: unit={unit!r} says how a payload is read: name its column=...")
         super().__init__(
@@ -95,7 +101,7 @@ class MicroBatches(FileSource):
             clock=clock,
             rng=rng,
         )
-        self._decoder = RowDecoder(parsed) if column is None else ColumnDecoder(decoder_for(parsed, unit), column)
+        self._decoder = payload
         self.feeding = False
         """While a micro-batch is fed: retries that are not due yet do not count as left to do."""
 

@@ -18,6 +18,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
+from stormproof.core.arguments import require_path, require_seconds, require_text, require_whole, said_of
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Json, TopologyError, UsageError
 from stormproof.core.guarantee import Guarantee
@@ -150,18 +151,23 @@ class FileSource(FileStore):
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
+        require_path("source" if name is None else f"source {name}", "path", path)
         self._pattern = os.path.abspath(os.fspath(path))
+        if name is not None:
+            require_text("source", "name", name, "lines")
         name = name or Path(self._pattern).name
-        super().__init__(
-            name, database=Database.from_url(database, setting="database") if isinstance(database, str) else database
-        )
+        where = f"source {name}"
+        super().__init__(name, database=Database.given(where, database))
         if format not in FORMATS:
             raise UsageError(f"source {name}: no format {format!r}; known: {', '.join(FORMATS)}")
-        if max_attempts < 1:
-            raise UsageError(f"source {name}: max_attempts is {max_attempts}; it must be at least 1")
+        require_whole(where, "max_attempts", max_attempts, 1)
+        require_seconds(where, "backoff_base_s", backoff_base_s)
+        require_seconds(where, "backoff_max_s", backoff_max_s)
+        require_seconds(where, "look_interval_s", look_interval_s)
         self._format: Format = format
-        self._schema = parse_schema(schema)
-        self._decoder = _decoder(self._schema, format)
+        with said_of(where):
+            self._schema = parse_schema(schema)
+            self._decoder = _decoder(self._schema, format)
         self._columns = tuple(self._schema.names) if format == "parquet" else None
         self._policy = RetryPolicy(max_attempts, Backoff(backoff_base_s, backoff_max_s))
         self._rng = rng or Random()  # noqa: S311 - jitter, not a secret

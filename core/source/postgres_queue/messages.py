@@ -38,7 +38,7 @@ class MessageTable:
     queue: str
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.queue):
+        if not isinstance(self.queue, str) or not NAME.fullmatch(self.queue):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(
                 f"queue {self.queue!r}: a queue's name is 1 to 40 letters, digits, '_' and '-', a letter first"
             )

@@ -14,13 +14,13 @@ from typing import Any, BinaryIO, Literal
 import psycopg
 from psycopg.rows import tuple_row
 
+from stormproof.core.arguments import require_seconds, require_text, require_whole, said_of
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Fenced, Json, StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
-from stormproof.core.schema import parse_schema
 from stormproof.core.share import signed
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
@@ -93,16 +93,20 @@ class PostgresQueue:
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
-        if max_attempts < 1:
-            raise UsageError(f"queue {queue}: max_attempts is {max_attempts}; it must be at least 1")
-        if partition_messages < 2:
-            raise UsageError(f"queue {queue}: partition_messages is {partition_messages}; it must be at least 2")
+        where = f"queue {queue}"
+        self.table = MessageTable(queue)
+        require_whole(where, "max_attempts", max_attempts, 1)
+        require_whole(where, "partition_messages", partition_messages, 2)
+        require_seconds(where, "backoff_base_s", backoff_base_s)
+        require_seconds(where, "backoff_max_s", backoff_max_s)
         if start not in ("earliest", "latest"):
             raise UsageError(f"queue {queue}: start is {start!r}; it is 'earliest' or 'latest'")
-        self.table = MessageTable(queue)
+        if name is not None:
+            require_text(where, "name", name, "lines")
         self.name = name or queue
-        self._decoder: Decoder = decoder_for(parse_schema(schema), unit)
-        self._database = Database.from_url(database, setting="database") if isinstance(database, str) else database
+        with said_of(where):
+            self._decoder: Decoder = decoder_for(schema, unit)
+        self._database = Database.given(where, database)
         self._start = start
         self._policy = RetryPolicy(max_attempts, Backoff(backoff_base_s, backoff_max_s))
         self._partition_messages = partition_messages
