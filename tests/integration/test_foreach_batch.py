@@ -6,13 +6,17 @@ Failpoints that only a stream has: stream.before_register, stream.in_transaction
 from __future__ import annotations
 
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.crashes import KILLED
 from support.queues import prepared_database
-from support.stream_chain import StreamChain, points_of
-from support.stream_driver import run_files_on_spark, run_rate_on_spark
-from support.streams import Form, StreamCell, run_stream_driver
+from support.stream_chain import StreamChain, points_of, require_exact
+from support.stream_driver import run_files_on_spark, run_rate_on_spark, run_two_on_spark
+from support.streams import Form, StreamCell, put_file, run_stream_driver
+from support.verdicts import verified
 
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.database import Database
@@ -47,3 +51,33 @@ def test_a_rate_stream_on_spark_into_sinks(database: Database, tmp_path: Path) -
     for line in made.run([FAILPOINTS["task.after_file"], FAILPOINTS["prepare.after"]]):
         print(line)
     assert made.starts == 3
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_two_functions_of_a_query_on_spark_and_one_that_was_renamed(
+    database: Database, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cell = StreamCell("spark-two", Form.SINKS, tmp_path, prepared_database(database))
+    lines = [["a", "bb"], ["cc", "d"], ["eee", "ff"]]
+    for some in lines[:2]:
+        put_file(cell.folder, some)
+    assert run_two_on_spark(cell, "prepare.after=kill@4") == KILLED  # of the second batch, in the second function
+    assert run_two_on_spark(cell) == 0
+    require_exact(cell, ["a", "bb", "cc", "d"])
+    require_exact(cell.even, ["bb", "cc"])
+    for name in (cell.name, cell.even.name):
+        assert verified(name, cell.database).clean
+    put_file(cell.folder, lines[2])
+    renamed = replace(cell, name="renamed", query=cell.name)
+    capfd.readouterr()
+    assert run_files_on_spark(renamed) > 0
+    told = capfd.readouterr().err
+    assert "Either 'spark-two' was renamed to 'renamed'" in told
+    adopt = re.search(r"adopt='(\S+:1)'", told)
+    assert adopt is not None
+    assert run_files_on_spark(replace(renamed, adopt=adopt[1])) == 0
+    require_exact(renamed, ["eee", "ff"])
+    require_exact(cell, ["a", "bb", "cc", "d"])
+    (notice,) = verified("renamed", cell.database).notices
+    assert notice.text.endswith("batches 0 to 1 are not in its sinks")

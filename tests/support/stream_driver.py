@@ -1,7 +1,8 @@
 """A driver of a real streaming query on Spark, as a process of its own.
 
 ``python stream_driver.py CELL SOURCE`` with the cell as JSON; failpoints come by the environment. SOURCE is ``files`` (a
-file of the input folder each micro-batch, until all are done) or ``rate`` (rows by the clock, so many micro-batches).
+file of the input folder each micro-batch, until all are done), ``two`` (the same, with a second function for some of the
+rows) or ``rate`` (rows by the clock, so many micro-batches).
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ if TYPE_CHECKING:
 TIMEOUT_S = 240
 RATE_BATCHES = 3
 ROWS_PER_SECOND = 40
-Kind = Literal["files", "rate"]
+Kind = Literal["files", "two", "rate"]
 
 
 def run_files_on_spark(cell: StreamCell, armed: str = "") -> int:
     """Run one driver over all files to its end; 0, or the negative number of the signal that killed it."""
     return _run(cell, "files", armed)
+
+
+def run_two_on_spark(cell: StreamCell, armed: str = "") -> int:
+    """The same, where one query calls two functions, one after the other."""
+    return _run(cell, "two", armed)
 
 
 def run_rate_on_spark(cell: StreamCell, armed: str = "") -> int:
@@ -43,6 +49,7 @@ def _run(cell: StreamCell, kind: Kind, armed: str) -> int:
         "folder": str(cell.folder),
         "database": cell.database.sqlalchemy_url.render_as_string(hide_password=False),
         "adopt": cell.adopt,
+        "query": cell.query,
     }
     environment: dict[str, str] = {**os.environ, ENV: armed, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(
@@ -74,6 +81,7 @@ def main() -> None:
         folder=Path(fields["folder"]),
         database=Database.from_url(fields["database"]),
         adopt=fields["adopt"],
+        query=fields["query"],
     )
     clean_environment(os.environ.get(ENV, ""))
     session = spark_session(cell.settings())
@@ -85,11 +93,17 @@ def main() -> None:
             raise EnoughError
         function(frame, batch)
 
-    if sys.argv[2] == "files":
+    other = function_of(cell.even, None) if sys.argv[2] == "two" else None
+
+    def both(frame: DataFrame, batch: int) -> None:
+        function(frame, batch)
+        if other is not None:
+            other(frame.where("length(value) % 2 = 0"), batch)
+
+    if sys.argv[2] != "rate":
         stream = session.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(input_folder(cell.folder)))
-        writer = (
-            stream.selectExpr("value", "uuid() as id").writeStream.foreachBatch(function).trigger(availableNow=True)
-        )
+        chosen = function if other is None else both
+        writer = stream.selectExpr("value", "uuid() as id").writeStream.foreachBatch(chosen).trigger(availableNow=True)
     else:
         stream = session.readStream.format("rate").option("rowsPerSecond", ROWS_PER_SECOND).load()
         writer = stream.selectExpr("cast(value as string) as value", "uuid() as id").writeStream.foreachBatch(some)
@@ -100,6 +114,8 @@ def main() -> None:
         if "EnoughError" not in str(error):
             raise
     function.close()
+    if other is not None:
+        other.close()
     settle(cell)
 
 

@@ -173,10 +173,17 @@ class StreamCell:
     database: Database
     sabotage: Callable[[], None] | None = None
     adopt: str | None = None
+    query: str | None = None
+    """The cell whose checkpoint its query has, where it is not its own."""
 
     @property
     def checkpoint(self) -> Path:
-        return self.folder / f"checkpoint-{self.name}"
+        return self.folder / f"checkpoint-{self.query or self.name}"
+
+    @property
+    def even(self) -> StreamCell:
+        """Where a second function of the same query puts the rows with a text of even length."""
+        return replace(self, name=f"{self.name}-even", query=self.query or self.name)
 
     def settings(self) -> Settings:
         return Settings(
