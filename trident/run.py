@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast
@@ -18,7 +18,15 @@ from stormproof.core.arguments import lacks, shown
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.errors import Fenced, PositionMismatch, SettingsError, StoreUnavailable, TransientError, UsageError
+from stormproof.core.errors import (
+    Fenced,
+    PositionMismatch,
+    SettingsError,
+    StoreUnavailable,
+    StormproofError,
+    TransientError,
+    UsageError,
+)
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import Plan, compile_topology
@@ -202,10 +210,11 @@ def attached(plan: Plan, source: Source, ledger: Ledger) -> Generator[tuple[Run,
             source=source.name,
             graph=graph_of(plan, source.name),
         )
+        ended = stack.enter_context(_NotedEnd(ledger, run))
         failpoint("start.after_epoch")
         stack.callback(source.close)
         try:
-            sessions = _open_stores(plan, source, ledger, run, stack)
+            ended.sessions = sessions = _open_stores(plan, source, ledger, run, stack)
         except Fenced as error:
             raise _outrun(ledger, run, error) from error
         except TransientError:
@@ -214,6 +223,28 @@ def attached(plan: Plan, source: Source, ledger: Ledger) -> Generator[tuple[Run,
                 pass
             raise
         yield run, sessions
+
+
+class _NotedEnd:
+    """Notes in the ledger that a run has ended where it raised: its process may live on, as a notebook does.
+
+    *Not guaranteed*: where another driver took over, the ledger is away, or a sink still commits after a second interrupt,
+    nothing is noted.
+    """
+
+    def __init__(self, ledger: Ledger, run: Run) -> None:
+        self._ledger = ledger
+        self._run = run
+        self.sessions: Sessions | None = None
+
+    def __enter__(self) -> _NotedEnd:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        commits = self.sessions is not None and self.sessions.is_adopting
+        if isinstance(error, Exception | KeyboardInterrupt) and not commits:
+            with suppress(StormproofError):
+                self._ledger.stop(self._run)
 
 
 def _outrun(ledger: Ledger, run: Run, error: Fenced) -> Fenced | PositionMismatch:

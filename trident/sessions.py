@@ -35,6 +35,11 @@ class Sessions(dict[str, SinkSession]):
                 raise TransientError(f"sink {sink!r} was closed, since the run has ended", sink=sink)
             yield self[sink]
 
+    @property
+    def is_adopting(self) -> bool:
+        """Whether a commit is under way."""
+        return self._adopting.locked()
+
     def close(self) -> None:
         """Wait for the commit that is under way, then let all go. Interrupted, it closes nothing: the commit goes on."""
         self._closed = True  # at once: no further sink begins

@@ -110,6 +110,9 @@ def test_an_untouched_run_verifies_clean_and_every_question_is_answered(done: Sh
     (topology,) = done("status")["topologies"]
     assert topology["driver"] == "stopped"
     assert topology["backlog"]["dead"] == 1
+    tuning = topology["tuning"]
+    assert (tuning["in_flight"], tuning["in_flight_max"], tuning["latency_target_s"]) == (1, 1, None)
+    assert 0 < topology["pace"]["back_pressure"] < 1
     (replayed,) = done("audit", "replays", "words")["messages"]
     assert replayed["end"]["kind"] == "dead_letter"
     assert {f["reason"] for f in replayed["failures"]} == {"error"}

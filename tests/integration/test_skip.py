@@ -15,6 +15,7 @@ from support.queues import prepared_database
 from support.topologies import SinkMode, expected, messages, table_of
 
 from stormproof.core.errors import SinkRefused
+from stormproof.core.failpoint import FailpointError, armed
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 
@@ -103,6 +104,17 @@ def test_a_prepared_batch_is_skipped_only_while_no_driver_can_be_committing_it(o
         assert "may be committing it" in refused["error"]["message"]
         driver.kill()
         driver.join()
+    operated.command("ledger", "skip", NAME, "1", REFUSING)
+    operated.run()
+    operated.verify()
+
+
+def test_a_prepared_batch_is_skipped_right_after_its_run_raised_in_a_process_that_lives_on(operated: Operated) -> None:
+    operated.put(*messages(9))
+    with pytest.raises(FailpointError), armed("commit.before_sink=error"):
+        operated.run()
+    (found,) = operated.command("status")["topologies"]
+    assert (found["driver"], found["unresolved"][0]["state"], found["in_flight"]) == ("stopped", "prepared", 0)
     operated.command("ledger", "skip", NAME, "1", REFUSING)
     operated.run()
     operated.verify()

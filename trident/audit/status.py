@@ -80,9 +80,9 @@ class TopologyStatus:
     """One topology. `backlog` is None where its source is not in the ledger's database; `pace` where the present epoch has
     committed nothing yet.
 
-    `in_flight` is how many batches are open or prepared. `tuning` is how batches were to be when the newest one was opened:
-    the most messages and bytes of one, how many may be in flight, and where a latency is to be held, which one, what the
-    tuner decided last, and why. It is None where the present epoch has opened nothing yet.
+    `in_flight` is how many batches a driver that lives has open or prepared. `tuning` is how batches were to be when the
+    newest one was opened: the most messages and bytes of one, how many may be in flight, and where a latency is to be
+    held, which one, what the tuner decided last, and why. It is None where the present epoch has opened nothing yet.
     """
 
     name: str
@@ -124,7 +124,7 @@ def status(ledger: AuditLedger, *, source: SourceReader = queue_reader) -> Statu
 
 
 def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) -> TopologyStatus:
-    counts = snapshot.counts(row.incarnation)
+    counts, driver = snapshot.counts(row.incarnation), driver_state(row)
     unresolved = snapshot.unresolved(row.incarnation)
     newest = snapshot.newest_opened(row.incarnation, row.epoch)
     evidence = source(snapshot, row)
@@ -134,7 +134,7 @@ def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) 
         incarnation=row.incarnation,
         epoch=row.epoch,
         guarantee=row.guarantee,
-        driver=driver_state(row),
+        driver=driver,
         driver_host=row.driver_host,
         driver_pid=row.driver_pid,
         started_at=row.started_at,
@@ -154,7 +154,9 @@ def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) 
         ),
         recovered=_recovered(snapshot, row.incarnation),
         pruned_upto=max((one.upto for one in snapshot.prunes(row.incarnation)), default=0),
-        in_flight=sum(txn.state in (TxnState.OPEN, TxnState.PREPARED) for txn in unresolved),
+        in_flight=0
+        if driver in (DriverState.STOPPED, DriverState.DEAD)
+        else sum(txn.state in (TxnState.OPEN, TxnState.PREPARED) for txn in unresolved),
         tuning=None if newest is None else Figures.of_json(newest.tuning),
         stream=place_of(snapshot.connection, row.incarnation),
         refused=_refused(snapshot, row),

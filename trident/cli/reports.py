@@ -73,8 +73,8 @@ def _status_text(report: StatusReport) -> None:
 
 def _tuning_text(topology: str, in_flight: int, f: Figures) -> str:
     text = (
-        f"{topology}: {in_flight} batches in flight now, at most {f.in_flight}; at most {f.messages} messages and "
-        f"{f.bytes} bytes a batch"
+        f"{topology}: {in_flight} of at most {f.in_flight} batches in flight, each of at most {f.messages} messages and "
+        f"{f.bytes} bytes"
     )
     if f.latency_target_s is None:
         return text
