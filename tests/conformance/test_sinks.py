@@ -13,7 +13,15 @@ from support.sink_harness import KINDS, SinkHarness
 
 from stormproof.core.errors import CannotTell, FatalError, Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.sinks import protocol
-from stormproof.sinks.protocol import CommitOutcome, Decision, Held, PreparedTransaction, SinkIdentity, SinkSession
+from stormproof.sinks.protocol import (
+    TABLE_GONE,
+    CommitOutcome,
+    Decision,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    SinkSession,
+)
 
 A, B = {"a": 1, "b": 2}, {"b": 5, "c": 7}
 
@@ -265,8 +273,19 @@ def test_a_fold_adds_nothing_for_null(harness: SinkHarness, session: SinkSession
 
 
 def test_a_missing_table_is_refused_unless_it_may_be_made(harness: SinkHarness) -> None:
-    with pytest.raises(SinkRefused, match="no"):
-        harness.open(create=False)
+    for _ in range(2):
+        with pytest.raises(SinkRefused, match="no") as refused:
+            harness.open(create=False)
+        assert refused.value.details["problem"] == TABLE_GONE, "and nothing was made"
+
+
+def test_a_table_that_goes_refuses_what_comes(harness: SinkHarness, session: SinkSession) -> None:
+    session.commit(harness.prepare(session, 1, None, {"a": 1}), checked=True)
+    two = harness.prepare(session, 2, 1, {"b": 1})
+    harness.drop()
+    with pytest.raises(SinkRefused) as refused:
+        session.commit(two, checked=True)
+    assert refused.value.details["problem"] == TABLE_GONE
 
 
 def test_keys_that_are_null_are_told_before_the_commit(harness: SinkHarness, session: SinkSession) -> None:

@@ -99,10 +99,13 @@ def adopt_table(topology: str, sink: str, *, accept_loss: bool, by: str, why: st
         "by": by,
         "why": why,
     }
-    emit(report, as_json=as_json, text=lambda: _text(topology, sink, table_id, loss))
+    emit(report, as_json=as_json, text=lambda: _text(topology, sink, table_id, loss, known_as=binding.table_id))
 
 
-def _text(topology: str, sink: str, table_id: str, loss: Loss | None) -> None:
+def _text(topology: str, sink: str, table_id: str, loss: Loss | None, *, known_as: str) -> None:
+    if loss is None and table_id == known_as:
+        say(f"{topology}: sink {sink} is table {table_id}, as the ledger has it already; there was nothing to adopt")
+        return
     if loss is None:
         say(
             f"{topology}: sink {sink} is table {table_id} from here on. Its record agrees with the ledger, and it has rows "
@@ -110,7 +113,7 @@ def _text(topology: str, sink: str, table_id: str, loss: Loss | None) -> None:
         )
         return
     say(
-        f"{topology}: sink {sink} is table {table_id} from here on, with {loss.found} rows. What txids {loss.txids} wrote "
+        f"{topology}: sink {sink} is table {table_id} from here on, with {loss.found} rows. What {_named(loss)} wrote "
         f"there ({loss.rows} rows) is given up, on record; their messages do not come again"
     )
 
@@ -176,7 +179,7 @@ def _require_acceptable(
 ) -> None:
     where = f"sink {binding.sink!r} of topology {run.topology!r}"
     give_up = f"stormproof ledger adopt-table {run.topology} {binding.sink} --accept-loss"
-    lost = "" if loss is None else f"what txids {loss.txids} wrote there ({loss.rows} rows)"
+    lost = "" if loss is None else f"what {_named(loss)} wrote there ({loss.rows} rows)"
     if found.table_id is None and not accept_loss:
         raise SinkRefused(
             f"{where}: {_NO_TABLE} {binding.target}. Put it back; or go on in an empty one"
@@ -208,6 +211,10 @@ def _require_acceptable(
             rows=loss.rows,
             found=loss.found,
         )
+
+
+def _named(loss: Loss) -> str:
+    return f"txid{'' if loss.txids.isdecimal() else 's'} {loss.txids}"
 
 
 def _shown(held: Held | None) -> str:

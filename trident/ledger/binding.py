@@ -35,8 +35,9 @@ class Bound:
             return self._renamed(target, f"there is no table {target}")
         return PositionMismatch(
             f"{self._where}: the table {target} is gone. By the ledger it holds {self._held} (id {self.table_id}). Nothing "
-            "was made or written. Put it back (mount it, rename it back, restore it) and start again; restored from a dump "
-            f"it is another table: stormproof ledger adopt-table {self.topology} {self.sink}. Or give its rows up, on "
+            f"was made or written; inspect with: stormproof audit verify {self.topology}. Put it back "
+            "(mount it, rename it back, restore it) and start again; restored from a dump it is another table: "
+            f"stormproof ledger adopt-table {self.topology} {self.sink}. Or give its rows up, on "
             f"record, for an empty table: stormproof ledger adopt-table {self.topology} {self.sink} --accept-loss",
             sink=self.sink,
             ledger=self.table_id,
@@ -62,7 +63,8 @@ class Bound:
     def _renamed(self, target: str, there: str, table_id: str | None = None) -> PositionMismatch:
         return PositionMismatch(
             f"{self._where} wrote to table {self.target} so far (id {self.table_id}, which holds {self._held}); now it "
-            f"names {target}, and {there}. Nothing was made or written. Name {self.target} again; or, to go on in a table "
+            f"names {target}, and {there}. Nothing was made or written; inspect with: "
+            f"stormproof audit verify {self.topology}. Name {self.target} again; or, to go on in a table "
             "of that name, give the sink a new name, too (name=...): it begins behind the newest txid, and the old table "
             "keeps what it holds. If it is the old table, moved by a dump: give it its old name, then stormproof ledger "
             f"adopt-table {self.topology} {self.sink}",
