@@ -445,8 +445,9 @@ class LatencyTuner:
         while self._failed < len(self._ways):
             way = self._ways[0]
             to = way.step(self._at, self._cap is not None)
-            to = None if to is None else replace(to, messages=min(to.messages, self._most.messages))
-            if to is not None and to != self._at and self._is_allowed(to):
+            if to is not None:
+                to = replace(to, messages=min(self._most.messages, max(self._least, to.messages)))
+            if to is not None and to != self._at and 1 <= to.in_flight <= self._in_flight_max:
                 self._trial = _Trial(way, self._at, seen.rate * way.gain)
                 self._move(to, f"tries {way}: {self._held(seen)}, at {seen.rate:.0f} messages/s")
                 return
@@ -455,9 +456,6 @@ class LatencyTuner:
         self._failed = 0
         self._explored = seen.rate
         self._wait_longer()
-
-    def _is_allowed(self, to: Setting) -> bool:
-        return to.messages >= self._least and 1 <= to.in_flight <= self._in_flight_max
 
     # -- is the target within reach? ---------------------------------------------------------------------------------
 

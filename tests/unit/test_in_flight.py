@@ -99,6 +99,24 @@ class HeldUp:
         raise JobFailed("a worker is gone")
 
 
+def test_a_tuner_has_more_run_side_by_side_and_fewer_while_they_run(tmp_path: Path) -> None:
+    """The clock stands still, so every latency is 0: it climbs as far as it may."""
+    most, results = list[int](), list[BatchResult]()
+    w = World([b"x"] * 400, tmp_path, in_flight=4, batch_messages=2, clock=ManualClock())
+
+    def look(name: str) -> None:
+        if name == "open.after":
+            most.append(w.source.backlog().pending // 2)
+
+    with watched(look):
+        statistics = w.run(jobs=JobsOnThreads(4), on_batch=results.append, latency_target_s=1.0)
+    assert w.counts() == Counter({"x": 400})
+    assert [r.txid for r in results] == sorted(r.txid for r in results)
+    assert most[0] == 1
+    assert 2 <= max(most) <= 4
+    assert statistics.tuning is not None
+
+
 def test_batches_are_opened_while_the_lowest_commits(tmp_path: Path) -> None:
     held_up = HeldUp()
 

@@ -158,8 +158,8 @@ class Believes(LatencyTuner):
 class StaysAlone(LatencyTuner):
     """Never tries more in flight."""
 
-    def _is_allowed(self, to: Setting) -> bool:
-        return super()._is_allowed(to) and to.in_flight == 1
+    def __init__(self, target_s: float, most: Limit, in_flight_max: int) -> None:
+        super().__init__(target_s, most, min(1, in_flight_max))
 
 
 @pytest.mark.parametrize(
@@ -231,6 +231,12 @@ def test_it_never_passes_its_bounds(most: int, seed: int) -> None:
         latency_s = rng.uniform(0, 3) * (1 + number // 500 % 2)
         full = rng.random() < 0.9
         tuner.learn(Sample(rng.randint(1, tuner.limit.messages), latency_s, number, full, setting_of(tuner)))
+
+
+def test_batches_that_may_not_be_smaller_are_tried_side_by_side_all_the_same() -> None:
+    tuner = LatencyTuner(1.0, Limit(5), IN_FLIGHT_MAX)
+    Pipeline(1.0, 0.0, tuner=tuner).run(LONG_COMMIT, 500, learning=0)
+    assert setting_of(tuner) == Setting(5, 2)
 
 
 def test_what_is_set_stays() -> None:
