@@ -162,7 +162,7 @@ class Prefixed(MemoryStore):
         self.prefix = prefix
 
     @property
-    def identity(self) -> str:
+    def store_identity(self) -> str:
         return self.prefix
 
     def multi_get(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:

@@ -63,7 +63,7 @@ class IdentifiedStore(Protocol):
     """A store that says which one it is, so that two connections to it are known for one store."""
 
     @property
-    def identity(self) -> str:
+    def store_identity(self) -> str:
         """Equal for all that read and write the same keys: server, database and prefix of the keys, say."""
         ...
 
@@ -218,7 +218,7 @@ class KeyValueBacking:
     def store_key(self) -> TableKey:
         """What the store says of itself; else the object."""
         store = self._plain
-        return ("store", store.identity) if isinstance(store, IdentifiedStore) else ("object", id(store))
+        return ("store", store.store_identity) if isinstance(store, IdentifiedStore) else ("object", id(store))
 
     @property
     def limits(self) -> Limits:
