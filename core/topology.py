@@ -428,7 +428,7 @@ class TopologyGraph:
         Raises:
             TopologyError: the sink's name is taken, or it cannot take such tuples; or `stream` is no output stream.
         """
-        _require_sink(sink, f"topology {self.name!r}")
+        require_sink(sink, f"topology {self.name!r}")
         where = f"sink {sink.name!r}"
         if not isinstance(stream, OutputStream):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TopologyError(
@@ -575,7 +575,7 @@ class TopologyGraph:
         Raises:
             TopologyError: the name is taken, the sink cannot take such rows, or another sink has its table.
         """
-        _require_sink(spec, f"component {input_.component!r}")
+        require_sink(spec, f"component {input_.component!r}")
         schema = self.schema_of(input_.component, input_.stream)
         component = self._component(input_.component)
         rows = SinkInput(schema)
@@ -799,7 +799,7 @@ def _is_number(value: object, *kinds: type) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def _require_sink(sink: SinkSpec, where: str) -> None:
+def require_sink(sink: SinkSpec, where: str) -> None:
     """Raise TopologyError where this is no sink."""
     if not lacks(sink, "name", "target", "check", "open", "placed"):
         return

@@ -24,6 +24,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
+from stormproof.core.arguments import shown
 from stormproof.core.attempts import FailedIn
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Fenced, JobFailed, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
@@ -50,7 +51,7 @@ from stormproof.core.source.protocol import (
     SliceReader,
     Source,
 )
-from stormproof.core.topology import TopologyGraph, as_guarantee, checked_name
+from stormproof.core.topology import TopologyGraph, as_guarantee, checked_name, require_sink
 from stormproof.sinks.protocol import CommitOutcome, Sink
 from stormproof.sinks.staging import FileWriter, make_folder
 from stormproof.trident.coordinator import SEED_BITS, Coordinator, RunOptions, outlasting_outages
@@ -134,6 +135,8 @@ def exactly_once(
     """
     if not sinks:
         raise TopologyError(f"exactly_once(name={name!r}) needs at least one sink")
+    for sink in sinks:
+        require_sink(sink, f"exactly_once(name={name!r})")
     require_tables_apart(name, sinks)
     return _SinkStream(
         checked_name(name, "stream"), sinks, adopt=adopt, settings=settings, on_batch=on_batch, frames=frames
@@ -159,6 +162,8 @@ def feed(
         TopologyError: the topology cannot be run so, or its one source is no `MicroBatches`.
         When a micro-batch is handed in: as `exactly_once`, and as a topology's run.
     """
+    if not isinstance(topology, TopologyGraph):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TopologyError(f"feed: {shown(topology)} is no topology; give an object of Topology with its streams")
     spouts = topology.spouts
     source = spouts[0].source
     if len(spouts) != 1 or not isinstance(source, MicroBatches):

@@ -48,6 +48,8 @@ from stormproof import (
     TransactionalMap,
     UsageError,
     count,
+    exactly_once,
+    feed,
     sum_,
 )
 from stormproof.core.source.backoff import Backoff
@@ -986,6 +988,29 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
 }
 
 
+MICRO_BATCHES: Final[Mapping[str, Sequence[Case]]] = {
+    "exactly_once": [
+        (lambda: exactly_once(name="s"), r"exactly_once\(name='s'\) needs at least one sink"),
+        (
+            lambda: exactly_once("table", name="s"),
+            r"exactly_once\(name='s'\): 'table' is no sink; give one like DeltaSink",
+        ),
+        (lambda: exactly_once(MemorySink("o"), name="a b"), f"stream {A_NAME}"),
+    ],
+    "feed": [
+        (lambda: feed(words().topology), "topology 't' is fed .*only where its one source is a MicroBatches"),
+        (lambda: feed("words"), "feed: 'words' is no topology; give"),
+        (lambda: feed(fed(), "twice"), "no guarantee 'twice'; known: at-most-once"),
+    ],
+}
+
+
+def fed() -> Topology:
+    t = topology()
+    t.stream("s", MicroBatches("s", "a int")).into(MemorySink("out"))
+    return t
+
+
 def run_with(engine: Any) -> object:
     stream = words()
     stream.into(MemorySink("out"))
@@ -1017,6 +1042,13 @@ def test_of_a_source_a_sink_or_a_state(build: Callable[[], object], said: str) -
     assert isinstance(raised.value, UsageError)
     assert re.search(said, str(raised.value)), str(raised.value)
     assert " at 0x" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("build", "said"), [case for cases in MICRO_BATCHES.values() for case in cases])
+def test_of_what_a_streaming_query_is_given(build: Callable[[], object], said: str) -> None:
+    with pytest.raises(TopologyError) as raised:
+        build()
+    assert re.search(said, str(raised.value)), str(raised.value)
 
 
 FREE: Final = {
