@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
 
 from stormproof.core.errors import Json
+from stormproof.core.source.files.pending import Subscriber, forget_files
 from stormproof.trident.audit.evidence import PrunableEvidence
 from stormproof.trident.audit.files import FileEvidence
 from stormproof.trident.audit.ledger import AuditLedger
@@ -32,6 +33,9 @@ from stormproof.trident.transaction import EventKind
 
 CHUNK_TXIDS: Final = 1_000
 """So many batches go in one transaction: no lock is held for long, and a kill in between leaves a shorter prune."""
+
+if TYPE_CHECKING:
+    import psycopg
 
 MAX_MESSAGE: Final = 2**63 - 1
 
@@ -53,6 +57,14 @@ class PruneReport:
     kept_txids: int
     dry_run: bool
     by: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Where the rows of micro-batches are messages: the subscription, and its lowest message that is in no ended batch."""
+
+    who: Subscriber
+    unresolved: int
 
 
 class _DryRun(Exception):
@@ -88,7 +100,9 @@ def prune(
         prunable = evidence if isinstance(evidence, PrunableEvidence) else None
         before = max(earlier, default=0)
         target = _target(snapshot.connection, row.incarnation, ended_before)
-        unresolved = evidence.lowest_unresolved() if isinstance(evidence, FileEvidence) else 0
+        files: _Files | None = None
+        if isinstance(evidence, FileEvidence):
+            files = _Files(Subscriber(evidence.name, evidence.subscription), evidence.lowest_unresolved())
         is_fed = place_of(snapshot.connection, row.incarnation) is not None
     run = Run(topology, row.incarnation, row.epoch)
     removed: Counter[str] = Counter()
@@ -108,8 +122,13 @@ def prune(
     after: int | None = 0 if is_fed else None
     while after is not None:
         job.run = Run(topology, row.incarnation, _epoch(audit, topology))
-        with ledger.transaction(job.run) as tx:
-            after = job.micro_batches(tx, upto, unresolved, after, chunk_txids, removed)
+        try:
+            with ledger.transaction(job.run) as tx:
+                after = job.micro_batches(tx, upto, files, after, chunk_txids, removed)
+                if dry_run:
+                    raise _DryRun
+        except _DryRun:
+            pass
     return PruneReport(topology, upto, before, ended_before, dict(removed), len(job.kept), dry_run, by)
 
 
@@ -199,20 +218,22 @@ class _Job:
         return removed
 
     def micro_batches(
-        self, tx: Tx, upto: int, unresolved: int, after: int, limit: int, removed: Counter[str]
+        self, tx: Tx, upto: int, files: _Files | None, after: int, limit: int, removed: Counter[str]
     ) -> int | None:
-        """Remove some micro-batches that may go; after which to look on, or None.
-
-        `unresolved`: the source's lowest message that is in no batch that has ended.
-        """
-        stop_id = min(unresolved, self._lowest_message_behind(tx, upto))
+        """Remove some micro-batches that may go, with the rows of their files; after which to look on, or None."""
+        stop_id = 0 if files is None else min(files.unresolved, self._lowest_message_behind(tx, upto))
         forgettable = Forgettable(upto, self._ended_before, stop_id, self._told(tx))
-        numbers, after_these = forgettable.find(tx, after, limit)
-        if numbers:
-            removed["stream_batch"] += len(numbers)
-        if numbers and not self._dry_run:
-            forget(tx, numbers)
-            self._add_to_record(tx, upto, len(numbers))
+        found, after_these = forgettable.find(tx, after, limit)
+        if not found:
+            return after_these
+        counts = Counter(stream_batch=len(found))
+        forget(tx, found)
+        ranges = [(one.first, one.stop) for one in found if one.first is not None and one.stop is not None]
+        if files is not None and ranges:
+            cursor = cast("psycopg.Connection[Any]", tx.raw).cursor()
+            counts["file_entry"] = forget_files(cursor, files.who, ranges)
+        self._add_to_record(tx, upto, counts)
+        removed += counts
         return after_these
 
     def _lowest_message_behind(self, tx: Tx, upto: int) -> int:
@@ -347,15 +368,14 @@ class _Job:
         )
         self._recorded = upto
 
-    def _add_to_record(self, tx: Tx, upto: int, micro_batches: int) -> None:
+    def _add_to_record(self, tx: Tx, upto: int, more: Counter[str]) -> None:
         """To this prune's row, or where it had no txids to remove, to that of the prune before."""
         mine = sa.and_(t.prune.c.incarnation == self.run.incarnation, t.prune.c.upto == upto)
         found = tx.connection.execute(sa.select(t.prune.c.removed).where(mine)).scalar_one_or_none()
         if found is None:
-            self._record(tx, upto, Counter(stream_batch=micro_batches))
+            self._record(tx, upto, more)
             return
-        total = found.get("stream_batch", 0) + micro_batches
-        tx.connection.execute(sa.update(t.prune).where(mine).values(removed={**found, "stream_batch": total}))
+        tx.connection.execute(sa.update(t.prune).where(mine).values(removed={**(Counter(found) + more)}))
 
 
 def _parts(items: Sequence[Any], size: int = 5_000) -> Iterable[Sequence[Any]]:

@@ -24,6 +24,7 @@ from support.verdicts import verified
 from stormproof import Fenced, PositionMismatch
 from stormproof.core.clock import SystemClock
 from stormproof.core.postgres.database import Database
+from stormproof.core.source.files.pending import Subscriber, forget_files
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.foreach_batch import ForeachBatch, StreamOutcome, StreamResult
 from stormproof.trident.ledger.ledger import Ledger
@@ -92,10 +93,14 @@ def test_what_a_prune_leaves_still_tells_every_checkpoint_that_does_not_fit(
 ) -> None:
     cell = replace(cell, form=form)
     fed(cell, opened)
+    files = sql(cell, "select count(*) from stormproof.file_entry")[0][0]
     dry = pruned(command, "--dry-run")
     assert left(cell) == [0, 1, 2, 3, 4, 5]
     done = pruned(command)
     assert done["stream_batch"] == dry["stream_batch"] == 6 - len(left(cell))
+    kept_files = sql(cell, "select count(*) from stormproof.file_entry")[0][0]
+    assert done.get("file_entry", 0) == dry.get("file_entry", 0) == files - kept_files
+    assert kept_files < files or form is Form.SINKS
     # The first; the one that the ledger's next one follows; where the query stands.
     assert left(cell) == ([0, 4, 5] if form is Form.SINKS else [0, 5])
     assert "stream_batch" not in pruned(command)
@@ -188,6 +193,29 @@ def test_the_micro_batch_of_a_dead_letter_stays_until_its_story_is_over(
     assert verified("orders", cell.database).clean
     command("dead-letters", "requeue", "orders", letter["id"])
     settle(cell)
+    assert verified("orders", cell.database).clean
+
+
+def test_messages_are_numbered_on_where_only_micro_batches_without_rows_are_left(
+    cell: StreamCell, opened: Opener, command: CommandLine
+) -> None:
+    """Else what comes next would be taken for messages that were done before."""
+    cell = replace(cell, form=Form.TOPOLOGY)
+    function = opened(cell)
+    for batch, values in enumerate((["a"], ["b", "c"], ["d"], [], [])):
+        function(handout(QUERY, *values), batch)
+    pruned(command)
+    assert left(cell) == [0, 2, 3, 4]
+    with psycopg.connect(cell.database.conninfo) as connection:
+        who = Subscriber("lines", QUERY)
+        forget_files(connection.cursor(), who, [(0, 1_000)])
+        assert forget_files(connection.cursor(), who, [(0, 1_000)]) == 0
+    assert len(sql(cell, "select from stormproof.file_entry")) == 1
+    for batch, value in enumerate(["e", "f"], 5):
+        function(handout(QUERY, value), batch)
+        pruned(command)
+    function.close()
+    require_exact(cell, ["a", "b", "c", "d", "e", "f"])
     assert verified("orders", cell.database).clean
 
 

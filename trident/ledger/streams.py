@@ -254,11 +254,11 @@ class Forgettable:
     told: Sequence[int] = ()
     """Messages' numbers, in rising order."""
 
-    def find(self, tx: Tx, after: int, limit: int) -> tuple[list[int], int | None]:
-        """The numbers of some micro-batches that may go, of those after this number; and after which to look on, or None."""
+    def find(self, tx: Tx, after: int, limit: int) -> tuple[list[StreamBatch], int | None]:
+        """Some micro-batches that may go, of those after this number; and after which number to look on, or None."""
         c, later = stream_batch.c, stream_batch.alias()
         rows = tx.connection.execute(
-            sa.select(c.number, c.first_id, c.stop_id)
+            sa.select(stream_batch)
             .where(
                 c.incarnation == tx.run.incarnation,
                 c.number > max(after, 1),
@@ -273,7 +273,7 @@ class Forgettable:
             .order_by(c.number)
             .limit(limit)
         ).all()
-        found = [row.number for row in rows if row.first_id is None or not self._tells_of(row.first_id, row.stop_id)]
+        found = [_read(row) for row in rows if row.first_id is None or not self._tells_of(row.first_id, row.stop_id)]
         return found, rows[-1].number if len(rows) == limit else None
 
     def _tells_of(self, first: int, stop: int) -> bool:
@@ -281,10 +281,10 @@ class Forgettable:
         return place < len(self.told) and self.told[place] < stop
 
 
-def forget(tx: Tx, numbers: Sequence[int]) -> None:
+def forget(tx: Tx, taken: Sequence[StreamBatch]) -> None:
     """Remove these micro-batches' rows."""
     tx.connection.execute(
         sa.delete(stream_batch).where(
-            stream_batch.c.incarnation == tx.run.incarnation, stream_batch.c.number.in_(numbers)
+            stream_batch.c.incarnation == tx.run.incarnation, stream_batch.c.number.in_([one.number for one in taken])
         )
     )

@@ -431,6 +431,24 @@ def lowest_unresolved(cursor: Cursor[Any], who: Subscriber) -> int:
     return int(row[0]) if row is not None and row[0] is not None else 0
 
 
+def forget_files(cursor: Cursor[Any], who: Subscriber, ranges: Sequence[tuple[int, int]]) -> int:
+    """Remove the rows of files all of whose messages are within one of these ranges; gives how many.
+
+    The newest file stays: the next one's messages are numbered behind it.
+    """
+    return query(
+        cursor,
+        f"delete from {SCHEMA}.file_entry e using unnest(%s::bigint[], %s::bigint[]) as gone (first_id, stop_id)"
+        " where e.source = %s and e.subscription = %s"
+        " and e.first_id >= gone.first_id and e.first_id + e.rows <= gone.stop_id"
+        f" and e.number < (select max(number) from {SCHEMA}.file_entry where {_MINE})",
+        [first for first, _ in ranges],
+        [stop for _, stop in ranges],
+        *who.key,
+        *who.key,
+    ).rowcount
+
+
 def backlog(cursor: Cursor[Any], who: Subscriber, total: int) -> Backlog:
     """What is left for the subscription, of so many messages."""
     row = query(
