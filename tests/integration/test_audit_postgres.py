@@ -103,6 +103,22 @@ def test_a_schema_of_another_revision_is_refused_by_name(shell: Shell) -> None:
     assert "stormproof ledger migrate" in error["message"]
 
 
+def test_a_latency_target_alone_has_size_and_number_tuned_and_status_says_so(shell: Shell) -> None:
+    shell("ledger", "migrate")
+    (shell.folder / "lines.txt").write_text("a b\n" * 60)
+    shell("queue", "put", "lines", "--lines", str(shell.folder / "lines.txt"))
+    ran = shell.run("--latency-target", "0.001")  # which nothing holds
+    assert ran["messages"] == 60
+    assert (ran["tuning"]["in_flight_max"], ran["tuning"]["latency_target_s"]) == (4, 0.001)
+    (topology,) = shell("status")["topologies"]
+    assert topology["tuning"]["latency_target_s"] == 0.001
+    assert topology["tuning"]["floor_s"] > 0.001
+    assert "below reach" in topology["tuning"]["why"]
+    text = CommandLine(shell.capture).text("status")
+    assert "tuned to commit within 0.001 s of the open, with at most 4 in flight, which is below reach" in text
+    assert "last step: " in text
+
+
 def test_an_untouched_run_verifies_clean_and_every_question_is_answered(done: Shell) -> None:
     report = done("audit", "verify", "words")
     assert report["violations"] == report["unknowns"] == report["notices"] == []
