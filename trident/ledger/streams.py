@@ -13,9 +13,11 @@ import sqlalchemy as sa
 
 from stormproof.core.errors import PositionMismatch
 from stormproof.trident.ledger import tables
-from stormproof.trident.ledger.ledger import Tx
+from stormproof.trident.ledger.ledger import DriverIdentity, Tx
 
 SCHEMA: Final = "stormproof"
+START_TOLERANCE_S: Final = 1.0
+"""How far two readings of one process's start may lie apart."""
 metadata: Final = sa.MetaData(schema=SCHEMA)
 
 stream_batch: Final = sa.Table(
@@ -60,8 +62,8 @@ class Standing:
     last: StreamBatch | None = None
     """The last one that it took."""
     others: Mapping[str, StreamBatch] = field(default_factory=dict[str, StreamBatch])
-    """The last one of the same query that each other name took: looked for where this name took none, and the query is not
-    at its first.
+    """The last one of the same query that each other name took, where this name took none. At the query's first batch only
+    of those whose driver ended without a word: what they took may be on its way still.
     """
 
     @property
@@ -128,13 +130,17 @@ def _another_name(topology: str, standing: Standing, query: str, batch: int) -> 
     names = sorted(standing.others, key=lambda name: -standing.others[name].batch)
     stand = ", ".join(f"{name!r} stands at batch {standing.others[name].batch} of it" for name in names)
     before = standing.others[names[0]]
+    lacks = (
+        f"{missing(batch)} not in its sinks"
+        if batch
+        else f"what {names[0]!r} left may be on its way to the same tables"
+    )
     return PositionMismatch(
         f"topology {topology!r} has taken nothing yet, and Spark hands out batch {batch} of streaming query {query}, which "
         f"the ledger knows by another name: {stand}. Either {names[0]!r} was renamed to {topology!r}, or {topology!r} was "
-        f"added to a query that had begun without it; {missing(batch)} not in its sinks. Nothing was written. Keep the name "
-        f"{names[0]!r}; or begin anew with a new checkpoint, another name and other tables; or, where {topology!r} is to "
-        f"have what this query reads from here on and no more, pass adopt={before.place!r}. Inspect with: stormproof audit "
-        f"verify {names[0]}",
+        f"added to a query that had begun without it; {lacks}. Nothing was written. Keep the name {names[0]!r}; or begin "
+        f"anew with a new checkpoint, another name and other tables; or, where {topology!r} is to have what this query "
+        f"reads from here on and no more, pass adopt={before.place!r}. Inspect with: stormproof audit verify {names[0]}",
         known_as=[*names],
         ledger_query=before.query,
         ledger_batch=before.batch,
@@ -164,12 +170,17 @@ def stands_by_name(connection: sa.Connection, topology: str, query: str, batch: 
 
 def _standing(connection: sa.Connection, topology: str, incarnation: str | None, query: str, batch: int) -> Standing:
     last = None if incarnation is None else newest(connection, incarnation)
-    others = {} if last is not None or batch == 0 else _others(connection, topology, query)
-    return Standing(last, others)
+    return Standing(last, {} if last is not None else _others(connection, topology, query, batch))
 
 
-def _others(connection: sa.Connection, topology: str, query: str) -> dict[str, StreamBatch]:
-    c, name = stream_batch.c, tables.topology.c.name
+def _others(connection: sa.Connection, topology: str, query: str, batch: int) -> dict[str, StreamBatch]:
+    c, row, name, mine = stream_batch.c, tables.topology.c, tables.topology.c.name, DriverIdentity.mine()
+    is_mine = sa.and_(
+        row.driver_host == mine.host,
+        row.driver_pid == mine.pid,
+        sa.func.abs(row.driver_started - mine.started) <= START_TOLERANCE_S,
+    )
+    is_left = sa.and_(row.stopped_at.is_(None), sa.not_(is_mine))
     last = (
         sa.select(c.incarnation, sa.func.max(c.number).label("number"))
         .where(c.query == query)
@@ -180,7 +191,7 @@ def _others(connection: sa.Connection, topology: str, query: str) -> dict[str, S
         sa.select(name, stream_batch)
         .join_from(stream_batch, last, sa.and_(c.incarnation == last.c.incarnation, c.number == last.c.number))
         .join(tables.topology, tables.topology.c.incarnation == c.incarnation)
-        .where(name != topology)
+        .where(name != topology, is_left if batch == 0 else sa.true())
         .order_by(name)
     )
     return {row.name: _read(row) for row in rows}
