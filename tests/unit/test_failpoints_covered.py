@@ -11,10 +11,10 @@ ROOT = TESTS.parent
 
 
 def test_the_matrix_takes_its_cells_from_the_registry() -> None:
-    for name in ("integration/test_crash_matrix.py", "support/chain.py"):
-        text = (TESTS / name).read_text(encoding="utf-8")
-        assert "FAILPOINTS.values()" in text
-        assert "was reached by no start" in text
+    matrix = "integration/test_crash_matrix.py"
+    for cells, check in ((matrix, matrix), ("support/shapes.py", "support/chain.py")):
+        assert "FAILPOINTS.values()" in (TESTS / cells).read_text(encoding="utf-8")
+        assert "was reached by no start" in (TESTS / check).read_text(encoding="utf-8")
 
 
 def test_what_the_matrix_leaves_out_is_reached_elsewhere() -> None:
