@@ -20,7 +20,7 @@ from stormproof import DeltaMap, DeltaSink, PostgresMap, PostgresQueue, Postgres
 from stormproof.core.errors import TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import compile_topology
-from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkSpec
 from stormproof.sinks.postgres import locate
@@ -190,7 +190,7 @@ def test_a_streaming_querys_sinks_are_asked_too(operated: Operated) -> None:
 def test_a_copied_cluster_is_another_server(operated: Operated, monkeypatch: pytest.MonkeyPatch, copied: bool) -> None:
     """It has its original's identifier; when it was started tells the two apart."""
     starts = iter((1, 2 if copied else 1))
-    connect, asked = locate.connect, locate.LOCATE
+    asked = locate.LOCATE
 
     def connected(database: Database, *, application_name: str, autocommit: bool) -> psycopg.Connection:
         monkeypatch.setattr(
