@@ -39,7 +39,7 @@ class Database:
     """One Postgres database, as libpq's connection parameters.
 
     Guarantee:
-        No text form (`str`, `repr`, `redacted`) has a password or another secret. Picklable: executors receive it.
+        No text form (`str`, `repr`, `redacted`, `without_password`) has a password or another secret. Picklable: executors receive it.
         `conninfo`, `adbc_uri` and `sqlalchemy_url` do hold the password: pass them on, never print them.
     """
 
@@ -147,6 +147,12 @@ class Database:
             shown_port = f"&port={port}" if port else ""
             return f"postgresql://{user}/{name}?host={quote(host)}{shown_port}"
         return f"postgresql://{user}{host}{f':{port}' if port else ''}/{name}"
+
+    @property
+    def without_password(self) -> str:
+        """All of it but the secrets, as a URL that `from_url` reads: for a record from which it is opened again."""
+        known = [(key, value) for key, value in self.parameters if key not in _SECRET]
+        return f"postgresql:///?{urlencode(known, quote_via=quote, safe='')}"
 
     def with_name(self, name: str) -> Database:
         """Another database of the same server."""

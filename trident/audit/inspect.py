@@ -47,8 +47,8 @@ def describe_sink(sink: SinkSpec, input_: SinkInput, *, files: str | None = None
     if isinstance(sink, DeltaSink):
         return {**description, "kind": "delta", "path": sink.target}
     if isinstance(sink, PostgresSink):
-        database = None if sink.database is None else sink.database.redacted
-        table = sink.target if database is None else sink.target.removesuffix(f" at {database}")
+        database = None if sink.database is None else sink.database.without_password
+        table = sink.target if sink.database is None else sink.target.removesuffix(f" at {sink.database.redacted}")
         return {**description, "kind": "postgres", "table": table, "database": database}
     return description
 
@@ -102,9 +102,12 @@ def described_sink(binding: SinkBinding, ledger_database: Database) -> tuple[Sin
 
     database = ledger_database
     elsewhere = description.get("database")
-    if elsewhere is not None and elsewhere != ledger_database.redacted:
-        # Without its password, which is not the ledger's to keep: libpq finds it in PGPASSWORD or a password file.
+    if elsewhere is not None:
         database = Database.from_url(str(elsewhere), setting=f"the ledger's description of sink {binding.sink!r}")
+        # Without its password, which is not the ledger's to keep: libpq finds it in PGPASSWORD or a password file, where
+        # it is not the one that the ledger itself was reached with.
+        if database.redacted == ledger_database.redacted:
+            database = Database.of({**dict(ledger_database.parameters), **dict(database.parameters)})
     if description["kind"] == "postgres-map":
         from stormproof.trident.state.postgres import PostgresMap
 

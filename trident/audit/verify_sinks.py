@@ -209,7 +209,9 @@ class _Comparison:
         oldest = min(self._held, default=None)
         if self._report.truncated and (oldest is None or txid < oldest):
             self._findings.unknown(
-                f"txid {txid}, sink {self._sink!r}: the table's retention has removed the log of that time",
+                f"txid {txid}, sink {self._sink!r}: the evidence begins "
+                f"{'after it' if oldest is None else f'with txid {oldest}'}: a log's retention has removed what was "
+                "before, or the store keeps the last only",
                 txid=txid,
                 sink=self._sink,
             )

@@ -231,7 +231,7 @@ class PostgresMap:
         return {
             "kind": "postgres-map",
             "table": str(self._table),
-            "database": None if chosen is None else chosen.redacted,
+            "database": None if chosen is None else chosen.without_password,
             "state": self._kind.value,
         }
 
