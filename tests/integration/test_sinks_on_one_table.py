@@ -215,19 +215,19 @@ def test_a_copied_cluster_is_another_server(operated: Operated, monkeypatch: pyt
 def test_the_audit_finds_a_table_as_the_sink_did(operated: Operated, state: bool) -> None:
     """What else its URL says, as a search path, decides which table it is; the password alone is not on record."""
     operated.sql("create schema elsewhere; create table counts (word text primary key, n bigint)")
-    database = other_way(operated, options="-c search_path=elsewhere", password="not asked for")
-    sink = (
-        StateSink("a", PostgresMap("counts", database=database)) if state else PostgresSink("counts", database=database)
-    )
+    secret = f"not-asked-for-{NAME}"
+    database = other_way(operated, options="-c search_path=elsewhere", password=secret)
+    sinks = PostgresSink("counts", database=database), StateSink("a", PostgresMap("counts", database=database))
+    sink = sinks[state]
     operated.put(*LINES)
     operated.run(words(operated, sink))
-    ((table,),) = operated.sql(
+    ((tables,),) = operated.sql(
         "select array_agg(relnamespace::regnamespace::text || '.' || relname) from pg_class "
         "where relname = 'counts' and relkind = 'r'"
     )
-    assert sorted(table) == ["elsewhere.counts", "public.counts"]
+    assert sorted(tables) == ["elsewhere.counts", "public.counts"]
     assert operated.sql("select count(*) from public.counts") == [(0,)]
     assert operated.verify()["violations"] == []
     ((described,),) = operated.sql("select description::text from stormproof.topology_sink")
     assert "search_path" in described
-    assert "asked" not in described
+    assert secret not in described
