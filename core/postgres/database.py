@@ -39,7 +39,8 @@ class Database:
     """One Postgres database, as libpq's connection parameters.
 
     Guarantee:
-        No text form (`str`, `repr`, `redacted`, `without_password`) has a password or another secret. Picklable: executors receive it.
+        No text form (`str`, `repr`, `redacted`, `without_password`) has a password or another secret. Picklable:
+        executors receive it.
         `conninfo`, `adbc_uri` and `sqlalchemy_url` do hold the password: pass them on, never print them.
     """
 
