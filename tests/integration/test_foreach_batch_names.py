@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,9 +18,9 @@ from support.stream_chain import require_exact
 from support.streams import (
     ArrowFrames,
     Form,
+    Opener,
     StandInQuery,
     StreamCell,
-    function_of,
     handout,
     put_file,
     run_stream_driver,
@@ -32,11 +30,10 @@ from support.verdicts import is_known, verified
 from stormproof import Fenced, PositionMismatch, PostgresSink, StoreUnavailable, UsageError, exactly_once
 from stormproof.core.failpoint import armed
 from stormproof.core.postgres.database import Database
-from stormproof.trident.foreach_batch import ForeachBatch, StreamOutcome, StreamResult
+from stormproof.trident.foreach_batch import StreamOutcome, StreamResult
 from stormproof.trident.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.postgres
-Opener: TypeAlias = Callable[..., ForeachBatch]
 forms = pytest.mark.parametrize("form", Form)
 QUERY = str(uuid.UUID(int=7))
 
@@ -45,28 +42,6 @@ QUERY = str(uuid.UUID(int=7))
 def cell(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamCell:
     monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
     return StreamCell("orders", Form.SINKS, tmp_path, prepared_database(database))
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    return CommandLine(capsys)
-
-
-@pytest.fixture
-def opened() -> Iterator[Opener]:
-    """Makes functions, and closes what they leave open."""
-    made: list[ForeachBatch] = []
-
-    def make(
-        cell: StreamCell, frames: ArrowFrames | None = None, results: list[StreamResult] | None = None
-    ) -> ForeachBatch:
-        made.append(function_of(cell, frames or ArrowFrames(), None if results is None else results.append))
-        return made[-1]
-
-    yield make
-    for function in made:
-        with suppress(Fenced):
-            function.close()
 
 
 def sql(cell: StreamCell, statement: str, *values: object) -> list[tuple[Any, ...]]:
@@ -103,12 +78,12 @@ def test_two_functions_of_one_query_each_take_every_batch(cell: StreamCell, open
         for function in functions:
             function(handout(QUERY, *values), batch)
 
-    functions = [opened(one, None, results), opened(two, None, results)]
+    functions = [opened(one, None, results.append), opened(two, None, results.append)]
     run(0, "a", "b")
     functions[0](handout(QUERY, "c"), 1)  # the driver ends between the two
     for function in functions:
         function.close()
-    functions = [opened(one, None, results), opened(two, None, results)]
+    functions = [opened(one, None, results.append), opened(two, None, results.append)]
     run(1, "c")
     run(2, "d")
     assert [r.outcome for r in results] == [StreamOutcome.COMMITTED] * 3 + [

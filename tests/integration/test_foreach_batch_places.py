@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
 import psycopg
 import pytest
@@ -25,10 +22,10 @@ from support.streams import (
     REFUSED,
     ArrowFrames,
     Form,
+    Opener,
     StandInQuery,
     StreamCell,
     delta_rows,
-    function_of,
     handout,
     postgres_rows,
     put_file,
@@ -40,32 +37,15 @@ from support.verdicts import verified
 from stormproof import Fenced, PositionMismatch, SinkRefused, UsageError
 from stormproof.core.failpoint import armed
 from stormproof.core.postgres.database import Database
-from stormproof.trident.foreach_batch import ForeachBatch, StreamOutcome, StreamResult
+from stormproof.trident.foreach_batch import StreamOutcome, StreamResult
 
 pytestmark = pytest.mark.postgres
-Opener: TypeAlias = Callable[..., ForeachBatch]
-OnBatch: TypeAlias = Callable[[StreamResult], None] | None
 forms = pytest.mark.parametrize("form", Form)
 
 
 @pytest.fixture
 def cell(database: Database, tmp_path: Path) -> StreamCell:
     return StreamCell("places", Form.SINKS, tmp_path, prepared_database(database))
-
-
-@pytest.fixture
-def opened() -> Iterator[Opener]:
-    """Makes functions, and closes what they leave open."""
-    made: list[ForeachBatch] = []
-
-    def make(cell: StreamCell, frames: ArrowFrames | None = None, on_batch: OnBatch = None) -> ForeachBatch:
-        made.append(function_of(cell, frames or ArrowFrames(), on_batch))
-        return made[-1]
-
-    yield make
-    for function in made:
-        with suppress(Fenced):
-            function.close()
 
 
 def events(cell: StreamCell, kind: str) -> list[tuple[object, ...]]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,21 +15,28 @@ import sqlalchemy as sa
 from support.command_line import CommandLine
 from support.queues import prepared_database
 from support.stream_chain import require_exact
-from support.streams import ArrowFrames, Form, StreamCell, first_column, function_of, handout, postgres_rows, settle
+from support.streams import (
+    Form,
+    Opener,
+    StreamCell,
+    first_column,
+    handout,
+    postgres_rows,
+    settle,
+)
 from support.topologies import POISON
 from support.verdicts import verified
 
-from stormproof import Fenced, PositionMismatch
+from stormproof import PositionMismatch
 from stormproof.core.clock import SystemClock
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.files.pending import Subscriber, forget_files
 from stormproof.trident.audit import AuditLedger
-from stormproof.trident.foreach_batch import ForeachBatch, StreamOutcome, StreamResult
+from stormproof.trident.foreach_batch import StreamOutcome, StreamResult
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.prune import prune
 
 pytestmark = pytest.mark.postgres
-Opener: TypeAlias = Callable[..., ForeachBatch]
 forms = pytest.mark.parametrize("form", Form)
 QUERY, OTHER = str(uuid.UUID(int=7)), str(uuid.UUID(int=8))
 VALUES = ["a", "b", "c", "d", "e", "f"]
@@ -41,26 +46,6 @@ VALUES = ["a", "b", "c", "d", "e", "f"]
 def cell(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamCell:
     monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
     return StreamCell("orders", Form.SINKS, tmp_path, prepared_database(database))
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    return CommandLine(capsys)
-
-
-@pytest.fixture
-def opened() -> Iterator[Opener]:
-    """Makes functions, and closes what they leave open."""
-    made: list[ForeachBatch] = []
-
-    def make(cell: StreamCell, results: list[StreamResult] | None = None) -> ForeachBatch:
-        made.append(function_of(cell, ArrowFrames(), None if results is None else results.append))
-        return made[-1]
-
-    yield make
-    for function in made:
-        with suppress(Fenced):
-            function.close()
 
 
 def sql(cell: StreamCell, statement: str) -> list[tuple[Any, ...]]:
@@ -118,7 +103,7 @@ def test_what_a_prune_leaves_still_tells_every_checkpoint_that_does_not_fit(
     with pytest.raises(PositionMismatch, match="was renamed"):
         opened(replace(cell, name="renamed"))(handout(QUERY, "x"), 6)
     results: list[StreamResult] = []
-    function = opened(cell, results)
+    function = opened(cell, on_batch=results.append)
     function(handout(QUERY, "f"), 5)
     function(handout(QUERY, "g"), 6)
     function(handout(QUERY, "h"), 7)

@@ -9,34 +9,23 @@ import re
 import shutil
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import psycopg
 import pytest
 from deltalake import DeltaTable
 from support.contents import content
-from support.crashes import KILLED, Cell, ended, paused_driver, resume, run_driver
+from support.crashes import KILLED, ended, paused_driver, resume, run_driver
 from support.operated import Operated
-from support.queues import prepared_database
 from support.topologies import MAX_ATTEMPTS, SinkMode, expected, messages, table_of
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
 from stormproof.core.errors import Fenced, PositionMismatch
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.postgres
 
 NAME = "histories"
-
-
-@pytest.fixture
-def operated(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Operated:
-    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
-    return Operated(Cell(NAME, None, Guarantee.EXACTLY_ONCE, tmp_path, prepared_database(database), NAME, 4), capsys)
 
 
 def name_of(database: Database) -> str:

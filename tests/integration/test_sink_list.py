@@ -5,21 +5,18 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from support.crashes import Cell
 from support.operated import Operated
-from support.queues import prepared_database
 from support.streams import SCHEMA, ArrowFrames, Handout
 from support.topologies import MAX_ATTEMPTS
 
 from stormproof import PostgresQueue, PostgresSink, Topology, count, exactly_once
 from stormproof.core.errors import PositionMismatch
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.trident.ledger.graph import Change
 from stormproof.trident.ledger.missing import Missing
@@ -27,14 +24,6 @@ from stormproof.trident.ledger.missing import Missing
 pytestmark = pytest.mark.postgres
 
 NAME = "listed"
-
-
-@pytest.fixture
-def operated(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Operated:
-    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
-    return Operated(Cell(NAME, None, Guarantee.EXACTLY_ONCE, tmp_path, prepared_database(database), NAME, 4), capsys)
 
 
 def words(operated: Operated, *sinks: str, key: str = "word") -> Topology:

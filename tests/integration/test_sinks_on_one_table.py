@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import psycopg
 import pyarrow as pa
 import pytest
-from support.crashes import Cell
 from support.operated import Operated
-from support.queues import prepared_database
 from support.streams import SCHEMA, ArrowFrames, Handout
 from support.topologies import MAX_ATTEMPTS
 
@@ -33,14 +30,6 @@ NAME = "own"
 LINES = [b"a b", b"a", b"c c a"]
 SHOULD = Counter(["a", "b", "a", "c", "c", "a"])
 Sinks = Callable[[Operated], Sequence[SinkSpec]]
-
-
-@pytest.fixture
-def operated(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Operated:
-    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
-    return Operated(Cell(NAME, None, Guarantee.EXACTLY_ONCE, tmp_path, prepared_database(database), NAME, 4), capsys)
 
 
 def words(operated: Operated, *sinks: SinkSpec, fold: bool = True) -> Topology:

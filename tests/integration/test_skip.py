@@ -5,33 +5,22 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support.contents import content
-from support.crashes import FENCED, KILLED, Cell, ended, paused_driver, resume, run_driver
+from support.crashes import FENCED, KILLED, ended, paused_driver, resume, run_driver
 from support.operated import Operated
-from support.queues import prepared_database
 from support.topologies import SinkMode, expected, messages, table_of
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import FailpointError, armed
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.postgres.database import Database
 
 pytestmark = pytest.mark.postgres
 
 NAME = "skipping"
 REFUSING = SinkMode.POSTGRES_APPEND
 TABLE = table_of(REFUSING, NAME)
-
-
-@pytest.fixture
-def operated(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Operated:
-    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
-    return Operated(Cell(NAME, None, Guarantee.EXACTLY_ONCE, tmp_path, prepared_database(database), NAME, 4), capsys)
 
 
 def held(operated: Operated, mode: SinkMode) -> Counter[str]:

@@ -14,15 +14,11 @@ from typing import Any, Final
 
 import deltalake
 import pytest
-from support.crashes import Cell
 from support.operated import Operated
-from support.queues import prepared_database
 from support.topologies import MAX_ATTEMPTS
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
 from stormproof.core.errors import FatalError, PositionMismatch, SinkRefused
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
 from stormproof.trident import run as run_module
@@ -135,14 +131,6 @@ class Kept:
 
 def should(*lines: bytes) -> Counter[str]:
     return Counter(word for line in lines for word in line.decode().split())
-
-
-@pytest.fixture
-def operated(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Operated:
-    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
-    return Operated(Cell(NAME, None, Guarantee.EXACTLY_ONCE, tmp_path, prepared_database(database), NAME, 4), capsys)
 
 
 @pytest.fixture(params=STORES)

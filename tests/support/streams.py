@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psycopg
 import pyarrow as pa
@@ -41,6 +41,9 @@ from support.crashes import DRIVER_TIMEOUT_S, FENCED
 from support.crashes import _context as context  # pyright: ignore[reportPrivateUsage]
 from support.topologies import MAX_ATTEMPTS, Split
 
+Opener: TypeAlias = Callable[..., ForeachBatch]
+"""Makes the function of a cell: `opened(cell, frames=None, on_batch=None)`."""
+OnBatch: TypeAlias = Callable[[StreamResult], None] | None
 SCHEMA = pa.schema([("value", pa.string()), ("id", pa.string())])
 REFUSED = 4
 """The exit status of a driver whose query was refused: checkpoint and ledger do not belong together."""
@@ -223,9 +226,7 @@ def topology_of(cell: StreamCell) -> Topology:
     return t
 
 
-def function_of(
-    cell: StreamCell, frames: ArrowFrames | None, on_batch: Callable[[StreamResult], None] | None = None
-) -> ForeachBatch:
+def function_of(cell: StreamCell, frames: ArrowFrames | None, on_batch: OnBatch = None) -> ForeachBatch:
     """What `foreachBatch` is given."""
     settings, adopt = cell.settings(), cell.adopt
     if cell.form is Form.TOPOLOGY:

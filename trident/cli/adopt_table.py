@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Final
 
 from stormproof.core.errors import PositionMismatch, SinkRefused, UsageError
 from stormproof.core.message import storable_text
@@ -27,8 +26,6 @@ from stormproof.trident.cli.stores import opened, operator
 from stormproof.trident.ledger.binding import Loss
 from stormproof.trident.ledger.ledger import Ledger, Tx
 from stormproof.trident.ledger.rows import Run
-
-_NO_TABLE: Final = "there is no table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +165,7 @@ def _loss_of(binding: SinkBinding, known: _Known, found: _Found) -> Loss | None:
     there = {txid: rows for txid, rows in written.items() if txid not in missing}
     if found.table_id is None or found.counted < _least(binding, there):
         missing = written
-    is_behind = found.last is None or found.last.txid < known.last.txid
-    if not any(missing.values()) and not (is_behind and missing):
+    if not any(missing.values()) and not (_is_behind(found, known) and missing):
         return None
     return Loss(known.last.txid, ranges(missing), sum(missing.values()), found.counted)
 
@@ -182,12 +178,12 @@ def _require_acceptable(
     lost = "" if loss is None else f"what {_named(loss)} wrote there ({loss.rows} rows)"
     if found.table_id is None and not accept_loss:
         raise SinkRefused(
-            f"{where}: {_NO_TABLE} {binding.target}. Put it back; or go on in an empty one"
+            f"{where}: there is no table {binding.target}. Put it back; or go on in an empty one"
             f"{f', and give up {lost}' if lost else ''}, on record: {give_up}",
             sink=binding.sink,
             problem=TABLE_GONE,
         )
-    behind = known.last is not None and (found.last is None or found.last.txid < known.last.txid)
+    behind = _is_behind(found, known)
     if (
         found.last != known.last
         and not (behind and accept_loss)
@@ -211,6 +207,10 @@ def _require_acceptable(
             rows=loss.rows,
             found=loss.found,
         )
+
+
+def _is_behind(found: _Found, known: _Known) -> bool:
+    return known.last is not None and (found.last is None or found.last.txid < known.last.txid)
 
 
 def _named(loss: Loss) -> str:
