@@ -27,6 +27,7 @@ from stormproof.sinks.delta.log import (
     commit_metadata,
     undo_metadata,
 )
+from stormproof.sinks.delta.merged import MERGED_FILES, lost_block
 from stormproof.sinks.delta.table import column_limits, require_table
 from stormproof.sinks.delta.torn import put_torn_aside, unreadable
 from stormproof.sinks.folding import require_unique_keys
@@ -404,6 +405,7 @@ class DeltaSession:
                 source_alias="s",
                 target_alias="t",
                 streamed_exec=streamed,
+                writer_properties=MERGED_FILES,
                 commit_properties=properties,
                 post_commithook_properties=HOOKS,
             )
@@ -526,6 +528,8 @@ class DeltaSession:
                 lost.append(f"{path} has {size} bytes instead of {file.bytes}")
             elif decode and (wrong := unreadable(path, file.rows)) is not None:
                 lost.append(f"{path} cannot be read: {wrong}")
+            elif decode and (at := lost_block(path)) is not None:
+                lost.append(f"{path} has lost the block at byte {at}: zeros stand there")
         return lost
 
     def _problem(self, entry: LogEntry, ours: OurCommit, later: list[LogEntry], restored: int | None) -> str | None:

@@ -194,8 +194,8 @@ def _readable_without(checkpoint: int, checkpoints: frozenset[int], versions: li
 def unreadable(path: str, rows: int | None = None) -> str | None:
     """Why a Parquet file cannot be read to its end; None where it can. Decodes all of it, batch by batch.
 
-    A power loss may leave a file with its size, and zeros in place of some blocks: compressed pages, their headers and the
-    footer do not decode then.
+    A power loss may leave a file with its size, and zeros in place of some blocks: most of what is damaged so does not
+    decode. Not all of it is, since pages have no checksums here; see `lost_block`.
     """
     read = 0
     try:

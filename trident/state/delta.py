@@ -17,6 +17,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import Fold, SinkInput, TableKey
 from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import APPLICATION
+from stormproof.sinks.delta.merged import MERGED_FILES
 from stormproof.sinks.delta.session import HOOKS, DeltaSession
 from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.delta.table import check_types, require_table
@@ -117,6 +118,7 @@ class DeltaBacking(DeltaSession):
                 source_alias="s",
                 target_alias="t",
                 streamed_exec=False,
+                writer_properties=MERGED_FILES,
                 commit_properties=properties,
                 post_commithook_properties=HOOKS,
             )
