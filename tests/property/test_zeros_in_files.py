@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import tempfile
 from itertools import chain
 from pathlib import Path
@@ -12,10 +13,10 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stormproof.sinks.delta.merged import MERGED_FILES, lost_block
+from stormproof.sinks.delta.merged import BLOCK_BYTES, MERGED_FILES, lost_block
 
-RUNS = st.lists(st.tuples(st.booleans(), st.integers(1, 20_000)), min_size=1, max_size=8)
-"""Runs of values, each of zeros or of random bits."""
+RUNS = st.lists(st.tuples(st.booleans(), st.integers(1, 4_000)), min_size=1, max_size=6)
+"""Runs of values, each of zeros or of random bits. Twice as many bytes as they are together are less than 60,000."""
 
 
 def numbers(runs: list[tuple[bool, int]], seed: int) -> list[int]:
@@ -42,3 +43,16 @@ def test_zeros_that_were_written_are_no_lost_block(
             write_deltalake(path, rows, writer_properties=MERGED_FILES)
             (file,) = DeltaTable(path).file_uris()
             assert lost_block(file) is None
+
+
+def test_the_longest_run_of_zeros_that_is_left_as_it_is() -> None:
+    """As long as a block only behind some 60,000 bytes that repeat nothing, and never much longer."""
+    bits, longest = random.Random(1), dict[int, int]()
+    with tempfile.TemporaryDirectory() as folder:
+        for before in [*range(0, 60_000, 2_500), *range(60_000, 65_536, 200)]:
+            path = str(Path(folder) / str(before))
+            value = bits.randbytes(before) + bytes(70_000)
+            write_deltalake(path, pa.table({"b": pa.array([value], pa.binary())}), writer_properties=MERGED_FILES)
+            (file,) = DeltaTable(path).file_uris()
+            longest[before] = max(len(run) for run in re.findall(rb"\0+", Path(file).read_bytes()))
+    assert max(n for before, n in longest.items() if before < 60_000) < BLOCK_BYTES < max(longest.values()) < 6_000
