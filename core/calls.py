@@ -90,8 +90,7 @@ def never_begins(function: Any) -> str | None:
 
 def name_of(function: object) -> str:
     """How people know a function."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = _unwrapped(function)
     name = getattr(function, "__qualname__", None)
     shown = name if isinstance(name, str) else type(function).__qualname__
     return storable_text(shown.rpartition("<locals>.")[2], _NAME_MAX)
@@ -99,14 +98,19 @@ def name_of(function: object) -> str:
 
 def _place(function: Any) -> str:
     """Where it is defined, if that is known."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = _unwrapped(function)
     if isinstance(function, type):
         function = function.__dict__.get("__init__")
     elif not hasattr(function, "__code__") and not inspect.isbuiltin(function):
         function = getattr(function, "__func__", type(function).__call__)
     code = getattr(function, "__code__", None)
     return "" if code is None else f" ({storable_text(os.path.basename(code.co_filename))}:{code.co_firstlineno})"
+
+
+def _unwrapped(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 def _counted(names: Sequence[str]) -> str:

@@ -237,15 +237,18 @@ def restore(harness: SinkHarness, transaction: PreparedTransaction) -> str | Non
     return session.restore_lost(transaction)
 
 
-@pytest.mark.parametrize("bits", [20, 40, 64])
-def test_a_block_of_zeros_anywhere_in_a_merged_file_is_seen(fold: SinkHarness, bits: int) -> None:
+@pytest.mark.parametrize(("kind", "bits"), [("fold", 20), ("fold", 40), ("fold", 64), ("state", 64)])
+def test_a_block_of_zeros_anywhere_in_a_merged_file_is_seen(
+    request: pytest.FixtureRequest, kind: str, bits: int
+) -> None:
     """The file has its size: its name and length reached the disk, and one block of 4 KiB did not."""
-    session, numbers = fold.open(), random.Random(1)
+    merging: SinkHarness = request.getfixturevalue(kind)
+    session, numbers = merging.open(), random.Random(1)
     counts = {f"word {i}": numbers.getrandbits(bits) - 2 ** (bits - 1) for i in range(9_000)}
-    only = fold.prepare(session, 1, None, counts)
+    only = merging.prepare(session, 1, None, counts)
     session.commit(only, checked=True)
-    (added,) = [file for version in (1,) if (e := log_of(fold).entry(version)) for file in e.added]
-    path = Path(log_of(fold).local_path(added.path))
+    (added,) = [file for version in (1,) if (e := log_of(merging).entry(version)) for file in e.added]
+    path = Path(log_of(merging).local_path(added.path))
     whole = path.read_bytes()
     assert len(whole) > 50_000
     undecodable, seen, blocks = set(), set(), range(0, len(whole), 4096)
@@ -258,7 +261,7 @@ def test_a_block_of_zeros_anywhere_in_a_merged_file_is_seen(fold: SinkHarness, b
         elif lost_block(str(path)) == at:
             seen.add(at)
         with pytest.raises(SinkRefused, match=r"version 1 holds txid 1, but .*(cannot be read|has lost the block)"):
-            fold.open(2).commit(only, checked=True)
+            merging.open(2).commit(only, checked=True)
     assert sorted(undecodable | seen) == [*blocks]
     if bits == 64:  # control: of values with nothing to compress, some decode with zeros in their place
         assert seen
