@@ -244,13 +244,13 @@ def test_a_block_of_zeros_anywhere_in_a_merged_file_is_seen(
     """The file has its size: its name and length reached the disk, and one block of 4 KiB did not."""
     merging: SinkHarness = request.getfixturevalue(kind)
     session, numbers = merging.open(), random.Random(1)
-    counts = {f"word {i}": numbers.getrandbits(bits) - 2 ** (bits - 1) for i in range(9_000)}
+    counts = {f"word {i}": numbers.getrandbits(bits) - 2 ** (bits - 1) for i in range(12_000)}
     only = merging.prepare(session, 1, None, counts)
     session.commit(only, checked=True)
     (added,) = [file for version in (1,) if (e := log_of(merging).entry(version)) for file in e.added]
     path = Path(log_of(merging).local_path(added.path))
     whole = path.read_bytes()
-    assert len(whole) > 50_000
+    assert len(whole) > 100_000
     undecodable, seen, blocks = set(), set(), range(0, len(whole), 4096)
     assert unreadable(str(path), added.rows) is None
     assert lost_block(str(path)) is None

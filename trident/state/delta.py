@@ -15,6 +15,7 @@ from stormproof.core.compute import pc
 from stormproof.core.errors import Json, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import Fold, SinkInput, TableKey
+from stormproof.sinks.delta.folds import quoted
 from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import APPLICATION
 from stormproof.sinks.delta.merged import MERGED_FILES
@@ -110,11 +111,11 @@ class DeltaBacking(DeltaSession):
                 [], "append", table.schema(), commit_properties=properties, post_commithook_properties=HOOKS
             )
             return
-        columns = {_quoted(name): f"s.{_quoted(name)}" for name in self._input.schema.names}
+        columns = {quoted(name): f"s.{quoted(name)}" for name in self._input.schema.names}
         (
             table.merge(
                 pa.Table.from_batches(self._pending),
-                " AND ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in self._input.keys),
+                " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in self._input.keys),
                 source_alias="s",
                 target_alias="t",
                 streamed_exec=False,
@@ -122,7 +123,7 @@ class DeltaBacking(DeltaSession):
                 commit_properties=properties,
                 post_commithook_properties=HOOKS,
             )
-            .when_matched_update({_quoted(name): columns[_quoted(name)] for name in self._stored.names})
+            .when_matched_update({quoted(name): columns[quoted(name)] for name in self._stored.names})
             .when_not_matched_insert(columns)
             .execute()
         )
@@ -209,7 +210,3 @@ class DeltaMap:
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
