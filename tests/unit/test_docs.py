@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import re
 import runpy
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import typer
+from mkdocs.exceptions import PluginError
 
+import stormproof
+import stormproof.testing
 from stormproof.trident.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PUBLIC_SUITE = ROOT / "src" / "stormproof" / "testing" / "sources.py"
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = sorted([*(ROOT / name for name in BESIDE), *(ROOT / "docs").rglob("*.md")])
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-def test_the_list_of_failpoints_is_current() -> None:
-    made = runpy.run_path(str(ROOT / "tools" / "failpoints_doc.py"))["text"]()
-    assert (ROOT / "docs" / "failpoints.md").read_text() == made, "run: .venv/bin/python tools/failpoints_doc.py"
+@pytest.mark.parametrize("name", ["failpoints", "settings", "cli"])
+def test_a_page_made_from_the_code_is_current(name: str) -> None:
+    made = runpy.run_path(str(ROOT / "tools" / f"{name}_doc.py"))["text"]()
+    assert (ROOT / "docs" / f"{name}.md").read_text() == made, f"run: .venv/bin/python tools/{name}_doc.py"
+
+
+@pytest.mark.parametrize("module", [stormproof, stormproof.testing], ids=lambda module: module.__name__)
+def test_the_api_reference_has_every_public_name(module: ModuleType) -> None:
+    listed = set(re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
+    assert {f"{module.__name__}.{name}" for name in module.__all__} <= listed
 
 
 def test_every_failure_in_the_guarantees_has_a_test_that_exists() -> None:
@@ -85,3 +98,19 @@ def commands() -> dict[str, set[str] | None]:
 
 def names_in(of: typer.Typer) -> set[str]:
     return {info.name or info.callback.__name__ for info in of.registered_commands if info.callback is not None}
+
+
+@pytest.mark.parametrize(
+    ("html", "loads"),
+    [
+        ('<script src="assets/main.js"></script><a href="https://elsewhere.example/">a link is not loaded</a>', False),
+        ('<script async src="https://elsewhere.example/main.js"></script>', True),
+        ('<link rel="stylesheet" href="//elsewhere.example/font.css">', True),
+        ("@font-face { src: url(https://elsewhere.example/font.woff2) }", True),
+    ],
+)
+def test_the_site_is_refused_where_it_loads_from_another_host(html: str, loads: bool, tmp_path: Path) -> None:
+    check = runpy.run_path(str(ROOT / "tools" / "site.py"))["on_post_build"]
+    (tmp_path / "index.html").write_text(html)
+    with pytest.raises(PluginError, match=r"index\.html: ") if loads else nullcontext():
+        check(SimpleNamespace(site_dir=str(tmp_path)))

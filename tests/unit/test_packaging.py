@@ -39,14 +39,19 @@ def test_the_wheel_has_the_tracked_files_under_one_name(tmp_path: Path) -> None:
     expected |= {f"stormproof/{name}" for name in tracked() if name.startswith(FOLDERS)}
     with zipfile.ZipFile(build("wheel", tmp_path)) as wheel:
         files = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        (license_,) = (name for name in wheel.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
+        text = wheel.read(license_)
+        metadata = wheel.read(license_.replace("licenses/LICENSE", "METADATA")).decode()
     assert files == expected
+    assert text == (ROOT / "LICENSE").read_bytes()
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
 
 
 @pytest.mark.timeout(60)
 def test_the_sdist_has_the_tracked_files_where_they_lie(tmp_path: Path) -> None:
     inside = (*FOLDERS, TESTING, "tests/", "examples/")
     expected = {name for name in tracked() if name.startswith(inside)} | (tracked() & FACE)
-    expected |= {"pyproject.toml", "README.md", ".gitignore"}
+    expected |= {"pyproject.toml", "README.md", "LICENSE", ".gitignore"}
     with tarfile.open(build("sdist", tmp_path)) as sdist:
         files = {name.partition("/")[2] for name in sdist.getnames()}
     assert files - {"PKG-INFO"} == expected
