@@ -19,6 +19,7 @@ from stormproof.core.source.serialised import SerialisedSource
 from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
 from stormproof.trident.ledger.repair import take_late_commit
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
+from stormproof.trident.sessions import machine_errors
 from stormproof.trident.state.sink import StateSession
 from stormproof.trident.statistics import RecoveryReport
 from stormproof.trident.steps import EVERY_MESSAGE_FAILED, MovedLate, Steps, to_prepared
@@ -172,7 +173,8 @@ def _take_late_commits(steps: Steps, txid: int, work: Mapping[str, SinkWork], do
         session = steps.sessions.get(sink)
         if session is None or item.committed_at is not None:
             continue
-        held = session.held()
+        with machine_errors(f"sink {sink!r}"):
+            held = session.held()
         if held is None or held.digest is None or held.txid in (txid, item.previous):
             continue
         with steps.ledger.transaction(steps.run) as tx:
@@ -239,7 +241,8 @@ def _compare(steps: Steps, session: SinkSession, done: _Done) -> None:
         PositionMismatch: they differ, and no unfinished batch of a weaker guarantee explains it.
     """
     sink = session.identity.sink
-    held = session.held()
+    with machine_errors(f"sink {sink!r}"):
+        held = session.held()
     with steps.ledger.transaction(steps.run) as tx:
         known = steps.ledger.last_held(tx, sink)
         if isinstance(session, StateSession) and not session.tells_position:
@@ -284,10 +287,15 @@ def _sweep(steps: Steps) -> int:
         committed = steps.ledger.last_committed(tx, LEFTOVER_TXIDS_MAX)
     for txid, work in committed:
         if work.sink in steps.sessions:
-            steps.sessions[work.sink].finished(to_prepared(txid, work))
+            with machine_errors(f"sink {work.sink!r}, files of txid {txid}"):
+                steps.sessions[work.sink].finished(to_prepared(txid, work))
 
     def is_dead(txid: int, attempt: int) -> bool:
         # Of what was pruned nobody knows any more which attempt counted: its files stay.
         return pruned < txid <= highest and (txid, attempt) not in live
 
-    return sum(session.sweep(is_dead) for session in steps.sessions.values())
+    swept = 0
+    for sink, session in steps.sessions.items():
+        with machine_errors(f"sink {sink!r}, files of dead attempts"):
+            swept += session.sweep(is_dead)
+    return swept

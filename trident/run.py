@@ -44,7 +44,7 @@ from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.opening import open_bound, refusal_on_record
 from stormproof.trident.own_table import require_own_stores, require_own_tables
-from stormproof.trident.sessions import Sessions
+from stormproof.trident.sessions import Sessions, machine_errors
 from stormproof.trident.statistics import BatchResult, RunStatistics
 
 EngineChoice: TypeAlias = Literal["spark", "inline"] | Engine
@@ -277,7 +277,8 @@ def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: Ex
                     ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
                 folder: str | None = getattr(session.writer(), "directory", None)  # where it stages files, if it does
                 if folder is not None:
-                    settle_folder(folder)
+                    with machine_errors(f"sink {sink.name!r}, the folder for its files"):
+                        settle_folder(folder)
                 description = describe_sink(sink, plan.sinks[sink.name], files=folder)
                 ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
     return sessions

@@ -6,8 +6,22 @@ import threading
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
-from stormproof.core.errors import TransientError
+from stormproof.core.errors import StoreUnavailable, TransientError
 from stormproof.sinks.protocol import SinkSession
+
+
+@contextmanager
+def machine_errors(where: str) -> Generator[None]:
+    """What the operating system refuses the driver while it works on a sink's files: a full disk, a missing right, a disk
+    that fails. It is no verdict on the transaction: nothing is blocked, and the step is tried again.
+
+    Raises:
+        StoreUnavailable: in the place of the OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(f"{where}: {type(error).__name__}: {error}; tried again", errno=error.errno) from error
 
 
 class Sessions(dict[str, SinkSession]):
@@ -29,11 +43,13 @@ class Sessions(dict[str, SinkSession]):
 
         Raises:
             TransientError: the sessions are closed, or about to be; nothing was begun.
+            StoreUnavailable: the machine is in the way; see `machine_errors`.
         """
         with self._adopting:
             if self._closed:
                 raise TransientError(f"sink {sink!r} was closed, since the run has ended", sink=sink)
-            yield self[sink]
+            with machine_errors(f"sink {sink!r}"):
+                yield self[sink]
 
     @property
     def is_adopting(self) -> bool:

@@ -22,7 +22,7 @@ from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolutio
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction
 from stormproof.trident.ledger.ledger import Ledger, Tx, counts_of
 from stormproof.trident.ledger.rows import Event, Run, SinkWork
-from stormproof.trident.sessions import Sessions
+from stormproof.trident.sessions import Sessions, machine_errors
 from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
 from stormproof.trident.tuning import Figures
 
@@ -338,7 +338,8 @@ class Steps:
         for name, session in self.sessions.items():
             if name in work:
                 self.previous[name] = txid
-                session.finished(to_prepared(txid, work[name]))
+                with machine_errors(f"sink {name!r}, files of txid {txid}"):
+                    session.finished(to_prepared(txid, work[name]))
         return resolution
 
     def _resolution_events(

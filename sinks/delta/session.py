@@ -10,12 +10,13 @@ from typing import Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta.failures import may_pass, os_error, shown
 from stormproof.sinks.delta.folds import fold_expression, quoted
 from stormproof.sinks.delta.log import (
     APPLICATION,
@@ -244,7 +245,8 @@ class DeltaSession:
                 post_commithook_properties=HOOKS,
             )
         except (DeltaError, OSError, ValueError) as error:
-            raise SinkRefused(f"{where}: version {version - 1} cannot be restored: {error}") from error
+            kind = StoreUnavailable if may_pass(error) else SinkRefused
+            raise kind(f"{where}: version {version - 1} cannot be restored: {shown(error)}") from error
         self._sync_version(self._load().version())
         return (
             f"version {version} had lost {'; '.join(lost[:5])}; the table is as in version {version - 1} again, and the "
@@ -429,9 +431,11 @@ class DeltaSession:
         """What a commit that left no log entry is: what may pass by itself is transient, all else is for good."""
         if problem is None:
             return StoreUnavailable(f"{where}: the commit was answered, and the table's log does not have it")
-        if isinstance(problem, CommitFailedError | OSError):
-            return StoreUnavailable(f"{where}: the commit failed, and nothing was written: {problem}")
-        return SinkRefused(f"{where}: the table refuses it, and nothing was written: {problem}")
+        if may_pass(problem):
+            return StoreUnavailable(
+                f"{where}: the commit failed, and nothing was written: {shown(problem)}", errno=os_error(str(problem))
+            )
+        return SinkRefused(f"{where}: the table refuses it, and nothing was written: {shown(problem)}")
 
     def _sync(self, commit: OurCommit | None, *, after: int | None) -> None:
         """Make a commit survive a power loss: nobody else syncs the files of a MERGE, nor any log entry.

@@ -28,7 +28,11 @@ class Operated:
     capture: pytest.CaptureFixture[str]
 
     def run(
-        self, built: Topology | None = None, *, on_batch: Callable[[BatchResult], None] | None = None
+        self,
+        built: Topology | None = None,
+        *,
+        on_batch: Callable[[BatchResult], None] | None = None,
+        outage_s: float = 60.0,
     ) -> RunStatistics:
         """Run it (or another topology in its place) until its queue is idle."""
         cell = self.cell
@@ -36,6 +40,7 @@ class Operated:
             database_url=cell.database.sqlalchemy_url.render_as_string(hide_password=False),
             home=cell.folder / "home",
             batch_messages=cell.batch_messages,
+            outage_s=outage_s,
         )
         if built is None:
             built = topology(cell.name, cell.mode, cell.folder, cell.database, cell.queue)

@@ -1,0 +1,44 @@
+"""What an error of delta-rs or of the file system says: that the machine is in the way for now, or that the table refuses.
+
+delta-rs wraps what the operating system answered into errors of its own, of several classes: a MERGE on a full disk raises
+a `DeltaError` about Parquet. The number of the system's error stays in the text, and it decides.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import Final
+
+from deltalake.exceptions import CommitFailedError
+
+_NUMBER: Final = re.compile(r"\(os error (\d+)\)")
+_NO_MEMORY: Final = "Resources exhausted"
+"""How DataFusion, which runs a MERGE, says that it was refused memory or room for what it spills."""
+
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+_OF_THE_TABLE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
+"""A name that is not there, or is something else: waiting brings no file back."""
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether an error that left no log entry may be gone at the next try: a full disk, a missing right, a bad disk,
+    another writer's commit that came first. All else is the table's own answer, and stays.
+    """
+    if isinstance(error, CommitFailedError | OSError):
+        return True
+    text = str(error)
+    number = os_error(text)
+    return _NO_MEMORY in text if number is None else number not in _OF_THE_TABLE
+
+
+def os_error(text: str) -> int | None:
+    """The operating system's error number in a text of delta-rs; None where it names none."""
+    numbers = _NUMBER.findall(text)
+    return int(numbers[-1]) if numbers else None
+
+
+def shown(error: Exception) -> str:
+    """An error's text in one line without colours, as delta-rs draws some of its own."""
+    return " ".join(_COLOURS.sub("", str(error)).split())
