@@ -161,7 +161,7 @@ class SinkSession(Protocol):
         ...
 
     def close(self) -> None:
-        """Let connections go."""
+        """Let connections go; the next call, if one comes, makes them anew."""
         ...
 
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
-import tenacity
-
 from stormproof.core.attempts import (
     Abandoned,
     AllFailed,
@@ -34,7 +32,7 @@ from stormproof.core.attempts import (
 )
 from stormproof.core.clock import Clock
 from stormproof.core.engine.protocol import Engine, Job, JobKey, JobReport
-from stormproof.core.errors import BatchUnverified, TransientError
+from stormproof.core.errors import BatchUnverified
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason
@@ -47,6 +45,7 @@ from stormproof.trident.job import Watch, run_watched
 from stormproof.trident.latency_tuner import LatencyTuner
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, SinkWork
+from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.recovery import recover
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
@@ -203,8 +202,8 @@ class Coordinator:
     def run(self) -> RunStatistics:
         """Recover, then take batches until stopped, idle (`until_idle`) or at `max_batches`.
 
-        A lost connection or a lost answer is met by recovering again under the same epoch, with exponential backoff, for
-        at most `outage_s` seconds on end.
+        A lost connection or a lost answer is met by connecting anew and recovering under the same epoch, with exponential
+        backoff, while stores are away for at most `outage_s` seconds since the last batch that was committed.
 
         Raises:
             Fenced: another driver took over.
@@ -257,17 +256,19 @@ class Coordinator:
         return report
 
     def _outlasting_outages(self, step: Callable[[], R]) -> R:
-        """Call `step`; after a transient error recover first, then call it again."""
-        tries = 0
+        """Call `step`; after a transient error drop every connection and recover first, then call it again."""
 
-        def recover_and_step() -> R:
-            nonlocal tries
-            tries += 1
-            if tries > 1:
-                self.recover()
-            return step()
+        def recover() -> bool:
+            return bool(self.recover().rolled_forward)
 
-        return outlasting_outages(recover_and_step, self._options, self._clock, self._stop.is_set)
+        return outlasting_outages(
+            step, self._options, self._clock, self._stop.is_set, let_go=self._let_go_of_stores, recover=recover
+        )
+
+    def _let_go_of_stores(self) -> None:
+        """Drop what runs, and every connection: an outage makes all of them stale, and each would cost a try of its own."""
+        self._drop_in_flight()
+        self._steps.drop_connections()
 
     def _wait(self) -> bool:
         """Wait for messages; False where the run is to end because there is nothing left."""
@@ -636,32 +637,6 @@ class Coordinator:
             self._on_batch(result)
 
 
-def outlasting_outages(
-    step: Callable[[], R], options: RunOptions, clock: Clock, stopping: Callable[[], bool] = lambda: False
-) -> R:
-    """Call `step` until it raises no transient error, with exponential backoff.
-
-    It gives up `outage_s` after the first error, which may come long after the step's begin: a job may take long.
-    """
-    failed_s: float | None = None
-
-    def given_up(_: tenacity.RetryCallState) -> bool:
-        nonlocal failed_s
-        now_s = clock.monotonic_s()
-        failed_s = now_s if failed_s is None else failed_s
-        return now_s - failed_s >= options.outage_s or stopping()
-
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(TransientError),
-        wait=tenacity.wait_exponential(multiplier=options.backoff_base_s, max=options.backoff_max_s),
-        stop=given_up,
-        sleep=clock.sleep,
-        before_sleep=_log_outage,
-        reraise=True,
-    )
-    return retrying(step)
-
-
 def _sample(batch: _Batch, ended_s: float) -> Sample:
     slice_ = batch.opened.slice
     return Sample(
@@ -687,8 +662,3 @@ def _summary(report: RecoveryReport) -> dict[str, object]:
         "in_hand": list(report.in_hand),
         "files_swept": report.files_swept,
     }
-
-
-def _log_outage(state: tenacity.RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome is not None else None
-    log.warning("try %d failed, recovering: %s", state.attempt_number, error)

@@ -54,7 +54,7 @@ from stormproof.core.source.protocol import (
 from stormproof.core.topology import TopologyGraph, as_guarantee, checked_name, require_sink
 from stormproof.sinks.protocol import CommitOutcome, Sink
 from stormproof.sinks.staging import FileWriter, make_folder
-from stormproof.trident.coordinator import SEED_BITS, Coordinator, RunOptions, outlasting_outages
+from stormproof.trident.coordinator import SEED_BITS, Coordinator, RunOptions
 from stormproof.trident.ledger.ledger import Ledger, Tx
 from stormproof.trident.ledger.rows import Event, Run, Txn
 from stormproof.trident.ledger.streams import (
@@ -68,6 +68,7 @@ from stormproof.trident.ledger.streams import (
     stands_by_name,
     take,
 )
+from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.recovery import recover
 from stormproof.trident.run import attached, ledger_engine, options_of, require_schema
 from stormproof.trident.sessions import Sessions
@@ -516,7 +517,7 @@ class _SinkStream(ForeachBatch):
             self._recover(sweep=first)
             first = False
 
-        outlasting_outages(recover_once, life.options, self._clock)
+        outlasting_outages(recover_once, life.options, self._clock, let_go=self._steps.drop_connections)
 
     def _recover(self, *, sweep: bool) -> RecoveryReport:
         assert self._steps is not None
@@ -534,16 +535,15 @@ class _SinkStream(ForeachBatch):
 
     def _take(self, life: _Life, frame: Frame, batch: int) -> StreamResult:
         """Where an answer is lost, what is owed is found out by recovering, as ever, and then the call goes on."""
-        tries = 0
-
-        def once() -> StreamResult | JobFailed:
-            nonlocal tries
-            tries += 1
-            if tries > 1:
-                self._recover(sweep=False)
-            return self._take_once(life, frame, batch)
-
-        result = outlasting_outages(once, life.options, self._clock)
+        steps = self._steps
+        assert steps is not None
+        result = outlasting_outages(
+            lambda: self._take_once(life, frame, batch),
+            life.options,
+            self._clock,
+            let_go=steps.drop_connections,
+            recover=lambda: bool(self._recover(sweep=False).rolled_forward),
+        )
         if isinstance(result, JobFailed):
             raise result
         return result

@@ -56,6 +56,12 @@ class Sessions(dict[str, SinkSession]):
         """Whether a commit is under way."""
         return self._adopting.locked()
 
+    def drop_connections(self) -> None:
+        """Let every session's connection go; its next call makes another."""
+        with self._adopting, ExitStack() as stack:
+            for session in self.values():
+                stack.callback(session.close)
+
     def close(self) -> None:
         """Wait for the commit that is under way, then let all go. Interrupted, it closes nothing: the commit goes on."""
         self._closed = True  # at once: no further sink begins

@@ -18,7 +18,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pulse import suspects_of_dead, sweep
 from stormproof.core.sink import PreparedFile, files_of, transaction_digest
-from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, Source
+from stormproof.core.source.protocol import DropsConnections, Expectation, Lease, Limit, Resolution, Slice, Source
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction
 from stormproof.trident.ledger.ledger import Ledger, Tx, counts_of
 from stormproof.trident.ledger.rows import Event, Run, SinkWork
@@ -93,6 +93,16 @@ class Steps:
     def joined(self, tx: Tx) -> object | None:
         """The ledger's transaction, if the source can take part in it."""
         return tx.raw if self.source.joins(tx.raw) else None
+
+    def drop_connections(self) -> None:
+        """Let every connection to ledger, source and sinks go; the next use makes each anew.
+
+        No batch may be in flight, and no transaction open.
+        """
+        self.ledger.drop_connections()
+        if isinstance(self.source, DropsConnections):
+            self.source.drop_connections()
+        self.sessions.drop_connections()
 
     # -- open --------------------------------------------------------------------------------------------------------
 

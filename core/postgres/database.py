@@ -188,6 +188,19 @@ def _unsafe_characters(rest: str) -> str | None:
     return None
 
 
+# Connection lost or refused, a transaction's state (read-only for a while, idle for too long), conflicts, resources short,
+# an object in use, shut down or cancelled, an error of the system.
+_MAY_PASS: Final = ("08", "25", "40", "53", "55", "57", "58")
+
+
+def may_pass(error: object) -> bool:
+    """Whether an error of Postgres may pass by itself, by its SQLSTATE: a standby that was not promoted yet, a database
+    that is read-only for a while, a limit of connections that is reached, a server that shuts down.
+    """
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return state is not None and state[:2] in _MAY_PASS
+
+
 def connect(database: Database, *, application_name: str, autocommit: bool = False) -> psycopg.Connection:
     """Connect, with a bounded wait, keep-alives and UTF-8; what the database's own parameters say comes first.
 

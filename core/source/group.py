@@ -27,6 +27,7 @@ from stormproof.core.source.kind import WEAKEST_FIRST, SourceKind, kind_of
 from stormproof.core.source.protocol import (
     Backlog,
     Decoder,
+    DropsConnections,
     Expectation,
     Lease,
     Limit,
@@ -460,6 +461,13 @@ class SourceGroup:
         """Each source's housekeeping."""
         for member in self._members:
             member.source.maintain()
+
+    def drop_connections(self) -> None:
+        """Let the connections of all sources go that have any; the next call makes them anew."""
+        with ExitStack() as stack:
+            for member in self._members:
+                if isinstance(member.source, DropsConnections):
+                    stack.callback(member.source.drop_connections)
 
     def close(self) -> None:
         """Let the connections of all sources go, also where one of them raises."""

@@ -259,6 +259,15 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class DropsConnections(Protocol):
+    """A source that keeps connections to a store, which an outage of the store makes stale."""
+
+    def drop_connections(self) -> None:
+        """Let them go; the next call makes them anew. Nothing that is pending changes."""
+        ...
+
+
+@runtime_checkable
 class DeadLetterSource(Source, Protocol):
     """A source that keeps its own dead letters, and does with them what an operator decides."""
 

@@ -14,6 +14,7 @@ from stormproof.core.source.protocol import (
     Backlog,
     DeadLetterSource,
     Decoder,
+    DropsConnections,
     Expectation,
     Lease,
     Limit,
@@ -130,6 +131,12 @@ class SerialisedSource:
         """See `Source.maintain`."""
         with self._lock:
             self._source.maintain()
+
+    def drop_connections(self) -> None:
+        """See `DropsConnections`; nothing where the source has no connections."""
+        with self._lock:
+            if isinstance(self._source, DropsConnections):
+                self._source.drop_connections()
 
     def close(self) -> None:
         """See `Source.close`."""

@@ -11,7 +11,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from stormproof.core.errors import StoreUnavailable, UsageError
-from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.database import Database, connect, may_pass
 
 LOCK_WAIT_S: Final = 10
 IDLE_IN_TRANSACTION_S: Final = 30
@@ -68,7 +68,9 @@ class StoreConnection:
                 f"{who} at {database().redacted}: a table is missing ({error.diag.message_primary}); {self._missing}",
                 **{self._kind: self._name},
             ) from error
-        except psycopg.OperationalError as error:
+        except psycopg.Error as error:
+            if not isinstance(error, psycopg.OperationalError) and not may_pass(error):
+                raise
             raise StoreUnavailable(
                 f"{who} at {database().redacted}: {database().without_secrets(str(error)).strip()}",
                 **{self._kind: self._name},

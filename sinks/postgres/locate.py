@@ -8,7 +8,7 @@ from typing import Final
 import psycopg
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
-from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.sink import TableKey
 from stormproof.sinks.postgres.table import TableName
 
@@ -48,7 +48,7 @@ def locate(database: Database, name: TableName, where: str) -> TableKey:
             ).fetchone()
         except psycopg.Error as error:
             text = database.without_secrets(str(error)).strip()
-            if isinstance(error, psycopg.OperationalError):
+            if isinstance(error, psycopg.OperationalError) or may_pass(error):
                 raise StoreUnavailable(f"{where}: {text}; nothing was written", sqlstate=error.sqlstate) from error
             raise SinkRefused(f"{where}: which table it is cannot be told: {text}", sqlstate=error.sqlstate) from error
     assert row is not None

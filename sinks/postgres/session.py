@@ -14,7 +14,7 @@ from psycopg import sql
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.message import storable_text
-from stormproof.core.postgres.database import Database, backend_identity, connect, terminate_backends
+from stormproof.core.postgres.database import Database, backend_identity, connect, may_pass, terminate_backends
 from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.limits import Limits
@@ -49,9 +49,6 @@ LOCK_TIMEOUT_MS: Final = 30_000
 TAKE_OVER_LOCK_TIMEOUT_MS: Final = 2_000
 TAKE_OVER_TRIES_MAX: Final = 5
 """A backend of an older epoch may come anew between its siblings' end and the new epoch: then it is ended, too."""
-
-# Connection lost or refused, resources short, shut down or cancelled, and a server that became read-only: it may pass.
-_TRANSIENT_CLASSES: Final = ("08", "25", "40", "53", "55", "57", "58")
 
 # Unchecked, a txid may be written again by a later attempt, which is the one that the ledger names in the end.
 _LATER_WINS: Final = (
@@ -520,7 +517,7 @@ class PostgresSession:
             yield
         except psycopg.Error as error:
             state = error.sqlstate
-            if state is None or state[:2] in _TRANSIENT_CLASSES:
+            if state is None or may_pass(error):
                 # Whether a lost COMMIT took place is unknown: a new connection tells.
                 self.close()
                 raise StoreUnavailable(

@@ -22,7 +22,8 @@ class Proxy:
     """Passes bytes between clients of `database` and the server, on a socket in a folder of its own.
 
     `lose_next` makes it cut one connection at the next COMMIT of any: after the server has answered it and before the
-    client hears of that (``answer``), or before the server hears of it (``commit``).
+    client hears of that (``answer``), or before the server hears of it (``commit``). While `hangs_up`, it accepts every
+    connection and closes it at once.
     """
 
     def __init__(self, server: Database) -> None:
@@ -37,6 +38,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._loses: Loses | None = None
         self.lost = 0
+        self.hangs_up = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def lose_next(self, what: Loses) -> None:
@@ -54,6 +56,9 @@ class Proxy:
             while True:
                 client, _ = self._listener.accept()
                 server = socket.socket(socket.AF_UNIX)
+                if self.hangs_up:
+                    _cut(client, server)
+                    continue
                 try:
                     server.connect(self._server)
                 except OSError:  # it is away: so is this, until the next one asks

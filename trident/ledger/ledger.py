@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from stormproof.core.clock import Clock
 from stormproof.core.errors import Fenced, Json, PositionMismatch, StoreUnavailable
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.postgres.database import may_pass
 from stormproof.core.sink import files_to_json
 from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.trident.ledger import tables as t
@@ -421,7 +422,11 @@ class Ledger:
                     "another session of the ledger's database holds a lock for too long; see pg_locks",
                     sqlstate=sqlstate,
                 ) from error
-            if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError):
+            if (
+                error.connection_invalidated
+                or isinstance(error, OperationalError | InterfaceError)
+                or may_pass(error.orig)
+            ):
                 self._recorded_backends.clear()
                 raise StoreUnavailable(
                     f"the ledger's database does not answer ({type(error.orig).__name__}: {_first_line(error.orig)})",
@@ -841,6 +846,12 @@ class Ledger:
         )
         live = frozenset((row.txid, row.attempt) for row in rows)
         return self.next_txid(tx) - 1, live
+
+    def drop_connections(self) -> None:
+        """Let the connections go; the next transaction makes one anew. SQLite's in memory is the database, and stays."""
+        self._recorded_backends.clear()
+        if self._is_postgres:
+            self._engine.dispose()
 
     def close(self) -> None:
         """Let the connection go."""

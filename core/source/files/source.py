@@ -90,6 +90,10 @@ class FileStore:
         with self._transaction(None) as cursor:
             return pending.dispose(cursor, who, ids, Disposal.DROP, by=by, why=why)
 
+    def drop_connections(self) -> None:
+        """Let the connection go; the next call makes another."""
+        self._own.close()
+
     def close(self) -> None:
         """Let the connection go."""
         self._own.close()

@@ -174,6 +174,10 @@ class PostgresQueue:
         """Whether `tx` is a transaction in this queue's own database."""
         return self._own.joins(lambda: self.database, tx)
 
+    def drop_connections(self) -> None:
+        """Let the connection go; the next call makes another."""
+        self._own.close()
+
     def close(self) -> None:
         """Let the connection go."""
         self._own.close()
