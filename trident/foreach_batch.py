@@ -50,6 +50,7 @@ from stormproof.core.source.protocol import (
     Slice,
     SliceReader,
     Source,
+    of_run,
 )
 from stormproof.core.topology import TopologyGraph, as_guarantee, checked_name, require_sink
 from stormproof.sinks.protocol import CommitOutcome, Sink
@@ -289,6 +290,7 @@ class ForeachBatch(ABC):
             stack.callback(engine.dispose)
             require_schema(engine, database, own=settings.uses_embedded)
             source.bind(database)
+            source = of_run(source, database)
             placed = [cast("Sink", spec).placed(database, settings.staging_path) for spec in plan.sink_specs]
             plan = replace(plan, sink_specs=tuple(placed))
             options = replace(self._options or options_of(settings, self._guarantee), until_idle=True)

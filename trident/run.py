@@ -8,10 +8,10 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias, cast
 
+import psycopg
 import sqlalchemy as sa
-from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from stormproof.core.arguments import lacks, shown
@@ -30,9 +30,9 @@ from stormproof.core.errors import (
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import Plan, compile_topology
-from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Limit, Source
+from stormproof.core.source.protocol import Limit, Source, of_run
 from stormproof.core.topology import TopologyGraph, as_guarantee
 from stormproof.migrations import migrate, state
 from stormproof.sinks.protocol import Sink
@@ -65,16 +65,15 @@ def ledger_engine(database: Database, *, lock_timeout_s: float = LOCK_TIMEOUT_S)
     No statement waits for a lock for longer than `lock_timeout_s`, and a session that sits idle in a transaction is ended
     by the server: a paused process must not hold up a take-over for ever.
     """
-    engine = sa.create_engine(database.sqlalchemy_url, pool_size=1, max_overflow=1)
 
-    def limit_waits(connection: Any, _: object) -> None:
-        connection.autocommit = True
-        connection.execute(f"set lock_timeout = {int(lock_timeout_s * 1000)}")
-        connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
+    def connected() -> psycopg.Connection:
+        connection = connect(database, application_name="stormproof ledger", autocommit=True)
+        connection.execute(f"set lock_timeout = {int(lock_timeout_s * 1000)}".encode())
+        connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'".encode())
         connection.autocommit = False
+        return connection
 
-    event.listen(engine, "connect", limit_waits)
-    return engine
+    return sa.create_engine(database.sqlalchemy_url, creator=connected, pool_size=1, max_overflow=1)
 
 
 def require_schema(engine: sa.Engine, database: Database, *, own: bool) -> None:
@@ -165,8 +164,8 @@ def driver(
         sql_engine = ledger_engine(database)
         stack.callback(sql_engine.dispose)
         require_schema(sql_engine, database, own=settings.uses_embedded)
-        source = topology.source
-        source.bind(database)
+        topology.source.bind(database)
+        source = of_run(topology.source, database)
         placed = [cast("Sink", spec).placed(database, settings.staging_path) for spec in plan.sink_specs]
         plan = replace(plan, sink_specs=tuple(placed))
         ledger = Ledger(sql_engine, clock, new_incarnation)

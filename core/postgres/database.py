@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
+from stormproof.core.postgres.session import OwnedConnection, set_up
 
 DATABASE_URL_FORM: Final = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 CONNECT_TIMEOUT_S: Final = 10
@@ -204,14 +205,18 @@ def may_pass(error: object) -> bool:
 def connect(database: Database, *, application_name: str, autocommit: bool = False) -> psycopg.Connection:
     """Connect, with a bounded wait, keep-alives and UTF-8; what the database's own parameters say comes first.
 
-    No lock_timeout is set: how long a lock is worth waiting for is known where it is taken.
+    What the role or the database sets by default is overridden where it would break a promise, `synchronous_commit = off`
+    among it (`stormproof.core.postgres.session`). No lock_timeout is set: how long a lock is worth waiting for is known
+    where it is taken.
+
+    Threads: one at a time in a transaction. Forks: a fork can neither use nor close the connection.
 
     Raises:
         StoreUnavailable: there is no connection to be had (the server is down, unknown, or refuses); without secrets.
     """
     parameters = {**_DEFAULTS, **dict(database.parameters), "application_name": application_name}
     try:
-        return psycopg.connect(make_conninfo("", **parameters), autocommit=autocommit)
+        return set_up(OwnedConnection.connect(make_conninfo("", **parameters), autocommit=True), autocommit=autocommit)
     except psycopg.OperationalError as error:
         lines = (line.strip() for line in database.without_secrets(str(error)).splitlines())
         text = " ".join(
@@ -221,7 +226,7 @@ def connect(database: Database, *, application_name: str, autocommit: bool = Fal
     # Raised outside the handler: the driver's own error, with what it may hold, is neither cause nor context of this.
     raise StoreUnavailable(
         f"no connection to Postgres at {database.redacted}: {text}; check that the server runs there and that "
-        "STORMPROOF_DATABASE_URL (or the PG* variables) names it",
+        "STORMPROOF_DATABASE_URL (or the PG* variables) names it; see what is wrong with: stormproof doctor",
         database=database.redacted,
         sqlstate=state,
     )

@@ -35,6 +35,7 @@ from stormproof.core.source.protocol import (
     Slice,
     SliceReader,
     Source,
+    of_run,
 )
 
 SPOUTS_MAX: Final = 64
@@ -256,6 +257,10 @@ class SourceGroup:
         """Bind every source."""
         for member in self._members:
             member.source.bind(database)
+
+    def for_run(self, database: Database) -> SourceGroup:
+        """The same group for one run: of each source its own view, where it has such."""
+        return SourceGroup({member.spout: of_run(member.source, database) for member in self._members})
 
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Subscribe to every source, to each under a name that has the spout in it."""

@@ -282,3 +282,17 @@ class DeadLetterSource(Source, Protocol):
     def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
         """Give these dead letters up for good; returns those that were dead."""
         ...
+
+
+@runtime_checkable
+class SharedSource(Source, Protocol):
+    """A source of which one object may serve several runs at once: each has a view of its own."""
+
+    def for_run(self, database: Database) -> Source:
+        """The same source for one run: with a subscription and connections of its own, in `database` if none is named."""
+        ...
+
+
+def of_run(source: Source, database: Database) -> Source:
+    """What a run reads: its own view where the source has such, else the source itself."""
+    return source.for_run(database) if isinstance(source, SharedSource) else source

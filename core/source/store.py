@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from stormproof.core.errors import StoreUnavailable, UsageError
 from stormproof.core.postgres.database import Database, connect, may_pass
+from stormproof.core.process import ProcessLife, process_life
 
 LOCK_WAIT_S: Final = 10
 IDLE_IN_TRANSACTION_S: Final = 30
+IDLE_MAX: Final = 4
 
 
 def query(cursor: psycopg.Cursor[Any], text: str, *parameters: object) -> psycopg.Cursor[Any]:
@@ -23,10 +27,13 @@ def query(cursor: psycopg.Cursor[Any], text: str, *parameters: object) -> psycop
 
 
 class StoreConnection:
-    """One connection of a source, made at its first use.
+    """Connections of a source to its database, each made when it is needed: one for each transaction that runs.
 
-    `kind` and `name` say whose it is ("queue", "lines"), in errors and in their details; `missing` says what makes a table
-    that is not there. Pickles without the connection.
+    `kind` and `name` say whose they are ("queue", "lines"), in errors and in their details; `missing` says what makes a
+    table that is not there. Pickles without connections.
+
+    Threads: any number may begin a transaction, and none is ever inside another's. Forks: a fork makes connections of its
+    own, and leaves its parent's alone. Between transactions `IDLE_MAX` connections are kept.
     """
 
     def __init__(self, kind: str, name: str, *, application: str, missing: str) -> None:
@@ -34,14 +41,14 @@ class StoreConnection:
         self._name = name
         self._application = application
         self._missing = missing
-        self._connection: psycopg.Connection | None = None
+        self._idle: dict[ProcessLife, deque[psycopg.Connection]] = {}
         self._identity: tuple[str, str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connection": None}
+        return {**self.__dict__, "_idle": {}}
 
     def apart(self) -> StoreConnection:
-        """The same, with a connection of its own."""
+        """The same, with connections of its own."""
         return copy.copy(self)
 
     @contextmanager
@@ -60,9 +67,9 @@ class StoreConnection:
                 with tx.cursor(row_factory=tuple_row) as cursor:
                     yield cursor
                 return
-            connection = self._connected(database())
-            with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
-                yield cursor
+            with ExitStack() as stack:
+                connection = self._begun(database(), stack)
+                yield stack.enter_context(connection.cursor(row_factory=tuple_row))
         except psycopg.errors.UndefinedTable as error:
             raise UsageError(
                 f"{who} at {database().redacted}: a table is missing ({error.diag.message_primary}); {self._missing}",
@@ -88,21 +95,53 @@ class StoreConnection:
             return _identity_of(cursor) == self._identity
 
     def close(self) -> None:
-        """Let the connection go; the next use makes another."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
+        """Let the idle connections go; one that is in use goes when its transaction ends. The next use makes another."""
+        idle = self._idle.pop(process_life(), None)
+        while idle:
+            idle.popleft().close()
+
+    def _begun(self, database: Database, stack: ExitStack) -> psycopg.Connection:
+        """A connection inside a new transaction, which ends with `stack`.
+
+        One that went stale while it lay idle is found out by the BEGIN, when nothing is decided yet: then all the idle
+        ones are taken for stale, and a new one is made.
+        """
+        while True:
+            idle = self._idle.setdefault(process_life(), deque())  # in atomic steps: a lock might be held at a fork
+            try:
+                connection = idle.pop()
+            except IndexError:
+                return self._enter(self._connect(database), idle, stack)
+            with suppress(psycopg.OperationalError):
+                return self._enter(connection, idle, stack)
+            self.close()
+
+    def _enter(
+        self, connection: psycopg.Connection, idle: deque[psycopg.Connection], stack: ExitStack
+    ) -> psycopg.Connection:
+        with ExitStack() as entered:
+            entered.callback(self._put_back, connection, idle)
+            entered.enter_context(connection.transaction())
+            stack.push(entered.pop_all())
+        return connection
+
+    def _put_back(self, connection: psycopg.Connection, idle: deque[psycopg.Connection]) -> None:
+        is_whole = connection.pgconn.transaction_status == TransactionStatus.IDLE
+        if is_whole and len(idle) < IDLE_MAX and self._idle.get(process_life()) is idle:
+            idle.append(connection)
+        else:
             connection.close()
 
-    def _connected(self, database: Database) -> psycopg.Connection:
-        if self._connection is None or self._connection.closed:
-            connection = connect(
-                database, application_name=f"stormproof {self._application} {self._name}", autocommit=True
-            )
+    def _connect(self, database: Database) -> psycopg.Connection:
+        application = f"stormproof {self._application} {self._name}"
+        connection = connect(database, application_name=application, autocommit=True)
+        with ExitStack() as undo:
+            undo.callback(connection.close)
             connection.execute(f"set lock_timeout = '{LOCK_WAIT_S}s'".encode())
             # A process that is paused inside a transaction must not hold up the others for ever.
             connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'".encode())
-            self._connection = connection
-        return self._connection
+            undo.pop_all()
+        return connection
 
 
 def _identity_of(cursor: psycopg.Cursor[Any]) -> tuple[str, str]:

@@ -111,6 +111,8 @@ def test_no_connection_is_an_error_without_secrets() -> None:
 def test_a_ledger_that_cannot_be_reached_is_named_with_what_to_do() -> None:
     database = Database.from_url("postgresql://me:hunter2@127.0.0.1:1/d")
     engine = ledger_engine(database)
-    with pytest.raises(StoreUnavailable, match=r"me@127\.0\.0\.1:1/d does not answer: .*stormproof doctor") as raised:
+    with pytest.raises(
+        StoreUnavailable, match=r"no connection to Postgres at postgresql://me@127\.0\.0\.1:1/d: .*stormproof doctor"
+    ) as raised:
         require_schema(engine, database, own=False)
     assert "hunter2" not in str(raised.value)

@@ -37,6 +37,8 @@ log = logging.getLogger("stormproof.ledger")
 
 TAKE_OVER_LOCK_TIMEOUT_MS: Final = 500
 TAKE_OVER_TRIES: Final = 20
+READ_ONLY: Final = "25006"
+"""SQLSTATE of a write where none is taken."""
 LIFE_DIGITS: Final = 8
 """So much of its name's hash stands behind an incarnation that another name has already."""
 ADOPTED: Final = "adopted"
@@ -417,6 +419,12 @@ class Ledger:
                 yield connection
         except DBAPIError as error:
             sqlstate = getattr(error.orig, "sqlstate", None)
+            if sqlstate == READ_ONLY:
+                raise StoreUnavailable(
+                    "the ledger's database takes no writes (default_transaction_read_only is on there, or it is a standby): "
+                    f"{_first_line(error.orig)}; let it take writes, or name another one in STORMPROOF_DATABASE_URL",
+                    sqlstate=sqlstate,
+                ) from error
             if sqlstate == "55P03":
                 raise _LockTimeout(
                     "another session of the ledger's database holds a lock for too long; see pg_locks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import glob
 import math
 import os
@@ -12,7 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import psycopg
@@ -47,7 +48,7 @@ LOOK_INTERVAL_S: Final = 5.0
 class FileStore:
     """The file sources' tables of one source, seen by one subscription: dead letters, and what they share.
 
-    Works without the files themselves.
+    Works without the files themselves. Threads: any number may use one object. Forks: one makes connections of its own.
     """
 
     def __init__(self, name: str, *, database: Database | None = None) -> None:
@@ -138,6 +139,9 @@ class FileSource(FileStore):
     The executors must reach the files under the same path. A line is what ends with a newline, or with the file; an empty
     line is a message. How many bytes a Parquet row has is estimated, from its row group. A description: it connects at
     its first use, and pickles without its connection.
+
+    Threads: topologies on several threads may share one object; each run has a subscription of its own.
+    Forks: a fork makes connections of its own, and never touches its parent's.
     """
 
     def __init__(
@@ -179,6 +183,13 @@ class FileSource(FileStore):
         self._look_interval_s = look_interval_s
         self._looked_s = -math.inf
         self._files: list[File] = []
+
+    def for_run(self, database: Database) -> Self:
+        """The same files for one run: with a subscription and connections of its own, in `database` if none is named."""
+        view = copy.copy(self)
+        view._subscription, view._files, view._clock = None, [], self._clock
+        view.bind(database)
+        return view
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_clock": None, "_looked_s": -math.inf}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,6 +75,11 @@ class PostgresQueue:
         An order between slices. Within a slice, messages come in id order.
 
     A description: it connects at its first use, and pickles without its connections.
+
+    Threads: any number may use one object at once. Each call has a connection of its own, so a `put` that returned is
+    durable whatever the others do; topologies that share the object read it under subscriptions of their own. `subscribe`
+    makes an object act for one subscription: a second one is refused.
+    Forks: a fork of this process makes connections of its own, and never touches its parent's.
     """
 
     def __init__(
@@ -107,12 +112,13 @@ class PostgresQueue:
         with said_of(where):
             self._decoder: Decoder = decoder_for(schema, unit)
         self._database = Database.given(where, database)
+        self._lent = dict[str, Database]()
         self._start = start
         self._policy = RetryPolicy(max_attempts, Backoff(backoff_base_s, backoff_max_s))
         self._partition_messages = partition_messages
         self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
         self._clock: Clock | None = clock
-        self._subscription: str | None = None
+        self._acts_for = dict[str, str]()
         self._own = StoreConnection(
             "queue",
             queue,
@@ -154,21 +160,42 @@ class PostgresQueue:
 
     @property
     def database(self) -> Database:
-        """The database: the one named, else the settings' one. An embedded one gets its schema here, without a word."""
-        if self._database is None:
-            from stormproof.core.settings import Settings
+        """The database: the one named, else the run's, else the settings' one.
 
-            settings = Settings()
-            database = settings.resolve_database()
-            if settings.uses_embedded:
-                _bring_up_to_date(database)
-            self._database = database
-        return self._database
+        An embedded one gets its schema here, without a word.
+
+        Raises:
+            UsageError: runs on different databases share this object, and none was named.
+        """
+        if self._database is not None:
+            return self._database
+        lent = list(self._lent.values())
+        if len(lent) > 1:
+            raise UsageError(
+                f"queue {self.queue}: runs on {lent[0]} and {lent[1]} share this object, so which one it puts into cannot "
+                "be told; name one: PostgresQueue(..., database=URL)",
+                queue=self.queue,
+            )
+        if lent:
+            return lent[0]
+        from stormproof.core.settings import Settings
+
+        settings = Settings()
+        database = settings.resolve_database()
+        if settings.uses_embedded:
+            _bring_up_to_date(database)
+        self._database = database
+        return database
 
     def bind(self, database: Database) -> None:
         """Use this database, where none was named."""
-        if self._database is None:
-            self._database = database
+        self._lent.setdefault(database.redacted, database)
+
+    def for_run(self, database: Database) -> PostgresQueue:
+        """The same queue for one run: with a subscription and connections of its own, in `database` if none is named."""
+        view = object.__new__(PostgresQueue)
+        view.__dict__.update(self.__getstate__(), _clock=self._clock, _acts_for={}, _lent={database.redacted: database})
+        return view
 
     def joins(self, tx: object) -> bool:
         """Whether `tx` is a transaction in this queue's own database."""
@@ -179,7 +206,7 @@ class PostgresQueue:
         self._own.close()
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Let idle connections go; the next use makes others."""
         self._own.close()
 
     # ---- the pending source
@@ -188,10 +215,19 @@ class PostgresQueue:
         """Act for this subscription from now on; makes queue and subscription where they are missing.
 
         Raises:
+            UsageError: this object acts for another one already.
             Fenced: a newer epoch has the subscription.
             PositionMismatch: the subscription's position was not taken from this server.
         """
         who = Subscriber(self.table, subscription)
+        acts_for = self._acts_for.setdefault("subscription", subscription)
+        if acts_for != subscription:
+            raise UsageError(
+                f"queue {self.queue}: this object acts for subscription {acts_for!r}, so it cannot act for "
+                f"{subscription!r}; make another PostgresQueue({self.queue!r}, ...) for that",
+                queue=self.queue,
+                subscription=subscription,
+            )
         with self._transaction(None) as cursor:
             self.table.create(cursor, self._partition_messages)
         with self._transaction(None) as cursor:
@@ -209,7 +245,6 @@ class PostgresQueue:
             position = slices.lock(cursor, who, epoch)
             slices.check_server(who, position, slices.look(cursor))
             self._raise_epoch(cursor, who, epoch)
-        self._subscription = subscription
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
         """Hand out returned messages first, then due retries, then new ones."""
@@ -446,21 +481,45 @@ class PostgresQueue:
     # ---- producers
 
     def put(self, payloads: Iterable[bytes], *, connection: psycopg.Connection | None = None) -> Receipt:
-        """Put messages; with `connection` inside the user's own transaction there (an outbox), else in one of its own.
+        """Put messages, in a transaction of its own: when it returns they are durable, and when it raises none is there.
 
-        Streams: the payloads are never all in memory. In a user's transaction the queue must exist already.
+        With `connection` they are put inside the user's own transaction there (an outbox): they are there when that one
+        commits, and as durable as it is. Where its `synchronous_commit` is off, a crash of Postgres may lose a
+        transaction whose commit had returned, with all that it wrote. The queue must exist already.
+
+        Streams: the payloads are never all in memory.
+
+        Raises:
+            UsageError: `connection` commits each statement by itself (autocommit), and no transaction is open on it.
+            StoreUnavailable: the database did not answer. Where it was the answer to the commit that was lost, the
+                messages may be there.
         """
         if connection is not None:
+            self._require_transaction(connection)
             with connection.cursor(row_factory=tuple_row) as cursor:
                 receipt = copy_in(cursor, self.table, payloads)
             failpoint("queue.put.before_commit")
             return receipt
         self._make_ready()
-        with closing(self._twin()) as twin, self._transaction(None) as cursor:
+        with self._transaction(None) as cursor:
             half = self._partition_messages // 2  # so much always stands ready
-            receipt = copy_in(cursor, self.table, payloads, statement_messages=half, between=twin._make_ready)
+            receipt = copy_in(cursor, self.table, payloads, statement_messages=half, between=self._make_ready)
             failpoint("queue.put.before_commit")
         return receipt
+
+    def _require_transaction(self, connection: object) -> None:
+        if not isinstance(connection, psycopg.Connection):
+            raise UsageError(
+                f"queue {self.queue}: connection is a {type(connection).__name__}; put() takes a psycopg.Connection",
+                queue=self.queue,
+            )
+        if connection.autocommit and connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+            raise UsageError(
+                f"queue {self.queue}: the connection commits each statement by itself (autocommit), so the messages would "
+                "not belong to any transaction of yours; put them inside `with connection.transaction():`, or leave "
+                "connection= out",
+                queue=self.queue,
+            )
 
     def put_lines(self, source: str | Path | BinaryIO, *, connection: psycopg.Connection | None = None) -> Receipt:
         r"""Put the lines of a file (or of standard input: ``-``), split at ``\n`` only; empty lines are messages."""
@@ -580,16 +639,10 @@ class PostgresQueue:
 
     # ---- shared steps
 
-    def _twin(self) -> PostgresQueue:
-        """The same queue with a connection of its own, made when it is needed."""
-        twin = object.__new__(PostgresQueue)
-        twin.__dict__.update(self.__getstate__())
-        return twin
-
     def _who(self) -> Subscriber:
-        if self._subscription is None:
+        if not self._acts_for:
             raise UsageError(f"queue {self.queue}: subscribe() comes before any other call of a reader")
-        return Subscriber(self.table, self._subscription)
+        return Subscriber(self.table, self._acts_for["subscription"])
 
     def _raise_epoch(self, cursor: psycopg.Cursor[Any], who: Subscriber, epoch: int) -> None:
         query(

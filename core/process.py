@@ -1,0 +1,80 @@
+"""Which process this is: forks of it must not use its connections, and must not go on as a second driver.
+
+A user's function may fork (`os.fork`, `multiprocessing`, a `preexec_fn`). The child has a copy of everything: sockets,
+locks, the driver's whole stack. What belongs to one process notes `process_life()` when it is made, and compares.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+FORK_STATUS: Final = 70
+"""Exit status of a fork that came back from a user's function without an exit status of its own."""
+
+_forks = 0
+_here = threading.local()
+
+
+class ProcessLife(NamedTuple):
+    """One process: its id, and how many forks led to it, since an id may come again."""
+
+    pid: int
+    forks: int
+
+
+def _in_child() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def process_life() -> ProcessLife:
+    """This process; another one in each fork of it. Cheap: a system call."""
+    return ProcessLife(os.getpid(), _forks)
+
+
+@contextmanager
+def kept_from_forks() -> Generator[None]:
+    """A block that a fork made inside it never leaves: the fork ends where it would, by an end or by an error.
+
+    Of blocks inside each other the innermost counts. A fork that begins such a block itself is at home there.
+    """
+    before: ProcessLife | None = getattr(_here, "life", None)
+    _here.life = mine = process_life()
+    try:
+        yield
+    except BaseException as error:
+        end_if_fork(error, of=mine)
+        raise
+    finally:
+        end_if_fork(of=mine)
+        _here.life = before
+
+
+def end_if_fork(error: BaseException | None = None, *, of: ProcessLife | None = None) -> None:
+    """End this process at once where it is a fork that was made inside `kept_from_forks` (or of the process `of`).
+
+    No `finally` and no exit handler runs: they would end what the parent still uses. A `SystemExit` is what the fork
+    wanted, and its status counts; anything else is said on standard error.
+    """
+    mine = of or getattr(_here, "life", None)
+    if mine is None or mine == process_life():
+        return
+    status = FORK_STATUS
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    else:
+        what = "" if error is None else f" with {type(error).__name__}: {error}"
+        text = (
+            f"stormproof: process {os.getpid()} is a fork of process {mine.pid} made by a user's function, and came back"
+            f" from it{what}. It ends here: two processes must not run one batch. End such a fork by os._exit(), or use"
+            " multiprocessing or subprocess.\n"
+        )
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+    os._exit(status & 0xFF)
