@@ -9,6 +9,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NoReturn, TypeAlias
@@ -17,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.compute import pc
-from stormproof.core.convert import column_of
+from stormproof.core.convert import column_of, shown
 from stormproof.core.errors import TopologyError
 from stormproof.core.message import storable_text
 from stormproof.core.schema import SchemaLike, parse_schema
@@ -25,6 +27,8 @@ from stormproof.core.share import Rows
 from stormproof.core.source.protocol import Decoded, Decoder
 
 ERROR_MAX_CHARACTERS: Final = 500
+_NUMBER_MAX_CHARACTERS: Final = 60
+_DIGITS_MAX: Final = sys.int_info.default_max_str_digits
 
 Unit: TypeAlias = Literal["lines", "json"]
 """How several tuples lie in one message: a line each, or as the rows of a JSON array."""
@@ -195,7 +199,7 @@ def _parsed_json(value: bytes, row: int, errors: dict[int, str]) -> object:
     try:
         return json.loads(value.decode("utf-8"), parse_float=decimal.Decimal, parse_constant=_no_constant)
     except (ValueError, RecursionError, OverflowError, decimal.DecimalException) as error:
-        errors[row] = storable_text(_told(error), ERROR_MAX_CHARACTERS)
+        errors[row] = storable_text(_told(error, value), ERROR_MAX_CHARACTERS)
         return None
 
 
@@ -223,12 +227,37 @@ def _batch_of(values: Sequence[object], schema: pa.Schema, errors: dict[int, str
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _told(error: Exception) -> str:
+def _told(error: Exception, payload: bytes = b"") -> str:
     if isinstance(error, _FieldError):
         return str(error)
     if isinstance(error, UnicodeDecodeError):
         return f"the payload is not UTF-8: {error}"
-    return f"the payload is not JSON: {type(error).__name__}: {error}"
+    if isinstance(error, json.JSONDecodeError):
+        return f"the payload is not JSON: {error}"
+    if isinstance(error, RecursionError):
+        return "the payload is not JSON that can be read: its arrays or objects lie too deep in each other"
+    return _unreadable_number(payload) or f"the payload is not JSON that can be read: {type(error).__name__}: {error}"
+
+
+def _unreadable_number(payload: bytes) -> str | None:
+    """The first number that Python cannot read, in a payload that is JSON but for that."""
+    try:
+        json.loads(payload, parse_float=_number, parse_int=_number)
+    except _FieldError as error:
+        return str(error)
+    except (ValueError, RecursionError):
+        return None
+    return None
+
+
+def _number(text: str) -> None:
+    try:
+        is_readable = decimal.Decimal(text).is_finite() and len(text) <= _DIGITS_MAX
+    except decimal.DecimalException:
+        is_readable = False
+    if not is_readable:
+        known = storable_text(text, _NUMBER_MAX_CHARACTERS)
+        raise _FieldError(f"the payload has the number {known}, which is too large to be read")
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -241,14 +270,15 @@ def _from_json(field: pa.Field) -> Callable[[object], object]:
 
 
 def _reader(type_: pa.DataType, name: str) -> Callable[[object], object]:
+    """As `_from_json`; `name` is the field's, with those that it lies in: ``order.price``."""
     if pa.types.is_floating(type_):
-        return lambda v: float(v) if isinstance(v, decimal.Decimal) else v
+        return lambda v: _real(v, type_, name) if isinstance(v, decimal.Decimal) else v
     if pa.types.is_decimal(type_):
-        return lambda v: decimal.Decimal(v) if isinstance(v, str) else v
+        return lambda v: _decimal(v, type_, name) if isinstance(v, str) else v
     if pa.types.is_timestamp(type_):
-        return lambda v: _parsed(datetime.datetime.fromisoformat, v, name)
+        return lambda v: _parsed(datetime.datetime.fromisoformat, v, type_, name)
     if pa.types.is_date(type_):
-        return lambda v: _parsed(datetime.date.fromisoformat, v, name)
+        return lambda v: _parsed(datetime.date.fromisoformat, v, type_, name)
     if pa.types.is_list(type_):
         item = _reader(type_.value_type, name)
         return lambda v: [None if x is None else item(x) for x in v] if isinstance(v, list) else v
@@ -256,7 +286,7 @@ def _reader(type_: pa.DataType, name: str) -> Callable[[object], object]:
         item = _reader(type_.item_type, name)
         return lambda v: [(k, None if x is None else item(x)) for k, x in v.items()] if isinstance(v, dict) else v
     if pa.types.is_struct(type_):
-        inner = {f.name: _reader(f.type, f.name) for f in (type_.field(i) for i in range(type_.num_fields))}
+        inner = {f.name: _reader(f.type, f"{name}.{f.name}") for f in (type_.field(i) for i in range(type_.num_fields))}
         return lambda v: (
             {k: None if v.get(k) is None else read(v[k]) for k, read in inner.items()} if isinstance(v, dict) else v
         )
@@ -268,10 +298,30 @@ def _reader(type_: pa.DataType, name: str) -> Callable[[object], object]:
     return lambda v: v
 
 
-def _parsed(parse: Callable[[str], object], value: object, name: str) -> object:
+def _real(value: decimal.Decimal, type_: pa.DataType, name: str) -> float:
+    found = float(value)
+    if math.isinf(found):
+        raise _FieldError(f"field {name!r} is {type_}, and {storable_text(value)} is too large for it")
+    return found
+
+
+def _decimal(value: str, type_: pa.DataType, name: str) -> decimal.Decimal:
+    try:
+        found = decimal.Decimal(value)
+    except decimal.DecimalException:
+        found = decimal.Decimal("NaN")
+    if not found.is_finite():
+        raise _FieldError(f"field {name!r} is {type_}, and {shown(value)} is not a decimal number")
+    return found
+
+
+def _parsed(parse: Callable[[str], object], value: object, type_: pa.DataType, name: str) -> object:
     if not isinstance(value, str):
         return value
     try:
         return parse(value)
     except ValueError as error:
-        raise _FieldError(f"field {name!r}: {error}") from error
+        what = "date" if pa.types.is_date(type_) else "timestamp"
+        raise _FieldError(
+            f"field {name!r} is {type_}, and {shown(value)} is not an ISO 8601 {what}: {error}"
+        ) from error

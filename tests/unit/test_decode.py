@@ -81,7 +81,8 @@ def test_json_objects() -> None:
         (b'{"id": 1, "name": "\\ud800"}', "name"),
         (b'{"id": 1, "name": {"a": 1}}', "name"),
         (b'{"id": ' + b"[" * 100_000, "not JSON"),
-        (b'{"id": ' + b"9" * 5_000 + b"}", "not JSON"),
+        (b'{"id": ' + b"9" * 5_000 + b"}", "has the number 999"),
+        (b'{"id": 1e99999999999999999999}', "has the number 1e99999999999999999999, which is too large"),
     ],
 )
 def test_bad_json_fails_alone(payload: bytes, said: str) -> None:
@@ -90,6 +91,43 @@ def test_bad_json_fails_alone(payload: bytes, said: str) -> None:
     assert said in errors[0][1]
     assert len(errors[0][1]) < 1_000
     assert rows.column("id").take([0, 2]).to_pylist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        ("price decimal(9,2)", '"12,50"', "field 'price' is decimal128(9, 2), and '12,50' is not a decimal number"),
+        ("price decimal(9,2)", '"NaN"', "field 'price' is decimal128(9, 2), and 'NaN' is not a decimal number"),
+        ("price decimal(9,2)", "12345678901.25", "field 'price' is decimal128(9, 2), got"),
+        ("price decimal(9,2)", "1.255", "field 'price' is decimal128(9, 2), got"),
+        ("x double", "1e400", "field 'x' is double, and 1E+400 is too large"),
+        ("x float", "-1e400", "field 'x' is float, and -1E+400 is too large"),
+        ("n int", "3000000000", "field 'n' is int32, got 3000000000"),
+        ("n long", "9223372036854775808", "field 'n' is int64, got 9223372036854775808"),
+        (
+            "at timestamp",
+            '"yesterday"',
+            "field 'at' is timestamp[us, tz=UTC], and 'yesterday' is not an ISO 8601 timestamp",
+        ),
+        ("at timestamp", "5", "field 'at' is timestamp[us, tz=UTC], got 5"),
+        ("day date", '"2026-02-30"', "field 'day' is date32[day], and '2026-02-30' is not an ISO 8601 date"),
+        ("day date", '"2026-02-03T04:05:06"', "field 'day' is date32[day], and '2026-02-03T04:05:06' is not an ISO"),
+        ("o struct<price: decimal(9,2)>", '{"price": "x"}', "field 'o.price' is decimal128(9, 2), and 'x' is not"),
+        ("o struct<day: date>", '{"day": "x"}', "field 'o.day' is date32[day], and 'x' is not an ISO 8601 date"),
+        ("a array<decimal(9,2)>", '["1", "x"]', "field 'a' is decimal128(9, 2), and 'x' is not a decimal number"),
+        ("m map<string, date>", '{"k": "x"}', "field 'm' is date32[day], and 'x' is not an ISO 8601 date"),
+        ("o struct<n: int>", '{"n": 3000000000}', "field 'o' is"),
+        ("a array<int>", '["x"]', "field 'a' is"),
+    ],
+)
+def test_a_value_that_its_field_cannot_hold_is_named_with_the_field(schema: str, value: str, said: str) -> None:
+    name = schema.split(maxsplit=1)[0]
+    good, bad = b"{}", f'{{"{name}": {value}, "other": 1}}'.encode()
+    rows, errors = opened(decoder_for(f"{schema}, other long"), payloads(good, bad, b'{"other": 3}'))
+    assert [row for row, _ in errors] == [1]
+    assert said in errors[0][1]
+    assert "not JSON" not in errors[0][1]
+    assert rows.column("other").take([0, 2]).to_pylist() == [None, 3]
 
 
 def test_binary_beside_other_columns_is_refused() -> None:
