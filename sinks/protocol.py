@@ -76,12 +76,18 @@ class CommitOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One transaction in a sink's own log, for the audit. `problem` names what is wrong with it there, if anything."""
+    """One transaction in a sink's own log, for the audit. `problem` names what is wrong with it there, if anything.
+
+    `gone`: the problem is that the table holds its rows no longer, by the store's own record, which only a person's word can
+    settle. `doubt` says why it cannot be told whether the table still holds them all.
+    """
 
     txid: int
     digest: str
     rows: int
     problem: str | None = None
+    gone: bool = False
+    doubt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

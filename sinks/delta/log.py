@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from stormproof.sinks.protocol import PreparedTransaction
 
@@ -53,6 +53,8 @@ class AddedFile:
     path: str
     bytes: int
     rows: int | None
+    has_deletions: bool = False
+    """Whether a deletion vector takes rows of it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,16 @@ class LogEntry:
             epoch=int(self.info.get(EPOCH, 0)),
             checked=self.info.get(CHECKED) != "false",
         )
+
+    @property
+    def is_stormproofs(self) -> bool:
+        """Whether a topology wrote it, this one or another."""
+        return APPLICATION in self.info or UNDOES in self.info
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether rows that were there before are not, or not the same."""
+        return any(data_change for _, data_change in self.removed)
 
     def undo(self, application: str) -> Undo | None:
         """Which commit of this application it takes back, where it is a RESTORE of our own."""
@@ -161,14 +173,28 @@ class DeltaLog:
         names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
         return sorted(int(n[:20]) for n in names if len(n) == 25 and n.endswith(".json") and n[:20].isdigit())
 
+    def tail(self, newest: int) -> list[int]:
+        """The versions up to `newest` whose entries are there without a gap, in order. Older ones may be what a clean-up
+        that was interrupted has left: they tell nothing of what was between.
+        """
+        there = set(self.versions())
+        oldest = newest
+        while oldest in there:
+            oldest -= 1
+        return list(range(oldest + 1, newest + 1))
+
     def checkpoint_path(self, version: int) -> str:
         """The file of a checkpoint that is one file."""
         return os.path.join(self.folder, f"{version:020}.checkpoint.parquet")
 
-    def checkpoints(self) -> frozenset[int]:
-        """The versions that have such a checkpoint."""
+    def checkpoints(self, *, of_all: bool = False) -> frozenset[int]:
+        """The versions that have such a checkpoint; `of_all` kinds, also those of several files that Spark writes."""
         names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
-        return frozenset(int(n[:20]) for n in names if n[20:] == ".checkpoint.parquet" and n[:20].isdigit())
+        return frozenset(
+            int(n[:20])
+            for n in names
+            if n[:20].isdigit() and (n[20:] == ".checkpoint.parquet" or (of_all and n[20:32] == ".checkpoint."))
+        )
 
     def information(self, version: int) -> LogEntry | None:
         """The commit's information alone; None where retention has removed the entry."""
@@ -193,9 +219,11 @@ class DeltaLog:
                 return
             yield entry
 
-    def local_path(self, path: str) -> str:
-        """Where a file that the log names lies."""
-        return os.path.join(self.table, unquote(path))
+    def local_path(self, path: str) -> str | None:
+        """Where a file that the log names lies; None where that is no folder of this machine."""
+        if "://" in path or path.startswith("file:"):  # a shallow clone names its source's files in full
+            return unquote(urlsplit(path).path) if path.startswith("file:") else None
+        return os.path.join(self.table, path)
 
     def _read(self, version: int, *, whole: bool) -> LogEntry | None:
         info: dict[str, Any] = {}
@@ -215,7 +243,9 @@ class DeltaLog:
                     elif "add" in action:
                         added.append(_added(action["add"]))
                     elif "remove" in action:
-                        removed.append((action["remove"]["path"], bool(action["remove"].get("dataChange", True))))
+                        removed.append(
+                            (unquote(action["remove"]["path"]), bool(action["remove"].get("dataChange", True)))
+                        )
         except FileNotFoundError:
             return None
         return LogEntry(version, info, tuple(added), tuple(removed))
@@ -223,4 +253,6 @@ class DeltaLog:
 
 def _added(action: dict[str, Any]) -> AddedFile:
     statistics = json.loads(action.get("stats") or "{}")
-    return AddedFile(action["path"], int(action["size"]), statistics.get("numRecords"))
+    return AddedFile(
+        unquote(action["path"]), int(action["size"]), statistics.get("numRecords"), bool(action.get("deletionVector"))
+    )

@@ -16,27 +16,26 @@ from deltalake.transaction import AddAction
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files
 from stormproof.sinks.delta.failures import may_pass, os_error, shown
 from stormproof.sinks.delta.folds import fold_expression, quoted
 from stormproof.sinks.delta.log import (
     APPLICATION,
     DeltaLog,
-    LogEntry,
     OurCommit,
     Reach,
     Undo,
     commit_metadata,
     undo_metadata,
 )
-from stormproof.sinks.delta.merged import MERGED_FILES, lost_block
+from stormproof.sinks.delta.merged import MERGED_FILES
 from stormproof.sinks.delta.table import column_limits, require_table
-from stormproof.sinks.delta.torn import put_torn_aside, unreadable
+from stormproof.sinks.delta.torn import put_torn_aside
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.protocol import (
     TABLE_GONE,
     CommitOutcome,
     Decision,
-    Evidence,
     EvidenceReport,
     Held,
     PreparedTransaction,
@@ -66,10 +65,13 @@ HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """What the table holds for us: `commit` is None where its log entry is gone."""
+    """What the table holds for us: `commit` is None where its log entry is gone. `restored`: the version of a RESTORE that
+    took its rows back, and kept the transaction identifier.
+    """
 
     txid: int
     commit: OurCommit | None
+    restored: int | None = None
 
     @property
     def held(self) -> Held:
@@ -135,10 +137,7 @@ class DeltaSession:
         where = f"{self._where}, txid {transaction.txid}"
         table = self._load()
         position = self._position(table, same_table=checked)
-        if (
-            checked
-            and decide(self._identity, transaction, None if position is None else position.held) is Decision.SKIP
-        ):
+        if checked and decide(self._identity, transaction, self._known(table, transaction, position)) is Decision.SKIP:
             self._require_live(position)
             self._sync(position.commit if position is not None else None, after=None)
             return CommitOutcome.ALREADY_HELD
@@ -160,6 +159,9 @@ class DeltaSession:
         # Read again, whatever was answered: only the log says whether the entry is there, and in which version.
         commit = self._find(transaction, after=read_version)
         if commit is None:
+            if problem is None and self._was_cleaned(transaction, after=read_version):
+                failpoint("delta.after_sync")
+                return CommitOutcome.APPLIED
             raise self._refusal(problem, where) from problem
         known = read_version if position is None or position.commit is None else position.commit.version
         self._sync(commit, after=min(known, commit.version - 1))
@@ -178,34 +180,14 @@ class DeltaSession:
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """What the table's log says of each txid, and what it says happened to its files since."""
-        table = self._load()
-        versions = self._log.versions()
-        log = [entry for v in versions if v <= table.version() and (entry := self._log.entry(v)) is not None]
-        found: dict[int, Evidence] = {}
-        problems: list[str] = []
-        reach = Reach()
-        restored = {entry.version: reach.taken_back_by(entry) for entry in reversed(log)}
-        undone = {undo.version for entry in log if (undo := entry.undo(self._application)) is not None}
-        for i, entry in enumerate(log):
-            ours = entry.ours(self._application)
-            if ours is None or entry.version in undone or ours.txid < first or (last is not None and ours.txid > last):
-                continue
-            if found.pop(ours.txid, None) is not None and ours.checked:
-                problems.append(f"txid {ours.txid} was committed again in version {ours.version}")
-            found[ours.txid] = Evidence(
-                ours.txid, ours.digest, ours.rows, self._problem(entry, ours, log[i + 1 :], restored[entry.version])
-            )
-        guard = table.transaction_version(self._application)
-        if found and (guard is None or guard < max(found)):
-            problems.append(f"the transaction identifier says {guard}, the log has txid {max(found)}")
-        if str(table.metadata().id) != self._table_id:
-            problems.append(f"the table is {table.metadata().id}, it was {self._table_id} when it was opened")
-        return EvidenceReport(
-            table_id=str(table.metadata().id),
-            entries=tuple(found.values()),
-            last_txid=self._last_txid(log, guard),
-            truncated=bool(versions) and versions[0] > 0,
-            problems=tuple(problems),
+        return evidence_of(
+            self._log,
+            self._load(),
+            self._application,
+            table_id=self._table_id,
+            fold=self._input.is_fold,
+            first=first,
+            last=last,
         )
 
     def keep_held(self) -> None:
@@ -259,7 +241,9 @@ class DeltaSession:
         return limit if None in counted else min(sum(counted), limit)
 
     def take_table(self, last: PreparedTransaction | None) -> None:
-        """Where the log does not hold `last`, put its identifier there, with the rows that it has."""
+        """Where the log does not hold `last`, or a RESTORE took it back, put its identifier there, with the rows that there
+        are.
+        """
         position = self._position(self._load(), same_table=False)
         ledger = None if last is None else last.txid
         if position is not None and (ledger is None or position.txid > ledger):
@@ -269,7 +253,7 @@ class DeltaSession:
                 held=position.txid,
                 ledger=ledger,
             )
-        if last is not None and (position is None or position.txid < last.txid):
+        if last is not None and (position is None or position.txid < last.txid or position.restored is not None):
             self.commit(last, checked=False)
 
     def close(self) -> None:
@@ -285,7 +269,11 @@ class DeltaSession:
         find that out, which takes about a millisecond for each thousand entries in it.
         """
         try:
-            if self._table is not None and self._entry_state(self._table.version()) == self._table_entry:
+            if (
+                self._table is not None
+                and self._table_entry is not None
+                and self._entry_state(self._table.version()) == self._table_entry
+            ):
                 if self._entry_state(self._table.version() + 1) is None:
                     return self._table
                 self._table.update_incremental()
@@ -335,11 +323,13 @@ class DeltaSession:
                     raise PositionMismatch(
                         f"{self._where}: version {restored} restored the table to before version {ours.version}, "
                         f"which holds txid {txid}: its rows are gone; inspect with: stormproof audit verify "
-                        f"{self._identity.topology}",
+                        f"{self._identity.topology}. RESTORE the table to version {restored - 1}; or give the rows up, on "
+                        f"record: stormproof ledger adopt-table {self._identity.topology} {self._identity.sink} "
+                        "--accept-loss",
                         txid=txid,
                         version=restored,
                     )
-                return _Position(txid, ours)
+                return _Position(txid, ours, restored)
         return _Position(txid, None)
 
     def _require_prepared(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
@@ -420,6 +410,38 @@ class DeltaSession:
         modified_ms = os.stat(os.path.join(self._directory, path)).st_mtime_ns // 1_000_000
         return AddAction(path, size, {}, modified_ms, data_change=True, stats=statistics)
 
+    def _known(self, table: DeltaTable, transaction: PreparedTransaction, position: _Position | None) -> Held | None:
+        """What the table holds, where a clean-up has taken the log entry that says it: the identifier is in the checkpoint,
+        and so are the files. Prepared files have names that nobody else's have, so where all of them are the table's own,
+        it holds this very transaction. Of a MERGE nothing is left to tell.
+        """
+        if position is None or position.commit is not None:
+            return None if position is None else position.held
+        if position.txid != transaction.txid or self._input.is_fold or not transaction.rows:
+            return position.held
+        live = live_files(table)
+        whole = all(live.get(file.path) == file.bytes for file in transaction.files if file.rows)
+        return Held(position.txid, transaction.digest if whole else None)
+
+    def _was_cleaned(self, transaction: PreparedTransaction, *, after: int) -> bool:
+        """Whether a foreign clean-up took the entry of a commit that was answered for, before it was read: then a checkpoint
+        stands for it, which is synced in its place.
+        """
+        table = self._load()
+        version = table.version()
+        cleaned = [c for c in self._log.checkpoints() if after < c <= version]
+        if table.transaction_version(self._application) != transaction.txid or not cleaned:
+            return False
+        for checkpoint in cleaned:
+            sync_file(self._log.checkpoint_path(checkpoint))
+        for path in live_files(table):
+            local = self._log.local_path(path)
+            if self._input.is_fold and local is not None:
+                sync_file(local)
+        sync_folder(self._path)
+        sync_folder(self._log.folder)
+        return True
+
     def _find(self, transaction: PreparedTransaction, *, after: int) -> OurCommit | None:
         for entry in self._log.on_from(after + 1):
             ours = entry.ours(self._application)
@@ -458,6 +480,8 @@ class DeltaSession:
         folders = {self._path}
         for file in entry.added:
             path = self._log.local_path(file.path)
+            if path is None:
+                continue
             try:
                 sync_file(path)
             except FileNotFoundError:
@@ -501,55 +525,8 @@ class DeltaSession:
         entry = self._log.entry(commit.version)
         if entry is None:
             return []
-        newest = self._log.versions()[-1]
-        later = [e for v in range(entry.version + 1, newest + 1) if (e := self._log.entry(v)) is not None]
         # Adopted files were synced before they were prepared; those of a MERGE by nobody, until its commit is.
-        return self._lost(entry, later, decode=self._input.is_fold)
-
-    def _last_txid(self, log: list[LogEntry], guard: int | None) -> int | None:
-        """The last txid by the identifier, or what a RESTORE of our own says since."""
-        for entry in reversed(log):
-            undo = entry.undo(self._application)
-            if undo is not None:
-                return undo.holds
-            if entry.ours(self._application) is not None:
-                return guard
-        return guard
-
-    def _lost(self, entry: LogEntry, later: list[LogEntry], *, decode: bool = False) -> list[str]:
-        removed = {path for e in later for path, _ in e.removed}
-        lost: list[str] = []
-        for file in entry.added:
-            if file.path in removed:
-                continue
-            path = self._log.local_path(file.path)
-            try:
-                size = os.stat(path).st_size
-            except FileNotFoundError:
-                lost.append(f"{path} is missing")
-                continue
-            if size != file.bytes:
-                lost.append(f"{path} has {size} bytes instead of {file.bytes}")
-            elif decode and (wrong := unreadable(path, file.rows)) is not None:
-                lost.append(f"{path} cannot be read: {wrong}")
-            elif decode and (at := lost_block(path)) is not None:
-                lost.append(f"{path} has lost the block at byte {at}: zeros stand there")
-        return lost
-
-    def _problem(self, entry: LogEntry, ours: OurCommit, later: list[LogEntry], restored: int | None) -> str | None:
-        if restored is not None:
-            return f"version {restored} restored the table to before version {entry.version}: its rows are gone"
-        if not self._input.is_fold:
-            added = {file.path for file in entry.added}
-            for e in later:
-                for path, data_change in e.removed:
-                    if data_change and path in added:
-                        return f"file {path} was removed, with its data, by {e.operation} in version {e.version}"
-            counted = [file.rows for file in entry.added]
-            if None not in counted and sum(n or 0 for n in counted) != ours.rows:
-                return f"its files have {sum(n or 0 for n in counted)} rows, the commit says {ours.rows}"
-        lost = self._lost(entry, later)
-        return lost[0] if lost else None
+        return lost_files(self._log, entry, self._log.tail(self._load().version()), decode=self._input.is_fold)
 
     def _adopted(self) -> frozenset[str]:
         """Files that a version still in the log has added: those are the table's, whatever the ledger says."""

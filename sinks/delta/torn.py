@@ -140,9 +140,15 @@ def _torn(delta_log: DeltaLog, version: int) -> tuple[str, str] | None:
 
 
 def _hole(delta_log: DeltaLog, versions: list[int]) -> str | None:
-    """What is wrong with the newest entries that are to stay."""
-    if len(versions) > 1 and versions[-1] != versions[-2] + 1 and versions[-1] - 1 not in delta_log.checkpoints():
-        return f"{delta_log.entry_path(versions[-1] - 1)} is missing"
+    """What is wrong with the newest entries that are to stay.
+
+    An entry that is missing at or below a checkpoint is none that a power loss took: the checkpoint stands for it, and a
+    clean-up removes such entries, in any order, and may be cut short.
+    """
+    tail = delta_log.tail(versions[-1]) if versions else []
+    behind = versions[0] < tail[0] if tail else False
+    if behind and not any(tail[0] - 1 <= checkpoint <= tail[-1] for checkpoint in delta_log.checkpoints(of_all=True)):
+        return f"{delta_log.entry_path(tail[0] - 1)} is missing"
     torn = _torn(delta_log, versions[-1]) if versions else None
     return None if torn is None else f"{torn[0]} is torn: {torn[1]}"
 

@@ -275,8 +275,11 @@ def test_evidence_that_retention_removed_cannot_tell(harness: SinkHarness) -> No
     held = session.held()
     assert held is not None
     assert (held.txid, held.digest) == (1, None)
-    with pytest.raises(CannotTell):
-        session.commit(transaction, checked=True)
+    if harness.fold:
+        with pytest.raises(CannotTell):
+            session.commit(transaction, checked=True)
+    else:  # the prepared files are the table's own
+        assert session.commit(transaction, checked=True) is CommitOutcome.ALREADY_HELD
     report = session.evidence(0, None)
     assert (report.truncated, report.entries, report.last_txid) == (True, (), 1)
     # Going on is known to be right: the number is what the ledger expects.

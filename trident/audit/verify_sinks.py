@@ -135,6 +135,8 @@ class _Comparison:
             return  # of these a person has said that they are gone
         if entry.problem is not None:
             self._wrong(ViolationKind.EVIDENCE, entry.problem, txid)
+        if entry.doubt is not None:
+            self._findings.unknown(f"txid {txid}, sink {self._sink!r}: {entry.doubt}", txid=txid, sink=self._sink)
         txn, work = self._rows.txns.get(txid), self._work.get(txid)
         if work is None:
             if not self._later.may_be_held(txid) or (txn is not None and txn.state is not TxnState.OPEN):

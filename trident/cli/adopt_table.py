@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from stormproof.core.errors import PositionMismatch, SinkRefused, UsageError
 from stormproof.core.message import storable_text
@@ -52,6 +52,8 @@ class _Found:
     entries: Mapping[int, int] | None = None
     kept_from: int = 1
     """Of older txids the record was removed by the table's retention."""
+    gone: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Txids whose rows the table holds no longer by its own record, and why: a RESTORE, an overwrite, a DELETE."""
     counted: int = 0
 
 
@@ -79,7 +81,7 @@ def adopt_table(topology: str, sink: str, *, accept_loss: bool, by: str, why: st
         _require_acceptable(run, binding, known, found, loss, accept_loss=accept_loss)
         if loss is not None:
             loss = replace(loss, by=by, why=why)
-        makes = found.table_id is None or loss is not None
+        makes = found.table_id is None or loss is not None or bool(found.gone)
         with closing(_opened(stores.database, run, binding, makes=makes)) as session, ledger.transaction(run) as tx:
             if _Known.of(ledger, tx, sink) != known:
                 raise UsageError(f"a driver of {topology!r} went on meanwhile: stop it, and run this again", sink=sink)
@@ -135,8 +137,9 @@ def _look(database: Database, run: Run, binding: SinkBinding, known: _Known) -> 
             kept_from = min(entries, default=1) if report.truncated else 1
             if report.table_id is None:
                 return _Found(None, last, entries, kept_from)
+            gone = {e.txid: e.problem or "" for e in report.entries if e.gone and e.txid > known.given_up}
             counted = session.count_rows(max(_least(binding, {**entries, **known.rows}), 1))
-            return _Found(report.table_id, last, entries, kept_from, counted)
+            return _Found(report.table_id, last, entries, kept_from, gone, counted)
     except SinkRefused as error:
         if error.details.get("problem") != TABLE_GONE:
             raise
@@ -161,7 +164,7 @@ def _loss_of(binding: SinkBinding, known: _Known, found: _Found) -> Loss | None:
     # The sink's own record goes back further than a ledger that was pruned.
     older = {txid: rows for txid, rows in entries.items() if known.given_up < txid <= known.last.txid}
     written = {**older, **known.rows}
-    missing = {t: rows for t, rows in written.items() if t not in entries and t >= found.kept_from}
+    missing = {t: rows for t, rows in written.items() if (t not in entries and t >= found.kept_from) or t in found.gone}
     there = {txid: rows for txid, rows in written.items() if txid not in missing}
     if found.table_id is None or found.counted < _least(binding, there):
         missing = written
@@ -197,6 +200,16 @@ def _require_acceptable(
             sink=binding.sink,
             held=None if found.last is None else found.last.txid,
             ledger=None if known.last is None else known.last.txid,
+        )
+    if loss is not None and found.gone and not accept_loss:
+        newest = max(found.gone)
+        raise PositionMismatch(
+            f"{where}: the table {binding.target} holds {lost} no longer: {found.gone[newest]}. RESTORE it to before that; "
+            f"or give the rows up, on record: {give_up}",
+            sink=binding.sink,
+            txids=loss.txids,
+            rows=loss.rows,
+            found=loss.found,
         )
     if loss is not None and not accept_loss:
         raise PositionMismatch(

@@ -1,0 +1,254 @@
+"""What a Delta table's log says of each txid of ours, and what became of its rows since.
+
+Appended rows are followed from file to file: a compaction moves them without a change, a RESTORE may bring them back, and
+whatever else removes a file of theirs has removed or rewritten rows. Folded rows are in whichever files the last MERGE
+wrote, so there it is the version that counts: a RESTORE to before it, or a foreign change of data after it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from deltalake import DeltaTable
+
+from stormproof.sinks.delta.log import APPLICATION, DeltaLog, LogEntry, OurCommit, Reach
+from stormproof.sinks.delta.merged import lost_block
+from stormproof.sinks.delta.torn import unreadable
+from stormproof.sinks.protocol import Evidence, EvidenceReport
+
+
+def evidence_of(
+    delta_log: DeltaLog, table: DeltaTable, application: str, *, table_id: str, fold: bool, first: int, last: int | None
+) -> EvidenceReport:
+    """The log's entries of one application, as far back as they go without a gap, and what is wrong with the table."""
+    newest = table.version()
+    entries = [entry for v in delta_log.tail(newest) if (entry := delta_log.entry(v)) is not None]
+    undone = {undo.version for entry in entries if (undo := entry.undo(application)) is not None}
+    commits = {
+        entry.version: ours
+        for entry in entries
+        if entry.version not in undone and (ours := entry.ours(application)) is not None
+    }
+    disk = _Disk(delta_log, live_files(table))
+    fate = _folded(entries, commits) if fold else _appended(entries, commits, disk.live)
+    found: dict[int, Evidence] = {}
+    problems: list[str] = []
+    for entry in entries:
+        ours = commits.get(entry.version)
+        if ours is None or ours.txid < first or (last is not None and ours.txid > last):
+            continue
+        if found.pop(ours.txid, None) is not None and ours.checked:
+            problems.append(f"txid {ours.txid} was committed again in version {ours.version}")
+        found[ours.txid] = _evidence(entry, ours, fate, disk, fold=fold)
+    problems += disk.wrong(disk.live.keys() - disk.looked_at)
+    guard = table.transaction_version(application)
+    if found and (guard is None or guard < max(found)):
+        problems.append(f"the transaction identifier says {guard}, the log has txid {max(found)}")
+    now = str(table.metadata().id)
+    if now != table_id:
+        problems.append(f"the table is {now}, it was {table_id} when it was opened")
+    return EvidenceReport(
+        table_id=now,
+        entries=tuple(found.values()),
+        last_txid=_last_txid(entries, application, guard),
+        truncated=not entries or entries[0].version > 0,
+        problems=tuple(problems),
+    )
+
+
+def lost_files(delta_log: DeltaLog, entry: LogEntry, log: Sequence[int], *, decode: bool) -> list[str]:
+    """What is wrong with the files that a version added and none of the later ones in `log` removed; where asked, each is
+    decoded to its end, too.
+    """
+    later = [e for version in log if version > entry.version and (e := delta_log.entry(version)) is not None]
+    removed = {path for e in later for path, _ in e.removed}
+    disk = _Disk(delta_log, {file.path: file.bytes for file in entry.added if file.path not in removed})
+    lost: list[str] = []
+    for file in entry.added:
+        wrong = disk.wrong({file.path})
+        lost += wrong
+        path = delta_log.local_path(file.path)
+        if not decode or wrong or path is None or file.path not in disk.live:
+            continue
+        if (text := unreadable(path, file.rows)) is not None:
+            lost.append(f"{path} cannot be read: {text}")
+        elif (at := lost_block(path)) is not None:
+            lost.append(f"{path} has lost the block at byte {at}: zeros stand there")
+    return lost
+
+
+@dataclass(slots=True)
+class _Disk:
+    """The files that the newest version lists, with their sizes, and what is there of them."""
+
+    log: DeltaLog
+    live: dict[str, int]
+    looked_at: set[str] = field(default_factory=set[str])
+
+    def wrong(self, paths: set[str]) -> list[str]:
+        """What is wrong with these, in order."""
+        found: list[str] = []
+        self.looked_at |= paths
+        for name in sorted(paths & self.live.keys()):
+            path = self.log.local_path(name)
+            if path is None:
+                continue
+            try:
+                size = os.stat(path).st_size
+            except FileNotFoundError:
+                found.append(f"{path} is missing")
+                continue
+            if size != self.live[name]:
+                found.append(f"{path} has {size} bytes instead of {self.live[name]}")
+        return found
+
+
+@dataclass(slots=True)
+class _Fate:
+    """What became of the rows of our versions."""
+
+    gone: dict[int, str] = field(default_factory=dict[int, str])
+    doubtful: dict[int, str] = field(default_factory=dict[int, str])
+    files: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
+    """In which files that the newest version lists they are."""
+
+
+def _evidence(entry: LogEntry, ours: OurCommit, fate: _Fate, disk: _Disk, *, fold: bool) -> Evidence:
+    gone = fate.gone.get(entry.version)
+    if gone is not None:
+        return Evidence(ours.txid, ours.digest, ours.rows, gone, gone=True)
+    problem: str | None = None
+    counted = [file.rows for file in entry.added]
+    if not fold and None not in counted and sum(n or 0 for n in counted) != ours.rows:
+        problem = f"its files have {sum(n or 0 for n in counted)} rows, the commit says {ours.rows}"
+    lost = disk.wrong(fate.files.get(entry.version, set()))
+    if problem is None and lost:
+        problem = lost[0]
+    return Evidence(ours.txid, ours.digest, ours.rows, problem, doubt=fate.doubtful.get(entry.version))
+
+
+def _folded(entries: Sequence[LogEntry], commits: dict[int, OurCommit]) -> _Fate:
+    fate, reach, changed = _Fate(), Reach(), ""
+    removed: set[str] = set()
+    for entry in reversed(entries):
+        restored = reach.taken_back_by(entry)
+        if entry.version in commits:
+            if restored is not None:
+                fate.gone[entry.version] = _restored(restored, entry.version)
+            elif changed:
+                fate.gone[entry.version] = changed
+            changed = ""
+            fate.files[entry.version] = {file.path for file in entry.added} - removed
+        elif restored is None and not entry.is_stormproofs and entry.restored_to is None and entry.changes_rows:
+            changed = f"rows of it were removed or changed by {entry.operation} in version {entry.version}"
+        removed |= {path for path, _ in entry.removed}
+    return fate
+
+
+@dataclass(slots=True)
+class _Trail:
+    """Where the rows of each file of ours went: into which others without a change, or away, and by what."""
+
+    rewritten: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    away: dict[str, LogEntry] = field(default_factory=dict[str, LogEntry])
+    cut: dict[str, LogEntry] = field(default_factory=dict[str, LogEntry])
+    """Files some of whose rows a deletion vector has taken out."""
+    known: set[str] = field(default_factory=set[str])
+    """Files that hold rows of ours."""
+    mixed: set[str] = field(default_factory=set[str])
+    """Those of them that hold rows of others, too."""
+
+    def follow(self, entry: LogEntry, *, ours: bool) -> None:
+        """One version further."""
+        added = {file.path for file in entry.added}
+        moved = {path for path, data_change in entry.removed if not data_change}
+        if moved & self.known and added - moved:
+            into = frozenset(added - moved)
+            for path in moved & self.known:
+                self.rewritten[path] = into
+                self.away.pop(path, None)
+            self.known |= into
+            if moved - self.known or moved & self.mixed:
+                self.mixed |= into
+        for path, data_change in entry.removed:
+            if data_change and path in self.known:
+                self.rewritten.pop(path, None)
+                self.away[path] = entry
+        for file in entry.added:
+            if ours:
+                self.known.add(file.path)
+            if file.path not in self.known:
+                continue
+            if file.has_deletions:
+                self.cut.setdefault(file.path, entry)
+            elif entry.restored_to is not None:
+                self.cut.pop(file.path, None)
+
+    def end(self, path: str, live: dict[str, int]) -> tuple[set[str], LogEntry | None, bool]:
+        """In which live files the rows of this one are; else which version took them, and whether it may be others' rows."""
+        if path in self.cut:
+            return set(), self.cut[path], path in self.mixed
+        if path in live:
+            return {path}, None, False
+        if path not in self.rewritten:
+            return set(), self.away.get(path), path in self.mixed
+        files: set[str] = set()
+        for into in self.rewritten[path]:
+            more, by, doubtful = self.end(into, live)
+            if by is not None:
+                return set(), by, doubtful
+            files |= more
+        return files, None, False
+
+
+def _appended(entries: Sequence[LogEntry], commits: dict[int, OurCommit], live: dict[str, int]) -> _Fate:
+    fate, trail = _Fate(), _Trail()
+    for entry in entries:
+        trail.follow(entry, ours=entry.version in commits)
+    for entry in entries:
+        if entry.version not in commits:
+            continue
+        for file in entry.added:
+            files, by, doubtful = trail.end(file.path, live)
+            fate.files.setdefault(entry.version, set()).update(files)
+            if by is None:
+                continue
+            if doubtful:
+                fate.doubtful[entry.version] = (
+                    f"{by.operation} in version {by.version} removed rows from a file that holds others' rows, too: "
+                    "whether these were among them cannot be told from the log"
+                )
+            else:
+                fate.gone[entry.version] = _taken(by, file.path, entry.version)
+    return fate
+
+
+def _taken(by: LogEntry, path: str, version: int) -> str:
+    if by.restored_to is not None:
+        return _restored(by.version, version)
+    return f"file {path} was removed, with its data, by {by.operation} in version {by.version}"
+
+
+def _restored(by: int, version: int) -> str:
+    return f"version {by} restored the table to before version {version}: its rows are gone"
+
+
+def _last_txid(entries: Sequence[LogEntry], application: str, guard: int | None) -> int | None:
+    """The last txid by the identifier, or what a RESTORE of our own says since."""
+    for entry in reversed(entries):
+        undo = entry.undo(application)
+        if undo is not None:
+            return undo.holds
+        if entry.info.get(APPLICATION) == application:
+            return guard
+    return guard
+
+
+def live_files(table: DeltaTable) -> dict[str, int]:
+    """The files that a table's newest version lists, with their sizes."""
+    actions = table.get_add_actions(flatten=True)
+    paths = map(unquote, actions.column("path").to_pylist())
+    return dict(zip(paths, actions.column("size_bytes").to_pylist(), strict=True))
