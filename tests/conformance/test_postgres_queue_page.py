@@ -1,0 +1,123 @@
+"""docs/postgres_queue.md: its code and its SQL run in order, its tables say what is so."""
+
+from __future__ import annotations
+
+import json
+import re
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from stormproof import PostgresQueue, TopologyError
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.decode import decoder_for
+from stormproof.core.source.postgres_queue.tables import metadata
+
+PAGE = (Path(__file__).parents[2] / "docs" / "postgres_queue.md").read_text()
+
+
+@pytest.mark.postgres
+def test_everything_on_the_page_puts_messages(
+    database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.sqlalchemy_url.render_as_string(hide_password=False))
+    make_schema(database)
+    names: dict[str, Any] = {}
+    with psycopg.connect(database.conninfo, autocommit=True) as connection:
+        for language, text in re.findall(r"```(python|sql)\n(.*?)```", PAGE, re.DOTALL):
+            if language == "python":
+                exec(text, names)  # noqa: S102 - the page's own code
+            else:
+                connection.execute(text)
+        try:
+            connection.execute("set role shop_producer")
+            connection.execute("""insert into stormproof_queue."orders" (payload) values ('{"order_id": 10}')""")
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute('delete from stormproof_queue."orders"')
+        finally:
+            connection.execute(
+                "reset role; drop owned by shop_producer; drop role shop_producer"
+            )  # roles are the server's
+    orders: PostgresQueue = names["orders"]
+    put = [json.loads(message.payload)["order_id"] for message in orders.peek(100)]
+    assert put == [0, 1, 2, 7, 8, 7, 9, 10]
+    decoded = orders.decoder.decode(pa.array([message.payload for message in orders.peek(100)], pa.binary()))
+    assert not decoded.failed
+    orders.close()
+
+
+def make_schema(database: Database) -> None:
+    import sqlalchemy as sa
+
+    engine = sa.create_engine(database.sqlalchemy_url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.execute(sa.text("create schema stormproof"))
+        metadata.create_all(connection)
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("string", ["a"], [7, True]),
+        ("boolean", [True], ["true", 1]),
+        ("tinyint", [7], ["7", 7.5, 128]),
+        ("bigint", [7], ["7", 7.5]),
+        ("double", [7.5, 7], ["7.5"]),
+        ("decimal(9,2)", [0.1, "0.10", 7], ["a lot", "0.001"]),
+        ("date", ["2026-03-01"], ["1 March", 7]),
+        ("timestamp", ["2026-03-01T09:15:00Z"], ["noon", 7]),
+        ("timestamp_ntz", ["2026-03-01T09:15:00"], ["noon", 7]),
+        ("array<int>", [[1, None]], [1, {"a": 1}]),
+        ("map<string,int>", [{"a": 1}], [[1], 1]),
+        ("struct<x: int>", [{"x": 1}], [[1], 1]),
+    ],
+)
+def test_json_is_read_as_the_page_says(kind: str, good: list[object], bad: list[object]) -> None:
+    decoder = decoder_for(f"other int, c {kind}")
+    payloads = [json.dumps({"c": value, "unknown": 1}).encode() for value in (*good, None, *bad)]
+    decoded = decoder.decode(pa.array(payloads, pa.binary()))
+    assert [row for row, _ in decoded.failed] == list(range(len(good) + 1, len(payloads))), decoded.failed
+
+
+def test_the_page_names_every_type_that_json_can_hold() -> None:
+    table = PAGE.partition("Of a JSON object:\n\n")[2].partition("\n\n")[0]
+    told = set(re.findall(r"`([a-z_]+)[`(<]", "".join(line.split("|")[1] for line in table.splitlines())))
+    numbers = {"tinyint", "smallint", "int", "bigint", "float", "double", "decimal"}
+    assert told == numbers | {
+        "string",
+        "boolean",
+        "date",
+        "timestamp",
+        "timestamp_ntz",
+        "array",
+        "map",
+        "struct",
+        "binary",
+    }
+    with pytest.raises(TopologyError, match="binary"):
+        PostgresQueue("q", schema="a int, b binary")
+
+
+@pytest.mark.parametrize("payload", [b'{"c": NaN}', b'{"c": Infinity}', b"[1]", b"no json", b"\xff"])
+def test_what_is_not_json_fails_alone(payload: bytes) -> None:
+    decoded = decoder_for("c double, d int").decode(pa.array([payload, b'{"c": 1.5}'], pa.binary()))
+    assert [row for row, _ in decoded.failed] == [0]
+
+
+def test_a_missing_key_in_a_column_that_is_not_null_fails() -> None:
+    decoded = decoder_for("a int not null, b int").decode(pa.array([b'{"b": 1}', b'{"a": 1}'], pa.binary()))
+    assert [row for row, _ in decoded.failed] == [0]
+
+
+def test_the_defaults_on_the_page_are_the_codes() -> None:
+    told = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", PAGE, re.MULTILINE))
+    defaults = {name: parameter.default for name, parameter in signature(PostgresQueue).parameters.items()}
+    assert {name: float(value) for name, value in told.items()} == {name: defaults[name] for name in told}
+    assert set(told) == {"max_attempts", "backoff_base_s", "backoff_max_s"}
+    assert f"{defaults['partition_messages']:,}" in PAGE
