@@ -41,6 +41,7 @@ from stormproof.core.plan import (
     StagePlan,
     WriteNode,
 )
+from stormproof.core.process import kept_from_forks
 from stormproof.core.pulse import Pulse, running
 from stormproof.core.share import Rows, Words, as_signed, as_words, signed, split_one, xor_reduce
 from stormproof.core.sink import OffersResource, SinkWriter, TaskContext, TaskWriter
@@ -135,7 +136,8 @@ def run_task(
     with running(part.pulse, part.stage, task, careful=part.careful) as pulse:
         task_ = _Task(part, part.plan, task, pulse, observe)
         try:
-            yield from task_.run(incoming)
+            with kept_from_forks():
+                yield from task_.run(incoming)
         except BaseException:  # also GeneratorExit: the engine gave the task up
             task_.discard()
             raise

@@ -11,6 +11,7 @@ import traceback
 from typing import Final
 
 from stormproof.core.message import FailureReason, storable_text
+from stormproof.core.process import end_if_fork
 
 CAUGHT: Final = BaseException
 """What is caught around a call of a user's code; `blame` lets Ctrl-C through again."""
@@ -32,9 +33,12 @@ class FailTuple(Exception):
 def blame(error: BaseException) -> tuple[FailureReason, str]:
     """The reason and the text of the failure that an exception makes.
 
+    In a fork that a user's function made, and that comes back by this exception, the process ends here.
+
     Raises:
         KeyboardInterrupt: that was the exception.
     """
+    end_if_fork(error)
     if isinstance(error, KeyboardInterrupt):
         raise error
     if isinstance(error, FailTuple):

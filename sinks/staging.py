@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from stormproof.core.compute import pc
 from stormproof.core.errors import Json, SinkRefused
 from stormproof.core.failpoint import failpoint
+from stormproof.core.process import end_if_fork
 from stormproof.core.sink import PreparedFile, TaskContext
 from stormproof.sinks.limits import Limits
 
@@ -292,6 +293,7 @@ class ParquetTaskWriter:
 
     def close(self) -> Sequence[PreparedFile]:
         """Finish the file, fsync it and its folder, and name it; no rows, no file."""
+        end_if_fork()  # the file is the parent's, too
         self._flush()
         if self._parquet is None or self._file is None or self._name is None:
             return ()
@@ -323,6 +325,7 @@ class ParquetTaskWriter:
     def _flush(self) -> None:
         if not self._pending:
             return
+        end_if_fork()
         if self._parquet is None:
             make_folder(self._directory)
             self._name = prepared_name(self._context)

@@ -37,6 +37,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason
 from stormproof.core.plan import Plan
+from stormproof.core.process import kept_from_forks
 from stormproof.core.source.protocol import Limit, Resolution, Source
 from stormproof.core.source.serialised import SerialisedSource
 from stormproof.sinks.protocol import CommitOutcome
@@ -634,7 +635,8 @@ class Coordinator:
         }
         log.info("txn %s", json.dumps(line))
         if self._on_batch is not None:
-            self._on_batch(result)
+            with kept_from_forks():
+                self._on_batch(result)
 
 
 def _sample(batch: _Batch, ended_s: float) -> Sample:

@@ -33,6 +33,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.plan import Plan, compile_topology
 from stormproof.core.postgres.database import Database
+from stormproof.core.process import kept_from_forks
 from stormproof.core.schema import to_ddl
 from stormproof.core.settings import Settings
 from stormproof.core.share import tokens, xor_reduce
@@ -344,7 +345,8 @@ class ForeachBatch(ABC):
         }
         log.info("micro-batch %s", json.dumps(line))
         if self._on_batch is not None:
-            self._on_batch(result)
+            with kept_from_forks():
+                self._on_batch(result)
 
 
 def _look(engine: sa.Engine, name: str, query: str, batch: int) -> Standing:

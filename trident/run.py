@@ -31,6 +31,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import Plan, compile_topology
 from stormproof.core.postgres.database import Database, connect
+from stormproof.core.process import kept_from_forks
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit, Source, of_run
 from stormproof.core.topology import TopologyGraph, as_guarantee
@@ -186,7 +187,8 @@ def driver(
             on_batch=on_batch,
         )
         if on_ready is not None:
-            on_ready(coordinator)
+            with kept_from_forks():
+                on_ready(coordinator)
         yield coordinator
         ledger.stop(run)
 

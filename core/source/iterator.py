@@ -16,6 +16,7 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import FatalError, Json, StoreUnavailable, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
+from stormproof.core.process import kept_from_forks
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.decode import Unit
 from stormproof.core.source.kind import SourceKind
@@ -226,7 +227,8 @@ class IteratorSource(MemorySource):
         """Advance the iterator until a slice can be filled, or nothing more is there."""
         size = sum(len(self._unresolved[number]) for number in range(opened, self._unresolved.next))
         while self._unresolved.next - opened < max(1, limit.messages) and size < limit.bytes:
-            item = self._next_item()
+            with kept_from_forks():
+                item = self._next_item()
             if item is None:
                 return
             key, payload, tracked = self._checked(item)

@@ -16,6 +16,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.keyhash import can_be_key
 from stormproof.core.postgres.database import Database
+from stormproof.core.process import kept_from_forks
 from stormproof.core.sink import SinkInput, TableKey, TaskContext, TaskWriter
 from stormproof.core.source.kind import SourceKind
 from stormproof.sinks.folding import require_unique_keys
@@ -382,13 +383,16 @@ class StateSession:
             require_unique_keys(prepared_batches(self._staging, transaction.files, keys), keys, where)
         if isinstance(state, EvidencedState):
             state.adopts(transaction, checked=checked)
-        state.begin_commit(txid)
+        with kept_from_forks():
+            state.begin_commit(txid)
         failpoint("state.after_begin")
         schema = self._context.schema
         for rows in prepared_batches(self._staging, transaction.files, schema.names, ROWS_AT_ONCE):
-            self._updater.update(state, _as(rows, schema))
+            with kept_from_forks():
+                self._updater.update(state, _as(rows, schema))
         failpoint("state.after_rows")
-        state.commit(txid)
+        with kept_from_forks():
+            state.commit(txid)
         failpoint("state.after_commit")
         return CommitOutcome.APPLIED
 
