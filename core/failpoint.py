@@ -35,7 +35,7 @@ class Failpoint:
     """One place. `scope` says which runs reach it, so that a test matrix knows which cells exist.
 
     ``every`` batch; a ``recovery`` that finds something; an ``abort``; a ``retry`` of a job; a ``delta`` or ``postgres``
-    sink; a ``state``; a micro-batch of a ``stream``; the ``queue`` itself.
+    sink; a ``state``; a micro-batch of a ``stream``; the ``queue`` itself; an ``operator``'s decision about a dead letter.
     """
 
     name: str
@@ -85,6 +85,8 @@ _ALL: Final = (
     Failpoint("stream.after_register", "its rows are messages, none of them was opened", "stream"),
     Failpoint("queue.put.before_commit", "messages are copied in, not yet committed", "queue"),
     Failpoint("queue.drop.after_lock", "a partition is locked and checked, about to be dropped", "queue"),
+    Failpoint("dead_letter.in_transaction", "what an operator decided is written, not yet committed", "operator"),
+    Failpoint("dead_letter.after", "an edited dead letter waits to be opened, no answer given", "operator"),
 )
 FAILPOINTS: Final = {point.name: point for point in _ALL}
 

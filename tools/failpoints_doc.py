@@ -34,6 +34,7 @@ SCOPES = {
     "state": "a commit to a state",
     "stream": "a micro-batch that feeds a topology",
     "queue": "the queue itself",
+    "operator": "a decision about a dead letter",
 }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from stormproof.core.errors import Json
 
@@ -13,6 +16,8 @@ class Disposal(StrEnum):
     """What an operator decided about a dead letter."""
 
     REQUEUE = "requeue"
+    EDIT = "edit"
+    """Requeued with another payload."""
     DROP = "drop"
 
 
@@ -21,7 +26,8 @@ class DeadLetter:
     """One message that is handed out no more, until an operator requeues it; `history` has one entry a failure.
 
     `disposal`, `by`, `why` and `disposed_at` are None while nobody has decided about it. A requeued message that fails
-    to death again is a further dead letter: the earlier one stays as it was.
+    to death again is a further dead letter: the earlier one stays as it was. `payload` is what failed, also after an edit;
+    `new_payload` is what the edit put in its place for the next tries, None where there was none.
     """
 
     id: int
@@ -39,3 +45,36 @@ class DeadLetter:
     by: str | None = None
     why: str | None = None
     disposed_at: datetime | None = None
+    new_payload: bytes | None = None
+
+
+def error_class(reason: str, error: str) -> str:
+    """What kind of error a message died of: the exception's class where a function raised one, else the reason.
+
+    Messages of one class most often have one cause, whatever values their errors name.
+    """
+    named = _CLASS.match(error) if reason in ("error", "sink_error") else None
+    return named[1] if named else reason
+
+
+_CLASS: Final = re.compile(r"([A-Za-z_][\w.]*): ")
+"""How an error's text begins that was made of an exception; a sentence has a space before its colon."""
+
+
+def disposal_entry(
+    disposal: Disposal, at: datetime, by: str, why: str, payload: bytes, new_payload: bytes | None
+) -> dict[str, Json]:
+    """What a message's history keeps of an operator's decision; of an edit, the SHA-256 of both payloads."""
+    entry: dict[str, Json] = {"at": at.isoformat(), "reason": disposal.value, "by": by, "why": why}
+    if new_payload is not None:
+        entry["payload_sha256"] = hashlib.sha256(payload).hexdigest()
+        entry["new_payload_sha256"] = hashlib.sha256(new_payload).hexdigest()
+    return entry
+
+
+DISPOSAL_ENTRY_SQL: Final = (
+    "jsonb_build_object('at', disposed_at, 'reason', disposal, 'by', disposed_by, 'why', disposed_why)"
+    " || case when new_payload is null then '{}'::jsonb else jsonb_build_object("
+    "'payload_sha256', encode(sha256(payload), 'hex'), 'new_payload_sha256', encode(sha256(new_payload), 'hex')) end"
+)
+"""The same as `disposal_entry`, over the columns of a table of dead letters."""

@@ -137,6 +137,13 @@ class _KeepsDeadLetters(Protocol):
     def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]: ...
 
 
+@runtime_checkable
+class _Edits(Protocol):
+    """What a source does that hands dead letters out again with other payloads."""
+
+    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SpoutReader:
     """One part of one spout's slice: the source's own reader, with keys for ids. Picklable where that is.
@@ -500,6 +507,24 @@ class SourceGroup:
     def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
         """Give these dead letters up for good; returns those that were dead."""
         return self._dispose(ids, by, why, requeue=False)
+
+    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
+        """Hand a dead letter out again with another payload; False where it is none.
+
+        Raises:
+            UsageError: the spout's source cannot do that, or cannot store such a payload.
+        """
+        spout, inner = unshown(message) or ("", message)
+        member = self._by_spout.get(spout)
+        if member is None:
+            return False
+        if not isinstance(member.source, _Edits):
+            raise UsageError(
+                f"spout {spout!r}: its source, {member.source.name}, has no edit(): requeue or drop {message}",
+                spout=spout,
+                message=message,
+            )
+        return member.source.edit(inner, payload, by=by, why=why)
 
     def _dispose(self, ids: Sequence[str], by: str, why: str, *, requeue: bool) -> tuple[str, ...]:
         done: list[str] = []

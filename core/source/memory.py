@@ -24,7 +24,7 @@ from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
 from stormproof.core.share import tokens
 from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.dead_letter import DeadLetter, Disposal
+from stormproof.core.source.dead_letter import DeadLetter, Disposal, disposal_entry
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.parts import inner_ends
@@ -109,6 +109,9 @@ class _Subscription:
     retries: dict[int, _Retry] = field(default_factory=dict[int, _Retry])
     dead: list[DeadLetter] = field(default_factory=list[DeadLetter])
     lapsed: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    edited: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """What an operator put in the place of payloads, by number. Kept also once a message is confirmed: under
+    at-most-once a slice is read after that."""
 
 
 class Payloads(Protocol):
@@ -282,7 +285,7 @@ class MemorySource:
     def _cut(self, ids: Sequence[int], limit: Limit) -> int:
         """How many of these messages the limit admits; at least one."""
         ids = ids[: max(1, limit.messages)]
-        total = np.cumsum([len(self._store.payloads[id_]) for id_ in ids])
+        total = np.cumsum([len(self._payload(id_)) for id_ in ids])
         return max(1, int(np.searchsorted(total, limit.bytes, side="right")))
 
     def _describe(self, leased: _Leased, seed: int) -> Slice:
@@ -296,7 +299,7 @@ class MemorySource:
         return Slice(
             position=position,
             expected=expected,
-            bytes=sum(len(self._store.payloads[id_]) for id_ in ids),
+            bytes=sum(len(self._payload(id_)) for id_ in ids),
             retry=bool(position.get("retry")),
             deaths=deaths if isinstance(deaths, int) else 0,
             replayed=tuple((id_, 0) for id_ in ids) if position.get("retry") else (),
@@ -312,7 +315,7 @@ class MemorySource:
         ids = _ids_of(slice_.position)
         bounds = [len(ids) * part // parallelism for part in range(parallelism + 1)]
         return tuple(
-            MemorySliceReader(ids[low:high], tuple(self._store.payloads[id_] for id_ in ids[low:high]))
+            MemorySliceReader(ids[low:high], tuple(self._payload(id_) for id_ in ids[low:high]))
             for low, high in itertools.pairwise(bounds)
         )
 
@@ -365,7 +368,7 @@ class MemorySource:
                         origin=0,
                         shown_id=str(failure.id),
                         subscription=self._subscription,
-                        payload=self._store.payloads[failure.id],
+                        payload=self._payload(failure.id),
                         reason=failure.reason.value,
                         error=failure.error,
                         times_opened=opened,
@@ -463,17 +466,28 @@ class MemorySource:
         """Give these dead letters up for good; returns those that were dead."""
         return self._dispose(ids, Disposal.DROP, by, why)
 
-    def _dispose(self, ids: Sequence[str], disposal: Disposal, by: str, why: str) -> tuple[str, ...]:
+    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
+        """Hand a dead letter out again with another payload; the old one stays on record. False where it is none.
+
+        For this subscription alone: the others go on to see the message as it was put.
+        """
+        return bool(self._dispose([message], Disposal.EDIT, by, why, payload))
+
+    def _dispose(
+        self, ids: Sequence[str], disposal: Disposal, by: str, why: str, payload: bytes | None = None
+    ) -> tuple[str, ...]:
         sub = self._sub()
         done = list[str]()
         for place, letter in enumerate(sub.dead):
             if letter.shown_id not in ids or letter.disposal is not None:
                 continue
             now = self._clock.now()
-            sub.dead[place] = replace(letter, disposal=disposal, by=by, why=why, disposed_at=now)
+            sub.dead[place] = replace(letter, disposal=disposal, by=by, why=why, disposed_at=now, new_payload=payload)
             done.append(letter.shown_id)
-            if disposal is Disposal.REQUEUE:
-                entry: dict[str, Json] = {"at": now.isoformat(), "reason": "requeue", "by": by, "why": why}
+            if payload is not None:
+                sub.edited[letter.id] = payload
+            if disposal is not Disposal.DROP:
+                entry = disposal_entry(disposal, now, by, why, letter.payload, payload)
                 sub.retries[letter.id] = _Retry(
                     letter.times_opened, 0, self._clock.monotonic_s(), (*letter.history, entry)
                 )
@@ -489,6 +503,12 @@ class MemorySource:
 
     def close(self) -> None:
         """Nothing to let go."""
+
+    def _payload(self, number: int) -> bytes:
+        """A message's payload, as this subscription sees it."""
+        sub = self._store.subscriptions.get(self._subscription)
+        edited = None if sub is None else sub.edited.get(number)
+        return self._store.payloads[number] if edited is None else edited
 
     def _sub(self) -> _Subscription:
         if self._subscription not in self._store.subscriptions:

@@ -296,3 +296,19 @@ class SharedSource(Source, Protocol):
 def of_run(source: Source, database: Database) -> Source:
     """What a run reads: its own view where the source has such, else the source itself."""
     return source.for_run(database) if isinstance(source, SharedSource) else source
+
+
+@runtime_checkable
+class EditableSource(DeadLetterSource, Protocol):
+    """A source whose dead letters can be handed out again with another payload."""
+
+    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
+        """Requeue a dead letter with this payload in place of the old one; False where it is not a dead letter.
+
+        The message keeps its id and its history, to which the decision is added with the SHA-256 of both payloads; the
+        dead letter keeps the old payload and the new one. All of it or nothing: a crash leaves no part of it.
+
+        Raises:
+            UsageError: the source cannot store such a payload; nothing was changed.
+        """
+        ...

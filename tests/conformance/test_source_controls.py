@@ -12,6 +12,7 @@ from support.source_harness import MemoryHarness
 from support.source_suite import failing
 
 from stormproof.core.message import MessageFailure
+from stormproof.core.source.dead_letter import Disposal
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, SliceReader
 
@@ -208,6 +209,28 @@ BROKEN: list[tuple[type[MemorySource], str]] = [
     (DropsForGood, "a_dropped_dead_letter_is_recorded_and_never_comes_again"),
     (RequeuesWithTheOldCount, "a_requeued_dead_letter_comes_again_with_its_failures_counted_anew"),
 ]
+
+
+class EditsNothing(MemorySource):
+    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
+        return bool(self._dispose([message], Disposal.EDIT, by, why, self._sub().dead[-1].payload))
+
+
+class ForgetsTheEditAtTheNextFailure(MemorySource):
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        self._sub().edited.clear()
+        return super().confirm(lease, failed, tx)
+
+
+class EditsTheRecord(MemorySource):
+    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
+        done = super().edit(message, payload, by=by, why=why)
+        self._sub().dead[-1] = replace(self._sub().dead[-1], payload=payload)
+        return done
+
+
+EDITS = "an_edited_dead_letter_comes_again_with_its_new_payload_and_its_old_id"
+BROKEN.extend([(EditsNothing, EDITS), (ForgetsTheEditAtTheNextFailure, EDITS), (EditsTheRecord, EDITS)])
 
 
 class BrokenHarness(MemoryHarness):

@@ -97,12 +97,30 @@ def test_every_row_is_applied_once_or_dead_and_the_audit_is_clean(done: CommandL
 def test_dead_letters_are_listed_dropped_and_requeued(done: CommandLine, database: Database) -> None:
     (letter,) = done("dead-letters", "list", "files-alone")["dead_letters"]
     assert (letter["id"], letter["reason"]) == ("1-12", "error")
-    assert letter["text"] == "{'word': 'poison', 'n': 12}"
+    assert letter["text"] == '{"word": "poison", "n": 12}'
     found = done("audit", "message", "files-alone", "1-12")
     assert found["end"]["kind"] == "dead_letter"
     assert done("dead-letters", "requeue", "files-alone", "1-12", "--why", "repaired")["requeued"] == ["1-12"]
     done("dead-letters", "drop", "files-alone", "1-12", "--why", "no", status=1)
     assert rows(database, "select id from stormproof.file_retry") == [(12,)]
+
+
+def test_a_row_of_a_parquet_file_is_edited_as_json_by_column(done: CommandLine, database: Database) -> None:
+    edit = ("dead-letters", "edit", "files-alone", "1-12", "--payload")
+    folder = Path.cwd()
+    for given, named in (
+        ('{"wrd": "x"}', "it has word, n"),
+        ('{"n": "many"}', "column 'n'"),
+        ("[]", "as a JSON object"),
+    ):
+        (folder / "payload").write_text(given)
+        _, out, _ = done.ended(*edit, "payload", "--json")
+        assert named in json.loads(out)["error"]["message"]
+    (folder / "payload").write_text('{"word": "mended"}\n')
+    assert done(*edit, "payload", "--by", "ann")["edited"] == "1-12"
+    run_topology(done, folder, "rows_only")
+    assert rows(database, "select n from alone_sink where word = 'mended12'") == [(1,)]
+    assert done("audit", "verify", "files-alone")["violations"] == []
 
 
 @pytest.mark.parametrize(

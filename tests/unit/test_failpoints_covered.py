@@ -19,10 +19,10 @@ def test_the_matrix_takes_its_cells_from_the_registry() -> None:
 
 def test_what_the_matrix_leaves_out_is_reached_elsewhere() -> None:
     files = [*(TESTS / "integration").glob("test_postgres_queue*.py"), TESTS / "conformance" / "test_state_crashes.py"]
-    files.append(TESTS / "integration" / "test_foreach_batch.py")
+    files += [TESTS / "integration" / name for name in ("test_foreach_batch.py", "test_dead_letters.py")]
     others = "".join(path.read_text(encoding="utf-8") for path in files)
     for point in FAILPOINTS.values():
-        if point.scope in ("queue", "state", "stream"):
+        if point.scope in ("queue", "state", "stream", "operator"):
             assert point.name in others, f"{point.name} is reached by no test"
 
 

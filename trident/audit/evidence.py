@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, runtime_checkable
+from hashlib import sha256
+from typing import Final, Protocol, runtime_checkable
 
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.steps import EVERY_MESSAGE_FAILED
@@ -38,6 +40,33 @@ class DeadMessage:
     by: str | None
     why: str | None
     disposed_at: datetime | None
+    payload_sha256: str | None = None
+    """Of an edited one: what failed, and what was put in its place."""
+    new_payload_sha256: str | None = None
+
+    @staticmethod
+    def of(letter: DeadLetter) -> DeadMessage:
+        """What a source says of one."""
+        return DeadMessage(
+            message=letter.shown_id,
+            reason=letter.reason,
+            error=letter.error,
+            times_failed=letter.times_failed,
+            dead_at=letter.dead_at,
+            disposal=None if letter.disposal is None else letter.disposal.value,
+            by=letter.by,
+            why=letter.why,
+            disposed_at=letter.disposed_at,
+            payload_sha256=None if letter.new_payload is None else sha256(letter.payload).hexdigest(),
+            new_payload_sha256=None if letter.new_payload is None else sha256(letter.new_payload).hexdigest(),
+        )
+
+
+EDIT_HASHES_SQL: Final = (
+    "case when new_payload is not null then encode(sha256(payload), 'hex') end as payload_sha256,"
+    " encode(sha256(new_payload), 'hex') as new_payload_sha256"
+)
+"""An edit's two hashes, over the columns of a table of dead letters."""
 
 
 @dataclass(frozen=True, slots=True)

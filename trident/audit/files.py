@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.source.protocol import Backlog
-from stormproof.trident.audit.evidence import DeadMessage, Finding, WaitingMessage, is_taken
+from stormproof.trident.audit.evidence import EDIT_HASHES_SQL, DeadMessage, Finding, WaitingMessage, is_taken
 from stormproof.trident.ledger.rows import Txn
 
 _SHOWN: Final = re.compile(r"(\d+)-(\d+)")
@@ -87,8 +87,8 @@ class FileEvidence:
     def dead(self) -> Sequence[DeadMessage]:
         """The source's dead letters."""
         rows = self._rows(
-            "select file, id, reason, error, times_failed, dead_at, disposal, disposed_by, disposed_why, disposed_at"
-            f" from stormproof.file_dead_letter where {_MINE} order by number"
+            "select file, id, reason, error, times_failed, dead_at, disposal, disposed_by, disposed_why, disposed_at,"
+            f" {EDIT_HASHES_SQL} from stormproof.file_dead_letter where {_MINE} order by number"
         )
         return [
             DeadMessage(
@@ -101,6 +101,8 @@ class FileEvidence:
                 by=row.disposed_by,
                 why=row.disposed_why,
                 disposed_at=row.disposed_at,
+                payload_sha256=row.payload_sha256,
+                new_payload_sha256=row.new_payload_sha256,
             )
             for row in rows
         ]

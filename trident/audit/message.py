@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from stormproof.core.errors import UsageError
 from stormproof.trident.audit.evidence import SourceEvidence
@@ -37,11 +38,14 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class OperatorAction:
-    """What an operator decided about the message as a dead letter."""
+    """What an operator decided about the message as a dead letter; of an edit, the SHA-256 of both payloads."""
 
     action: str
     by: str | None
     why: str | None
+    at: datetime | None = None
+    payload_sha256: str | None = None
+    new_payload_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,11 @@ def message(ledger: AuditLedger, topology: str, shown_id: str, *, source: Source
             for t in opened
         ),
         failures=tuple(Failure.of(event) for event in events if event.kind is EventKind.FAILURE),
-        operator=tuple(OperatorAction(d.disposal, d.by, d.why) for d in dead if d.disposal is not None),
+        operator=tuple(
+            OperatorAction(d.disposal, d.by, d.why, d.disposed_at, d.payload_sha256, d.new_payload_sha256)
+            for d in dead
+            if d.disposal is not None
+        ),
         end=end,
         returned=tuple(Failure.of(event) for event in events if event.kind is EventKind.RETURNED),
     )

@@ -17,6 +17,7 @@ from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.evidence import (
+    EDIT_HASHES_SQL,
     DeadMessage,
     Finding,
     PrunableEvidence,
@@ -167,7 +168,7 @@ class QueueEvidence:
         """The queue's dead letters."""
         rows = self._rows(
             "select xid::text as xid, id, reason, error, times_failed, dead_at, disposal, disposed_by, disposed_why,"
-            " disposed_at from stormproof.dead_letter"
+            f" disposed_at, {EDIT_HASHES_SQL} from stormproof.dead_letter"
             " where queue = :queue and subscription = :subscription order by number"
         )
         return [
@@ -181,6 +182,8 @@ class QueueEvidence:
                 by=row.disposed_by,
                 why=row.disposed_why,
                 disposed_at=row.disposed_at,
+                payload_sha256=row.payload_sha256,
+                new_payload_sha256=row.new_payload_sha256,
             )
             for row in rows
         ]
@@ -518,20 +521,7 @@ class MemoryEvidence:
 
     def dead(self) -> Sequence[DeadMessage]:
         """The source's dead letters."""
-        return [
-            DeadMessage(
-                message=letter.shown_id,
-                reason=letter.reason,
-                error=letter.error,
-                times_failed=letter.times_failed,
-                dead_at=letter.dead_at,
-                disposal=None if letter.disposal is None else letter.disposal.value,
-                by=letter.by,
-                why=letter.why,
-                disposed_at=letter.disposed_at,
-            )
-            for letter in self._source.dead_letters()
-        ]
+        return [DeadMessage.of(letter) for letter in self._source.dead_letters()]
 
     def contains(self, position: Mapping[str, Json], message: str) -> bool:
         """Whether the slice names the message."""

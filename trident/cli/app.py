@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from stormproof.trident.cli import letters_app
+from stormproof.trident.cli.options import AsJson, By, QueueName, TopologyName, Why
+
 app = typer.Typer(
     name="stormproof",
     help="Pipelines on Spark with Storm's guarantees: every message tracked, replayed when it fails, applied once.",
@@ -15,18 +18,13 @@ app = typer.Typer(
 )
 queue_app = typer.Typer(help="Put messages into a queue and look at it.", no_args_is_help=True)
 audit_app = typer.Typer(help="Ask what happened, and check it.", no_args_is_help=True)
-letters_app = typer.Typer(help="Messages that failed too often.", no_args_is_help=True)
 ledger_app = typer.Typer(
     help="The ledger: its schema, its size, and what a person decides about a topology.", no_args_is_help=True
 )
 app.add_typer(queue_app, name="queue")
 app.add_typer(audit_app, name="audit")
-app.add_typer(letters_app, name="dead-letters")
+app.add_typer(letters_app.app, name="dead-letters")
 app.add_typer(ledger_app, name="ledger")
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
-TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="The topology's name.")]
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 
 
 def _say_version(wanted: bool) -> None:
@@ -220,40 +218,6 @@ def audit_message(
     show_message(topology, message, as_json=as_json)
 
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The messages' ids.")]
-All = Annotated[bool, typer.Option("--all", help="Every dead letter of the topology.")]
-By = Annotated[str, typer.Option(help="Who decides, for the records; default: the user at the keyboard.")]
-Why = Annotated[str, typer.Option(help="For the records.")]
-
-
-@letters_app.command("list")
-def letters_list(topology: TopologyName, as_json: AsJson = False) -> None:
-    """A topology's dead letters, those that were disposed of included."""
-    from stormproof.trident.cli.operate import list_letters
-
-    list_letters(topology, as_json=as_json)
-
-
-@letters_app.command("requeue")
-def letters_requeue(
-    topology: TopologyName, ids: Ids = None, every: All = False, by: By = "", why: Why = "", as_json: AsJson = False
-) -> None:
-    """Hand dead letters out again."""
-    from stormproof.trident.cli.operate import dispose
-
-    dispose(topology, ids or [], every=every, requeue=True, by=by, why=why, as_json=as_json)
-
-
-@letters_app.command("drop")
-def letters_drop(
-    topology: TopologyName, ids: Ids = None, every: All = False, by: By = "", why: Why = "", as_json: AsJson = False
-) -> None:
-    """Give dead letters up for good; that is recorded."""
-    from stormproof.trident.cli.operate import dispose
-
-    dispose(topology, ids or [], every=every, requeue=False, by=by, why=why, as_json=as_json)
-
-
 @ledger_app.command("migrate")
 def ledger_migrate(as_json: AsJson = False) -> None:
     """Bring the database's schema to the version that this program needs."""
@@ -353,7 +317,7 @@ def ledger_adopt_table(
 
 @ledger_app.command("prune")
 def ledger_prune(
-    topology: Annotated[str | None, typer.Argument(metavar="[TOPOLOGY]", help="Default: every topology.")] = None,
+    topology: Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="Default: every topology.")] = None,
     older_than: Annotated[str, typer.Option("--older-than", metavar="AGE", help="As in 30d, 12h, 2w.")] = "30d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     by: By = "",

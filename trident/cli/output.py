@@ -7,13 +7,31 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from enum import Enum, IntEnum
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 from stormproof.core.errors import CannotTell, Fenced, Json, StormproofError, UsageError
+from stormproof.core.message import storable_text
+from stormproof.trident.cli.layout import cell_text, counted, print_table, terminal_width, wrapped
+
+__all__ = [
+    "TRACEBACK_VARIABLE",
+    "Exit",
+    "counted",
+    "emit",
+    "exit_status",
+    "finish",
+    "guarded",
+    "note",
+    "printed",
+    "say",
+    "table",
+    "to_json",
+    "written",
+]
 
 TRACEBACK_VARIABLE: Final = "PYTHONFAULTHANDLER"
 """Python's own switch for more than one line; set, an unexpected error shows where it was raised."""
@@ -65,45 +83,51 @@ def to_json(value: object) -> Json:
 def emit(report: object, *, as_json: bool, text: Callable[[], None]) -> None:
     """Print a report: as JSON, or as `text` prints it."""
     if as_json:
-        say(json.dumps(to_json(report), indent=2))
+        printed(json.dumps(to_json(report), indent=2))
     else:
         text()
 
 
-def say(line: str) -> None:
-    """A line on standard output."""
-    sys.stdout.write(f"{line}\n")
+def say(text: str) -> None:
+    """Lines on standard output; on a terminal broken between words."""
+    for line in _fitted(text, sys.stdout):
+        sys.stdout.write(f"{line}\n")
 
 
-def note(line: str) -> None:
-    """A line on standard error."""
-    sys.stderr.write(f"{line}\n")
+def written(text: str, indent: str = "") -> None:
+    """A text that is not ours, such as a payload: control characters escaped, each line indented and broken to fit."""
+    for line in storable_text(text, len(text)).expandtabs(4).split("\n"):
+        say(f"{indent}{line}")
+
+
+def printed(text: str) -> None:
+    """Text for another program, exactly as it is."""
+    sys.stdout.write(f"{text}\n")
+
+
+def note(text: str, end: str = "\n") -> None:
+    """Lines on standard error; on a terminal broken between words."""
+    sys.stderr.write("\n".join(_fitted(text, sys.stderr)) + end)
     sys.stderr.flush()
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on standard output; plain tab-separated lines where that is not a terminal."""
-    if not sys.stdout.isatty():
-        say("\t".join(columns))
-        for row in rows:
-            say("\t".join(_cell(value) for value in row))
+def _fitted(text: str, stream: TextIO) -> Iterator[str]:
+    if not stream.isatty():
+        yield text
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    width = terminal_width()
+    for line in text.split("\n"):
+        yield from wrapped(line, width)
 
-    drawn = Table(*columns)
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table on standard output, as wide as the terminal; plain tab-separated lines where that is none."""
+    if sys.stdout.isatty():
+        print_table(columns, rows, terminal_width(), sys.stdout)
+        return
+    printed("\t".join(columns))
     for row in rows:
-        drawn.add_row(*(Text(_cell(value)) for value in row))
-    Console().print(drawn)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, datetime):
-        return value.astimezone().isoformat(sep=" ", timespec="seconds")
-    return " ".join(str(value).split())
+        printed("\t".join(map(cell_text, row)))
 
 
 def finish(status: int) -> NoReturn:
@@ -144,4 +168,4 @@ def guarded(*, as_json: bool) -> Generator[None]:
 
 def _error_json(as_json: bool, kind: str, message: str, details: dict[str, Any]) -> None:
     if as_json:
-        say(json.dumps({"error": {"kind": kind, "message": message, "details": details}}, indent=2))
+        printed(json.dumps({"error": {"kind": kind, "message": message, "details": details}}, indent=2))

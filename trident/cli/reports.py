@@ -225,4 +225,9 @@ def _message_text(report: MessageReport) -> None:
     for returned in report.returned:
         say(f"returned from txid {returned.txid}, no failure counted: {returned.error[:500]}")
     for action in report.operator:
-        say(f"{action.action} by {action.by}: {action.why or '-'}")
+        hashes = (
+            f"; payload {action.payload_sha256[:12]} replaced by {action.new_payload_sha256[:12]}"
+            if action.payload_sha256 is not None and action.new_payload_sha256 is not None
+            else ""
+        )
+        say(f"{action.action} by {action.by}: {action.why or 'no reason given'}{hashes}")

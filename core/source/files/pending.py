@@ -18,9 +18,10 @@ from typing import Any
 from psycopg import Cursor
 
 from stormproof.core.errors import Fenced, Json, UsageError
+from stormproof.core.failpoint import failpoint
 from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.dead_letter import DeadLetter, Disposal
+from stormproof.core.source.dead_letter import DISPOSAL_ENTRY_SQL, DeadLetter, Disposal
 from stormproof.core.source.files.tables import SCHEMA
 from stormproof.core.source.parts import inner_ends
 from stormproof.core.source.protocol import Backlog, Lease, Limit, Resolution
@@ -595,7 +596,8 @@ def dead_letters(cursor: Cursor[Any], who: Subscriber) -> tuple[DeadLetter, ...]
     rows = query(
         cursor,
         "select id, file, payload, reason, error, times_opened, times_failed, history, dead_at, disposal,"
-        f" disposed_by, disposed_why, disposed_at from {SCHEMA}.file_dead_letter where {_MINE} order by number",
+        " disposed_by, disposed_why, disposed_at, new_payload"
+        f" from {SCHEMA}.file_dead_letter where {_MINE} order by number",
         *who.key,
     ).fetchall()
     return tuple(
@@ -615,20 +617,43 @@ def dead_letters(cursor: Cursor[Any], who: Subscriber) -> tuple[DeadLetter, ...]
             by=row[10],
             why=row[11],
             disposed_at=row[12],
+            new_payload=None if row[13] is None else bytes(row[13]),
         )
         for row in rows
     )
 
 
+def undecided_payload(cursor: Cursor[Any], who: Subscriber, shown: str) -> bytes | None:
+    """What failed of a dead letter that waits for a decision, locked; None where there is none of that name."""
+    row = query(
+        cursor,
+        f"select payload from {SCHEMA}.file_dead_letter where {_MINE} and disposal is null and file || '-' || id = %s"
+        " for update",
+        *who.key,
+        shown,
+    ).fetchone()
+    return None if row is None else bytes(row[0])
+
+
 def dispose(
-    cursor: Cursor[Any], who: Subscriber, shown: Sequence[str], disposal: Disposal, *, by: str, why: str
+    cursor: Cursor[Any],
+    who: Subscriber,
+    shown: Sequence[str],
+    disposal: Disposal,
+    *,
+    by: str,
+    why: str,
+    payload: bytes | None = None,
 ) -> tuple[str, ...]:
-    """Record what an operator decided about dead letters; requeued ones are due at once, failures counted anew."""
+    """Record what an operator decided about dead letters; requeued ones are due at once, failures counted anew.
+
+    `payload` is what an edit puts in the place of the old one, which stays in the dead letter.
+    """
     disposed = (
-        f"update {SCHEMA}.file_dead_letter set disposal = %s, disposed_by = %s, disposed_why = %s,"
+        f"update {SCHEMA}.file_dead_letter set disposal = %s, disposed_by = %s, disposed_why = %s, new_payload = %s,"
         f" disposed_at = clock_timestamp() where {_MINE} and disposal is null and file || '-' || id = any(%s) returning *"
     )
-    parameters = (disposal.value, storable_text(by), storable_text(why), *who.key, list(shown))
+    parameters = (disposal.value, storable_text(by), storable_text(why), payload, *who.key, list(shown))
     if disposal is Disposal.DROP:
         rows = query(cursor, f"{disposed.removesuffix('*')} id, file", *parameters).fetchall()
     else:
@@ -636,9 +661,9 @@ def dispose(
             cursor,
             f"with d as ({disposed}) insert into {SCHEMA}.file_retry"
             " (source, subscription, id, file, payload, times_opened, times_failed, not_before, reason, history)"
-            " select source, subscription, id, file, payload, times_opened, 0, clock_timestamp(), 'operator', history ||"
-            " jsonb_build_array(jsonb_build_object('at', disposed_at, 'reason', 'requeue', 'by', disposed_by,"
-            " 'why', disposed_why)) from d returning id, file",
+            " select source, subscription, id, file, coalesce(new_payload, payload), times_opened, 0, clock_timestamp(),"
+            f" 'operator', history || jsonb_build_array({DISPOSAL_ENTRY_SQL}) from d returning id, file",
             *parameters,
         ).fetchall()
+    failpoint("dead_letter.in_transaction")
     return tuple(shown_id(id_, file) for id_, file in rows)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
+import json
+import math
+from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final, cast
 
 import pyarrow as pa
 
 from stormproof.core.compute import pc
 from stormproof.core.convert import nulls_refused
 from stormproof.core.errors import UsageError
+from stormproof.core.source.decode import JsonDecoder
 from stormproof.core.source.protocol import Decoded
+
+_ARROW_STREAM: Final = b"\xff\xff\xff\xff"
+"""How an Arrow stream begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +104,117 @@ def unpack(payloads: list[bytes]) -> list[pa.StructArray]:
 
 
 def shown_payload(payload: bytes) -> str:
-    """A stored row as text for people; a payload that is none as it is."""
-    if payload[:4] != b"\xff\xff\xff\xff":
-        return payload.decode("utf-8", "backslashreplace")
+    """A stored payload as text for people: a Parquet row as `editable` has it, bytes that are no UTF-8 escaped."""
+    return editable(payload).decode("utf-8", "backslashreplace")
+
+
+def editable(payload: bytes) -> bytes:
+    """A stored payload as a person edits it: a Parquet row's values as JSON, any other as it is.
+
+    A row of one text or bytes column is that text or those bytes. Of a row of several columns, those whose value JSON
+    cannot hold (bytes, say) are left out; `edited` keeps them as they are.
+    """
+    row = _row_of(payload)
+    if row is None:
+        return payload
+    only = _bare_column(row.type)
+    if only is not None:
+        value = row.field(only)[0].as_py()
+        return b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)
+    shown: dict[str, object] = {}
+    for field in row.type:
+        with suppress(_NotJson):
+            shown[field.name] = _json_of(row.field(field.name)[0].as_py())
+    return json.dumps(shown, ensure_ascii=False).encode()
+
+
+def edited(stored: bytes, given: bytes) -> bytes:
+    """What is stored in the place of a payload, from what a person made of `editable`.
+
+    Raises:
+        UsageError: the row is of several columns, and `given` is no JSON object, names another column, or has a value
+            that its column cannot hold.
+    """
+    row = _row_of(stored)
+    if row is None:
+        return given
+    only = _bare_column(row.type)
+    if only is not None:
+        try:
+            value: object = given.decode() if pa.types.is_string(row.type.field(only).type) else given
+        except UnicodeDecodeError as error:
+            raise UsageError(f"column {only!r} is text, and the payload is not UTF-8: {error}", column=only) from error
+        return pack(pa.StructArray.from_arrays([pa.array([value], row.type.field(only).type)], fields=list(row.type)))[
+            0
+        ]
+    try:
+        parts: object = json.loads(given)
+    except ValueError as error:
+        raise UsageError(f"the payload is a row of a Parquet file, so it is given as a JSON object: {error}") from error
+    names = [field.name for field in row.type]
+    if not isinstance(parts, dict):
+        raise UsageError(
+            f"the payload is a row of a Parquet file, so it is given as a JSON object with the columns "
+            f"{', '.join(names)}, not as a {type(parts).__name__}"
+        )
+    unknown = sorted(set(cast("dict[str, object]", parts)) - set(names))
+    if unknown:
+        raise UsageError(f"the row has no column {', '.join(unknown)}; it has {', '.join(names)}", columns=[*unknown])
+    columns: list[pa.Array] = []
+    for field in row.type:
+        column = row.field(field.name)
+        if field.name in parts:
+            made = JsonDecoder(pa.schema([field])).decode(pa.array([given], pa.binary()))
+            if made.failed:
+                raise UsageError(f"column {field.name!r}: {made.failed[0][1]}", column=field.name)
+            column = made.rows.column(0)
+        columns.append(column)
+    return pack(pa.StructArray.from_arrays(columns, fields=list(row.type)))[0]
+
+
+class _NotJson(ValueError):
+    """A value that JSON cannot hold."""
+
+
+def _row_of(payload: bytes) -> pa.StructArray | None:
+    """A stored row; None where the payload is none."""
+    if payload[:4] != _ARROW_STREAM:
+        return None
     try:
         (row,) = unpack([payload])
     except UsageError:
-        return payload.decode("utf-8", "backslashreplace")
-    return repr(row[0].as_py())
+        return None
+    return row
+
+
+def _bare_column(type_: pa.StructType) -> str | None:
+    """The one column of a row that is nothing but text or bytes."""
+    if type_.num_fields != 1:
+        return None
+    field = type_.field(0)
+    return field.name if pa.types.is_string(field.type) or pa.types.is_binary(field.type) else None
+
+
+def _json_of(value: object) -> object:
+    """A value as JSON has it; what `JsonDecoder` reads back as the same."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case Decimal() if value.is_finite():
+            return str(value)
+        case datetime.date():  # a datetime is one
+            return value.isoformat()
+        case dict():
+            return {str(name): _json_of(item) for name, item in cast("dict[str, object]", value).items()}
+        case list():
+            items = cast("list[object]", value)
+            if any(isinstance(item, tuple) for item in items):  # a map's entries
+                pairs = cast("list[tuple[object, object]]", items)
+                if not all(isinstance(key, str) for key, _ in pairs):
+                    raise _NotJson
+                return {str(key): _json_of(item) for key, item in pairs}
+            return [_json_of(item) for item in items]
+        case _:
+            raise _NotJson

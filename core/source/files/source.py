@@ -22,6 +22,7 @@ import pyarrow as pa
 from stormproof.core.arguments import require_path, require_seconds, require_text, require_whole, said_of
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Json, TopologyError, UsageError
+from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
@@ -34,7 +35,7 @@ from stormproof.core.source.files import pending
 from stormproof.core.source.files.formats import FORMATS, File, Format, changed, fingerprint_of, gone, scan
 from stormproof.core.source.files.pending import RetryPolicy, SliceRow, Subscriber
 from stormproof.core.source.files.reader import FileSliceReader, RetryReader, Segment, rows_of
-from stormproof.core.source.files.rows import RowDecoder, pack
+from stormproof.core.source.files.rows import RowDecoder, edited, pack
 from stormproof.core.source.files.tables import SCHEMA
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
@@ -94,6 +95,24 @@ class FileStore:
     def drop_connections(self) -> None:
         """Let the connection go; the next call makes another."""
         self._own.close()
+
+    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
+        """Hand a dead letter out again with another payload; the old one stays on record. False where it is none.
+
+        A line's payload is its bytes. A row's of a Parquet file is as `editable` shows it.
+
+        Raises:
+            UsageError: the payload is no such row.
+        """
+        who = self._who()
+        with self._transaction(None) as cursor:
+            old = pending.undecided_payload(cursor, who, message)
+            if old is None:
+                return False
+            stored = edited(old, payload)
+            pending.dispose(cursor, who, [message], Disposal.EDIT, by=by, why=why, payload=stored)
+        failpoint("dead_letter.after")
+        return True
 
     def close(self) -> None:
         """Let the connection go."""

@@ -11,9 +11,10 @@ from typing import Any
 from psycopg import Cursor
 
 from stormproof.core.errors import UsageError
+from stormproof.core.failpoint import failpoint
 from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.dead_letter import DeadLetter, Disposal
+from stormproof.core.source.dead_letter import DISPOSAL_ENTRY_SQL, DeadLetter, Disposal
 from stormproof.core.source.postgres_queue.slices import SliceRow, Subscriber, index_ranges_only
 from stormproof.core.source.postgres_queue.tables import SCHEMA
 from stormproof.core.source.protocol import Resolution
@@ -190,7 +191,8 @@ def dead_letters(cursor: Cursor[Any], who: Subscriber) -> tuple[DeadLetter, ...]
     rows = query(
         cursor,
         "select id, xid::text, payload, reason, error, times_opened, times_failed, history, dead_at, disposal,"
-        f" disposed_by, disposed_why, disposed_at from {SCHEMA}.dead_letter where queue = %s and subscription = %s"
+        " disposed_by, disposed_why, disposed_at, new_payload"
+        f" from {SCHEMA}.dead_letter where queue = %s and subscription = %s"
         " order by number",
         *who.key,
     ).fetchall()
@@ -211,21 +213,32 @@ def dead_letters(cursor: Cursor[Any], who: Subscriber) -> tuple[DeadLetter, ...]
             by=row[10],
             why=row[11],
             disposed_at=row[12],
+            new_payload=None if row[13] is None else bytes(row[13]),
         )
         for row in rows
     )
 
 
 def dispose(
-    cursor: Cursor[Any], who: Subscriber, shown: Sequence[str], disposal: Disposal, *, by: str, why: str
+    cursor: Cursor[Any],
+    who: Subscriber,
+    shown: Sequence[str],
+    disposal: Disposal,
+    *,
+    by: str,
+    why: str,
+    payload: bytes | None = None,
 ) -> tuple[str, ...]:
-    """Record what an operator decided about dead letters; requeued ones are due at once, failures counted anew."""
+    """Record what an operator decided about dead letters; requeued ones are due at once, failures counted anew.
+
+    `payload` is what an edit puts in the place of the old one, which stays in the dead letter.
+    """
     disposed = (
-        f"update {SCHEMA}.dead_letter set disposal = %s, disposed_by = %s, disposed_why = %s,"
+        f"update {SCHEMA}.dead_letter set disposal = %s, disposed_by = %s, disposed_why = %s, new_payload = %s,"
         " disposed_at = clock_timestamp() where queue = %s and subscription = %s and disposal is null"
         " and xid::text || '-' || id = any(%s) returning *"
     )
-    parameters = (disposal.value, storable_text(by), storable_text(why), *who.key, list(shown))
+    parameters = (disposal.value, storable_text(by), storable_text(why), payload, *who.key, list(shown))
     if disposal is Disposal.DROP:
         rows = query(cursor, f"{disposed.removesuffix('*')} id, xid::text", *parameters).fetchall()
     else:
@@ -233,9 +246,9 @@ def dispose(
             cursor,
             f"with d as ({disposed}) insert into {SCHEMA}.queue_retry"
             " (queue, subscription, id, xid, payload, times_opened, times_failed, not_before, reason, history)"
-            " select queue, subscription, id, xid, payload, times_opened, 0, clock_timestamp(), 'operator', history ||"
-            " jsonb_build_array(jsonb_build_object('at', disposed_at, 'reason', 'requeue', 'by', disposed_by,"
-            " 'why', disposed_why)) from d returning id, xid::text",
+            " select queue, subscription, id, xid, coalesce(new_payload, payload), times_opened, 0, clock_timestamp(),"
+            f" 'operator', history || jsonb_build_array({DISPOSAL_ENTRY_SQL}) from d returning id, xid::text",
             *parameters,
         ).fetchall()
+    failpoint("dead_letter.in_transaction")
     return tuple(shown_id(id_, int(xid)) for id_, xid in rows)

@@ -460,6 +460,10 @@ class PostgresQueue:
 
     # ---- dead letters
 
+    def look_at(self, subscription: str) -> None:
+        """Act for a subscription that is there already, without its epoch and its position: for its dead letters."""
+        self._acts_for["subscription"] = subscription
+
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """Every dead letter of this subscription, those that were disposed of included, oldest first."""
         who = self._who()
@@ -477,6 +481,14 @@ class PostgresQueue:
         who = self._who()
         with self._transaction(None) as cursor:
             return failures.dispose(cursor, who, ids, Disposal.DROP, by=by, why=why)
+
+    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
+        """Hand a dead letter out again with another payload; the old one stays on record. False where it is none."""
+        who = self._who()
+        with self._transaction(None) as cursor:
+            done = failures.dispose(cursor, who, [message], Disposal.EDIT, by=by, why=why, payload=payload)
+        failpoint("dead_letter.after")
+        return bool(done)
 
     # ---- producers
 

@@ -175,11 +175,13 @@ dead_letter = Table(
     Column("disposed_by", Text),
     Column("disposed_why", Text),
     Column("disposed_at", DateTime(timezone=True)),
-    CheckConstraint("disposal in ('requeue', 'drop')", name="dead_letter_disposal"),
+    Column("new_payload", LargeBinary, comment="what an edit put in the place of the payload"),
+    CheckConstraint("disposal in ('requeue', 'drop', 'edit')", name="dead_letter_disposal"),
     CheckConstraint(
         "(disposal is null) = (disposed_by is null) and (disposal is null) = (disposed_at is null)",
         name="dead_letter_disposed",
     ),
+    CheckConstraint("(new_payload is not null) = (disposal is not distinct from 'edit')", name="dead_letter_edited"),
     Index("dead_letter_waiting", "queue", "subscription", "id", postgresql_where=text("disposal is null")),
     comment="messages that failed too often; never removed by the library",
 )

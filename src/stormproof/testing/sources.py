@@ -10,6 +10,7 @@ Each case states one promise. A source that breaks one loses messages, doubles t
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from stormproof.core.message import FailureReason, MessageFailure, MessageId, To
 from stormproof.core.source.protocol import (
     Backlog,
     DeadLetterSource,
+    EditableSource,
     Expectation,
     Lease,
     Limit,
@@ -657,6 +659,45 @@ class SourceConformance:
         harness.wait_for_retries()
         source.open(_lease("b"), ANY, SEED)
         source.confirm(_lease("b"))
+        assert source.backlog() == Backlog(0, 0, 0, 0)
+
+    def test_an_edited_dead_letter_comes_again_with_its_new_payload_and_its_old_id(
+        self, harness: SourceHarness
+    ) -> None:
+        """`edit` works once; what is read then is the new payload, also after it failed; the old one stays on record."""
+        shown = _dead_letter(harness)
+        source = harness.view()
+        if not isinstance(source, EditableSource):
+            pytest.skip("this source edits no dead letters")
+        (dead,) = source.dead_letters()
+        assert not source.edit("1-999", b"mended", by="ann", why="no such message")
+        assert source.edit(shown, b"mended", by="ann", why="a typo")
+        assert not source.edit(shown, b"again", by="bob", why="too late")
+        assert source.requeue([shown], by="bob", why="too late") == ()
+        (letter,) = source.dead_letters()
+        assert letter.new_payload is not None
+        assert (letter.disposal, letter.by, letter.why) == ("edit", "ann", "a typo")
+        assert (letter.payload, harness.payload_of(letter.new_payload)) == (dead.payload, b"mended")
+        for attempt in range(harness.max_attempts):
+            slice_ = source.open(_lease(f"e{attempt}"), ANY, SEED)
+            assert slice_ is not None
+            (message,) = messages_of(source, slice_)
+            assert message.payload == b"mended"
+            assert source.shown_id(message.id, message.origin) == shown
+            assert slice_.expected == source.expect(slice_, SEED, frozenset())
+            source.confirm(_lease(f"e{attempt}"), [message.failed("still")])
+            harness.wait_for_retries()
+        first, second = source.dead_letters()
+        assert (first, second.payload, second.new_payload) == (letter, letter.new_payload, None)
+        assert [entry["reason"] for entry in second.history].count("edit") == 1
+        (entry,) = [entry for entry in second.history if entry["reason"] == "edit"]
+        assert entry["payload_sha256"] == hashlib.sha256(letter.payload).hexdigest()
+        assert entry["new_payload_sha256"] == hashlib.sha256(letter.new_payload).hexdigest()
+        assert source.edit(shown, b"at last", by="ann", why="")
+        slice_ = source.open(_lease("last"), ANY, SEED)
+        assert slice_ is not None
+        assert _payloads(messages_of(source, slice_)) == [b"at last"]
+        source.confirm(_lease("last"))
         assert source.backlog() == Backlog(0, 0, 0, 0)
 
     def test_a_dropped_dead_letter_is_recorded_and_never_comes_again(self, harness: SourceHarness) -> None:

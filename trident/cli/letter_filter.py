@@ -1,0 +1,107 @@
+"""Which dead letters a command is about: the filters of `dead-letters list|requeue|drop`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Final
+
+from stormproof.core.errors import UsageError
+from stormproof.core.source.dead_letter import DeadLetter, error_class
+from stormproof.core.source.files.rows import shown_payload
+from stormproof.trident.cli.repair import parse_age
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Each field that is not None must hold; texts are equal but for `match`, which is found in the error or payload."""
+
+    source: str | None = None
+    reason: str | None = None
+    component: str | None = None
+    error_class: str | None = None
+    match: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every dead letter passes."""
+        return all(getattr(self, field.name) is None for field in fields(self))
+
+    def admits(self, letter: DeadLetter, names: Sequence[str]) -> bool:
+        """Whether a dead letter passes; `names` are its source's name and, of several spouts, its spout's."""
+        return (
+            (self.source is None or self.source in names)
+            and (self.reason is None or self.reason == letter.reason)
+            and (self.component is None or self.component == component_of(letter))
+            and (self.error_class is None or self.error_class == class_of(letter))
+            and (self.since is None or letter.dead_at >= self.since)
+            and (self.until is None or letter.dead_at < self.until)
+            and (self.match is None or self.match in letter.error or self.match in shown_payload(letter.payload))
+        )
+
+
+def component_of(letter: DeadLetter) -> str:
+    """The component that failed it last."""
+    found = [entry["component"] for entry in letter.history if entry.get("component")]
+    return str(found[-1]) if found else ""
+
+
+def class_of(letter: DeadLetter) -> str:
+    """The kind of error that it died of."""
+    return error_class(letter.reason, letter.error)
+
+
+_TIMES: Final = ("since", "until")
+
+
+def filter_of(given: LetterFilter, where: Sequence[str], since: str | None, until: str | None) -> LetterFilter:
+    """The filter that a command's options name: each on its own, and as `--where KEY=VALUE`.
+
+    Raises:
+        UsageError: a key is not known, stands twice, or a time cannot be read.
+    """
+    texts = {"since": since, "until": until}
+    found: dict[str, str] = {name: text for name, text in texts.items() if text is not None}
+    known = [field.name for field in fields(LetterFilter)]
+    found |= {name: text for name in known if name not in _TIMES and (text := getattr(given, name)) is not None}
+    for one in where:
+        key, equals, value = one.partition("=")
+        name = key.strip().replace("-", "_")
+        if not equals or name not in known:
+            keys = ", ".join(one.replace("_", "-") for one in known)
+            raise UsageError(f"--where {one}: write KEY=VALUE with one of the keys {keys}", where=one)
+        if name in found:
+            raise UsageError(f"--where {one}: {key.strip()} is given twice", where=one)
+        found[name] = value.strip()
+    times = {name: _moment(name, text) for name, text in found.items() if name in _TIMES}
+    get = found.get
+    return LetterFilter(
+        get("source"),
+        get("reason"),
+        get("component"),
+        get("error_class"),
+        get("match"),
+        times.get("since"),
+        times.get("until"),
+    )
+
+
+def _moment(name: str, text: str) -> datetime:
+    """A time as ISO 8601 (local where it names no zone), or an age before now."""
+    from stormproof.core.clock import SystemClock
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        pass
+    else:
+        return moment.astimezone()
+    try:
+        return SystemClock().now() - parse_age(text)
+    except UsageError:
+        raise UsageError(
+            f"--{name} {text}: write a time, as in 2026-01-31T08:00, or an age, as in 2h or 7d", **{name: text}
+        ) from None

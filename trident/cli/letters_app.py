@@ -1,0 +1,158 @@
+"""The commands of `dead-letters` and their options; what each does is in `letters`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stormproof.trident.cli.options import AsJson, By, TopologyName, Why
+
+app = typer.Typer(
+    help="Messages that failed too often: look at them, mend them, hand them out again.", no_args_is_help=True
+)
+
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The messages' ids.")]
+All = Annotated[bool, typer.Option("--all", help="Every dead letter of the topology that nobody decided about.")]
+MessageId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, as `dead-letters list` shows it.")]
+OfSource = Annotated[str | None, typer.Option("--source", help="Of this source (or spout) only.")]
+OfReason = Annotated[str | None, typer.Option("--reason", help="Failed for this reason last: error, bad_message, ...")]
+OfComponent = Annotated[str | None, typer.Option("--component", help="Failed in this component last.")]
+OfClass = Annotated[str | None, typer.Option("--error-class", help="Died of this class of error, as in ValueError.")]
+Matching = Annotated[
+    str | None, typer.Option("--match", metavar="TEXT", help="TEXT stands in the error or the payload.")
+]
+Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="Dead since then: a time, or an age as 2h.")]
+Until = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="Dead before then: a time, or an age as 2h.")
+]
+Where = Annotated[
+    list[str] | None, typer.Option("--where", metavar="KEY=VALUE", help="The same filters, as in reason=error.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@app.command("list")
+def letters_list(
+    topology: Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="Default: every topology.")] = None,
+    *,
+    source: OfSource = None,
+    reason: OfReason = None,
+    component: OfComponent = None,
+    error_class: OfClass = None,
+    match: Matching = None,
+    since: Since = None,
+    until: Until = None,
+    where: Where = None,
+    undecided: Annotated[bool, typer.Option("--undecided", help="Only those that nobody decided about.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Only count them, by what they died of.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Most that are shown; default: 50, and with --json all.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, with payload, error and a count for each class of error.
+
+    Example: stormproof dead-letters list orders --error-class ValueError --since 2h
+    """
+    from stormproof.trident.cli.letter_filter import LetterFilter, filter_of
+    from stormproof.trident.cli.letters import list_letters
+
+    given = LetterFilter(source, reason, component, error_class, match)
+    chosen = filter_of(given, where or (), since, until)
+    list_letters(topology, chosen, undecided=undecided, count=count, limit=limit, as_json=as_json)
+
+
+@app.command("show")
+def letters_show(topology: TopologyName, message: MessageId, as_json: AsJson = False) -> None:
+    """Show all of one dead letter: its whole payload, each failure with its error, its batches, what was decided."""
+    from stormproof.trident.cli.letters import show_letter
+
+    show_letter(topology, message, as_json=as_json)
+
+
+@app.command("edit")
+def letters_edit(
+    topology: TopologyName,
+    message: MessageId,
+    *,
+    payload: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The new payload; - is standard input. Default: edit it in $EDITOR."),
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Keep a newline at the new payload's end that the old one did not have.")
+    ] = False,
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Hand a dead letter out again with another payload; the old one, and who replaced it, stay on record.
+
+    Example: stormproof dead-letters edit orders 753-12 --payload mended.json --why "a comma for a point"
+    """
+    from stormproof.trident.cli.letters import edit_letter
+
+    edit_letter(topology, message, payload, exact=exact, by=by, why=why, as_json=as_json)
+
+
+@app.command("requeue")
+def letters_requeue(
+    topology: TopologyName,
+    ids: Ids = None,
+    *,
+    every: All = False,
+    source: OfSource = None,
+    reason: OfReason = None,
+    component: OfComponent = None,
+    error_class: OfClass = None,
+    match: Matching = None,
+    since: Since = None,
+    until: Until = None,
+    where: Where = None,
+    yes: Yes = False,
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Hand dead letters out again: those named, those that a filter chooses, or all.
+
+    Example: stormproof dead-letters requeue orders --where reason=error --where since=2h
+    """
+    from stormproof.trident.cli.letter_filter import LetterFilter, filter_of
+    from stormproof.trident.cli.letters import Chosen, dispose
+
+    given = LetterFilter(source, reason, component, error_class, match)
+    chosen = Chosen(ids or (), filter_of(given, where or (), since, until), every, yes)
+    dispose(topology, chosen, requeue=True, by=by, why=why, as_json=as_json)
+
+
+@app.command("drop")
+def letters_drop(
+    topology: TopologyName,
+    ids: Ids = None,
+    *,
+    every: All = False,
+    source: OfSource = None,
+    reason: OfReason = None,
+    component: OfComponent = None,
+    error_class: OfClass = None,
+    match: Matching = None,
+    since: Since = None,
+    until: Until = None,
+    where: Where = None,
+    yes: Yes = False,
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Give dead letters up for good: those named, those that a filter chooses, or all. That is recorded.
+
+    Example: stormproof dead-letters drop orders 753-12 --why "a test message"
+    """
+    from stormproof.trident.cli.letter_filter import LetterFilter, filter_of
+    from stormproof.trident.cli.letters import Chosen, dispose
+
+    given = LetterFilter(source, reason, component, error_class, match)
+    chosen = Chosen(ids or (), filter_of(given, where or (), since, until), every, yes)
+    dispose(topology, chosen, requeue=False, by=by, why=why, as_json=as_json)
