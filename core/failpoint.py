@@ -35,7 +35,8 @@ class Failpoint:
     """One place. `scope` says which runs reach it, so that a test matrix knows which cells exist.
 
     ``every`` batch; a ``recovery`` that finds something; an ``abort``; a ``retry`` of a job; a ``delta`` or ``postgres``
-    sink; a ``state``; a micro-batch of a ``stream``; the ``queue`` itself; an ``operator``'s decision about a dead letter.
+    sink; a ``state``; a micro-batch of a ``stream``; the ``queue`` itself; an ``operator``'s decision about a dead letter;
+    an ``audit``.
     """
 
     name: str
@@ -84,6 +85,9 @@ _ALL: Final = (
     Failpoint("stream.in_transaction", "its rows are made messages, not yet committed", "stream"),
     Failpoint("stream.after_register", "its rows are messages, none of them was opened", "stream"),
     Failpoint("queue.put.before_commit", "messages are copied in, not yet committed", "queue"),
+    Failpoint("audit.after_ledger", "the audit has read the ledger and the source, no sink", "audit"),
+    Failpoint("audit.in_sink", "the audit has read a Postgres sink's evidence, not its guard", "audit"),
+    Failpoint("audit.after_sinks", "the audit has read every sink, and not the ledger again", "audit"),
     Failpoint("queue.drop.after_lock", "a partition is locked and checked, about to be dropped", "queue"),
     Failpoint("dead_letter.in_transaction", "what an operator decided is written, not yet committed", "operator"),
     Failpoint("dead_letter.after", "an edited dead letter waits to be opened, no answer given", "operator"),

@@ -35,6 +35,7 @@ SCOPES = {
     "stream": "a micro-batch that feeds a topology",
     "queue": "the queue itself",
     "operator": "a decision about a dead letter",
+    "audit": "`audit verify`",
 }
 
 

@@ -202,8 +202,8 @@ class PostgresSession:
         remove_files(self._staging, transaction.files)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
-        """The sink's own evidence rows, and whether guard and table agree with them."""
-        with self._transaction() as connection:
+        """The sink's own evidence rows, and whether guard and table agree with them: all of one instant."""
+        with self._snapshot() as connection:
             table_id = self._current_table_id(connection)
             if not bookkeeping.is_made(connection):
                 return EvidenceReport(table_id, (), None)
@@ -216,6 +216,7 @@ class PostgresSession:
                 f"select txid, digest from stormproof_sink.evidence where {_MINE} order by txid desc limit 1",
                 self._mine,
             ).fetchone()
+            failpoint("audit.in_sink")
             guard = connection.execute(
                 f"select last_txid, last_digest, table_id from stormproof_sink.guard where {_MINE}", self._mine
             ).fetchone()
@@ -509,6 +510,13 @@ class PostgresSession:
             connection = self._connected(fenced=fenced)
             with connection.transaction():
                 yield connection
+
+    @contextmanager
+    def _snapshot(self) -> Generator[psycopg.Connection]:
+        """A transaction that reads one instant: a driver that commits meanwhile is seen whole, or not at all."""
+        with self._transaction() as connection:
+            connection.execute("set transaction isolation level repeatable read, read only")
+            yield connection
 
     @contextmanager
     def _errors(self, where: str) -> Generator[None]:

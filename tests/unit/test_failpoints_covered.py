@@ -8,6 +8,7 @@ from stormproof.core.failpoint import FAILPOINTS
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
+OTHERS = ("test_foreach_batch.py", "test_dead_letters.py", "test_verify_beside_driver.py")
 
 
 def test_the_matrix_takes_its_cells_from_the_registry() -> None:
@@ -19,10 +20,10 @@ def test_the_matrix_takes_its_cells_from_the_registry() -> None:
 
 def test_what_the_matrix_leaves_out_is_reached_elsewhere() -> None:
     files = [*(TESTS / "integration").glob("test_postgres_queue*.py"), TESTS / "conformance" / "test_state_crashes.py"]
-    files += [TESTS / "integration" / name for name in ("test_foreach_batch.py", "test_dead_letters.py")]
+    files += [TESTS / "integration" / name for name in OTHERS]
     others = "".join(path.read_text(encoding="utf-8") for path in files)
     for point in FAILPOINTS.values():
-        if point.scope in ("queue", "state", "stream", "operator"):
+        if point.scope in ("queue", "state", "stream", "operator", "audit"):
             assert point.name in others, f"{point.name} is reached by no test"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stormproof.core.errors import UsageError
+from stormproof.core.failpoint import failpoint
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
@@ -27,7 +28,8 @@ def verify(
     """Check a topology's txids from `first` to `last` (None: the newest): ledger, each sink's evidence, each message.
 
     Guarantee:
-        Reads only. A driver that runs meanwhile is not disturbed, and what it does meanwhile is no violation.
+        Reads only. A driver that runs meanwhile is not disturbed, and what it does meanwhile is no violation: ledger and
+        source are read at one instant, after that each sink at one of its own, and then the ledger once more.
 
     Not guaranteed:
         That nobody changed a sink's table by other means: see the report's `proves`.
@@ -79,10 +81,12 @@ def verify(
         for stranger in snapshot.strangers():
             findings.violation(ViolationKind.ORPHAN_ROW, f"table {stranger.table}: {stranger.text}")
     verify_ledger(rows, first, last, findings)
+    failpoint("audit.after_ledger")
 
     def read_later() -> Later:
+        failpoint("audit.after_sinks")
         with ledger.snapshot() as snapshot:
-            return Later({txn.txid: txn.state for txn in snapshot.txns(rows.topology.incarnation, first, last)})
+            return Later.read(snapshot, rows.topology.incarnation, first, last)
 
     entries = verify_sinks(rows, opener, last_held, read_later, first=first, last=last, findings=findings)
     committed = [txn for txn in rows.txns.values() if txn.state is TxnState.COMMITTED]

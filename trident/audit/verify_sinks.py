@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from stormproof.core.errors import CannotTell, FatalError, StormproofError, Tran
 from stormproof.core.guarantee import Guarantee
 from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity
 from stormproof.trident.audit.inspect import SinkOpener
-from stormproof.trident.audit.ledger import SinkBinding
+from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
 from stormproof.trident.audit.verify_ledger import LedgerRows
 from stormproof.trident.ledger.ledger import SKIPPED
@@ -22,11 +22,23 @@ from stormproof.trident.transaction import TxnState
 class Later:
     """The ledger read once more after the sinks: a running driver may have gone on in between."""
 
-    states: Mapping[int, TxnState]
+    fixed: Collection[tuple[int, str]]
+    """(txid, sink) of batches whose content for that sink is fixed."""
 
-    def may_be_held(self, txid: int) -> bool:
-        """Whether the batch's content was fixed by then, so that a sink may hold it."""
-        return self.states.get(txid) in (TxnState.PREPARED, TxnState.BLOCKED, TxnState.COMMITTED)
+    pruned: int
+    """Up to which txid the record was cut by then."""
+
+    @staticmethod
+    def read(snapshot: LedgerSnapshot, incarnation: str, first: int, last: int | None) -> Later:
+        """Read it."""
+        return Later(
+            {(item.txid, item.work.sink) for item in snapshot.work(incarnation, first, last)},
+            max((one.upto for one in snapshot.prunes(incarnation)), default=0),
+        )
+
+    def may_be_held(self, txid: int, sink: str) -> bool:
+        """Whether the batch's content was fixed by then, so that the sink may hold it; also where it is forgotten since."""
+        return (txid, sink) in self.fixed or txid <= self.pruned
 
 
 def verify_sinks(
@@ -139,7 +151,7 @@ class _Comparison:
             self._findings.unknown(f"txid {txid}, sink {self._sink!r}: {entry.doubt}", txid=txid, sink=self._sink)
         txn, work = self._rows.txns.get(txid), self._work.get(txid)
         if work is None:
-            if not self._later.may_be_held(txid) or (txn is not None and txn.state is not TxnState.OPEN):
+            if not self._later.may_be_held(txid, self._sink) or (txn is not None and txn.state is not TxnState.OPEN):
                 known = "knows no such txid" if txn is None else f"says it is {txn.state} and writes nothing there"
                 self._wrong(ViolationKind.EVIDENCE_UNKNOWN_TXID, f"the sink holds it, the ledger {known}", txid)
             return
@@ -175,7 +187,7 @@ class _Comparison:
                     sink=self._sink,
                     messages=txn.messages,
                 )
-            case TxnState.OPEN if not exactly or self._later.may_be_held(txn.txid):
+            case TxnState.OPEN if not exactly or self._later.may_be_held(txn.txid, self._sink):
                 self._findings.notice(
                     NoticeKind.PENDING_IN_LEDGER,
                     f"{where}: written to the sink, still open in the ledger",
@@ -234,6 +246,6 @@ class _Comparison:
             return
         txn = self._rows.txns.get(last)
         unchecked = txn is not None and txn.guarantee is not Guarantee.EXACTLY_ONCE and last in self._work
-        if (last_held is None or last > last_held) and (self._later.may_be_held(last) or unchecked):
+        if (last_held is None or last > last_held) and (self._later.may_be_held(last, self._sink) or unchecked):
             return
         self._wrong(ViolationKind.GUARD, f"its last txid is {last}, the ledger says {last_held}")
