@@ -15,7 +15,7 @@ from support.crashes import Cell
 from support.queues import prepared_database, put
 from support.topologies import SinkMode, Split, messages, sink_of, source_of
 
-from stormproof import DeltaMap, PostgresMap, Topology, count
+from stormproof import DeltaMap, PostgresMap, StateFactory, Topology, count
 from stormproof.core.clock import SystemClock
 from stormproof.core.failpoint import watched
 from stormproof.core.guarantee import Guarantee
@@ -56,7 +56,7 @@ class Beside:
         folds = [sink_of(mode, NAME, cell.folder, cell.database) for mode in SinkMode if mode.folds]
         words.group_by("word").persistent_aggregate(n=count()).into(*folds)
         if cell.guarantee is Guarantee.EXACTLY_ONCE:
-            maps = {
+            maps: dict[str, StateFactory] = {
                 "in-postgres": PostgresMap("beside_map", "opaque", database=cell.database),
                 "in-delta": DeltaMap(cell.folder / "lake" / "beside_map", "transactional"),
             }

@@ -1,7 +1,7 @@
 """What a file is like when it is found: its rows, where blocks of them begin, how many bytes they have.
 
 Line formats (text, jsonl) are read through once; every `MARK_ROWS`-th line's place is kept, so that a part in the middle
-is found without reading what lies before it. Of Parquet only the footer is read: marks are its row groups.
+is found without reading what lies before it. Of Parquet marks are the row groups. Each block of rows has a digest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,15 @@ import pyarrow.parquet as pq
 from stormproof.core.errors import PositionMismatch, UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.share import Rows
+from stormproof.core.source.files.digests import (
+    DIGEST_BYTES,
+    ComparedFile,
+    digest_at,
+    digest_of,
+    footer_of,
+    group_digests,
+    read_exactly,
+)
 
 Format: TypeAlias = Literal["parquet", "jsonl", "text"]
 FORMATS: Final[tuple[Format, ...]] = ("parquet", "jsonl", "text")
@@ -39,6 +48,9 @@ class File:
     `marks`: of lines, the byte at which every `MARK_ROWS`-th line begins, and where the last one ends (a newline that
     is missing at the end is counted all the same). Of Parquet, (first row, bytes before) of every row group, and of the
     end: two rows of numbers.
+
+    `digests`: one of every block of lines, or of every row group's chunks of the columns `digested`. Empty where a version
+    registered the file that kept none; then its time stands for its content.
     """
 
     number: int
@@ -50,6 +62,8 @@ class File:
     modified_ns: int
     fingerprint: str
     marks: Rows
+    digests: bytes = b""
+    digested: tuple[str, ...] = ()
 
     @property
     def stop_id(self) -> int:
@@ -108,8 +122,10 @@ class File:
         if block >= len(self.marks) - 1:
             return self.marks[-1:]
         low, high = int(self.marks[block]), int(self.marks[block + 1])
-        with open_unchanged(self.path, self.size_bytes, self.modified_ns) as fd:
-            data = np.frombuffer(os.pread(fd.fileno(), high - low, low), np.uint8)
+        with open_unchanged(self.path, self.size_bytes, None if self.digests else self.modified_ns) as fd:
+            read = read_exactly(fd, low, high - low)
+        require_content(self.path, block * MARK_ROWS, digest_at(self.digests, block), digest_of([read]))
+        data = np.frombuffer(read, np.uint8)
         begins = np.concatenate([[0], np.flatnonzero(data == _NEWLINE) + 1]).astype(np.int64) + low
         if begins[-1] < high:  # the newline that is missing at the end
             begins = np.append(begins, high)
@@ -136,28 +152,43 @@ def scan(path: str, format_: Format, schema: pa.Schema) -> File:
 
 
 def _scan_lines(file: File) -> File:
-    digest = hashlib.sha256()
     marks: list[Rows] = [np.zeros(1, np.int64)]
+    digests: list[bytes] = []
+    block = hashlib.sha256()
     rows, place, last = 0, 0, _NEWLINE
     with open(file.path, "rb", buffering=0) as fd:
         while chunk := fd.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            data = np.frombuffer(chunk, np.uint8)
-            ends = np.flatnonzero(data == _NEWLINE)
+            view = memoryview(chunk)
+            ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE)
             first = (-rows - 1) % MARK_ROWS  # the line before a mark, counted from those that end here
-            marks.append(ends[first::MARK_ROWS].astype(np.int64) + place + 1)
+            begins = ends[first::MARK_ROWS].astype(np.int64) + 1
+            at = 0
+            for begin in begins.tolist():
+                block.update(view[at:begin])
+                digests.append(block.digest()[:DIGEST_BYTES])
+                block, at = hashlib.sha256(), begin
+            block.update(view[at:])
+            marks.append(begins + place)
             rows, place, last = rows + len(ends), place + len(chunk), chunk[-1]
+    digests.append(block.digest()[:DIGEST_BYTES])
     end = place
     if last != _NEWLINE:
         rows, end = rows + 1, place + 1
-    whole = np.concatenate(marks)[: -(-rows // MARK_ROWS)]
-    return replace(file, rows=rows, fingerprint=digest.hexdigest(), marks=np.append(whole, end))
+    blocks = -(-rows // MARK_ROWS)
+    whole = np.concatenate(marks)[:blocks]
+    kept = b"".join(digests[:blocks])
+    fingerprint = hashlib.sha256(kept).hexdigest()
+    return replace(file, rows=rows, fingerprint=fingerprint, marks=np.append(whole, end), digests=kept)
 
 
 def _scan_parquet(file: File, schema: pa.Schema) -> File:
+    columns = tuple(schema.names)
     try:
-        with pq.ParquetFile(file.path) as parquet:
-            metadata, there = parquet.metadata, parquet.schema_arrow
+        with open(file.path, "rb", buffering=0) as fd:
+            compared = ComparedFile(fd)
+            with pq.ParquetFile(compared) as parquet:
+                metadata, there = parquet.metadata, parquet.schema_arrow
+            digests = group_digests(fd, metadata, columns)
     except pa.ArrowInvalid as error:
         raise UsageError(
             f"file {file.path} is no Parquet file: {storable_text(error)}; write files elsewhere and move them here when "
@@ -183,30 +214,41 @@ def _scan_parquet(file: File, schema: pa.Schema) -> File:
     return replace(
         file,
         rows=metadata.num_rows,
-        fingerprint=_footer_digest(file.path, file.size_bytes),
+        fingerprint=hashlib.sha256(compared.footer).hexdigest(),
         marks=np.concatenate([rows, sizes]),
+        digests=digests,
+        digested=columns,
     )
 
 
-def _footer_digest(path: str, size: int) -> str:
-    with open(path, "rb") as fd:
-        fd.seek(max(0, size - 8))
-        tail = fd.read(8)
-        length = int.from_bytes(tail[:4], "little")
-        fd.seek(max(0, size - 8 - length))
-        return hashlib.sha256(fd.read()).hexdigest()
-
-
-def fingerprint_of(path: str, format_: Format) -> str:
-    """A file's fingerprint now."""
-    if format_ == "parquet":
-        return _footer_digest(path, os.stat(path).st_size)
-    with open(path, "rb") as fd:
+def fingerprint_without_digests(path: str, format_: Format) -> str:
+    """A file's fingerprint now, as it was taken where no digests were kept."""
+    with open(path, "rb", buffering=0) as fd:
+        if format_ == "parquet":
+            return hashlib.sha256(footer_of(fd)[1]).hexdigest()
         return hashlib.file_digest(fd, "sha256").hexdigest()
 
 
-def open_unchanged(path: str, size_bytes: int, modified_ns: int) -> FileIO:
-    """The file, open for reading bytes, after a look at its size and time.
+def digests_now(file: File) -> bytes:
+    """The digests of a Parquet file's content as it is now, of the columns that were digested."""
+    with open(file.path, "rb", buffering=0) as fd, pq.ParquetFile(ComparedFile(fd)) as parquet:
+        return group_digests(fd, parquet.metadata, file.digested)
+
+
+def require_content(path: str, row: int, registered: bytes, found: bytes) -> None:
+    """Refuse a block of rows, from `row` on, whose digest is another; nothing where none was kept.
+
+    Raises:
+        PositionMismatch: it is.
+    """
+    if registered and registered != found:
+        raise changed(
+            path, f"a block from row {row} on with digest {registered.hex()}", f"one with digest {found.hex()}"
+        )
+
+
+def open_unchanged(path: str, size_bytes: int, modified_ns: int | None) -> FileIO:
+    """The file, open for reading bytes, after a look at its size, and at its time where one is given.
 
     Raises:
         PositionMismatch: it is gone or has changed.
@@ -223,9 +265,11 @@ def open_unchanged(path: str, size_bytes: int, modified_ns: int) -> FileIO:
     return fd
 
 
-def check_unchanged(path: str, now: os.stat_result, size_bytes: int, modified_ns: int) -> None:
-    """Refuse a file whose size or time is another than when it was registered."""
-    if (now.st_size, now.st_mtime_ns) != (size_bytes, modified_ns):
+def check_unchanged(path: str, now: os.stat_result, size_bytes: int, modified_ns: int | None) -> None:
+    """Refuse a file whose size is another than when it was registered, or its time where one is given."""
+    if now.st_size != size_bytes:
+        raise changed(path, f"{size_bytes} bytes", f"{now.st_size} bytes")
+    if modified_ns not in (None, now.st_mtime_ns):
         raise changed(path, f"{size_bytes} bytes, modified at {modified_ns} ns", _told(now))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -17,7 +18,8 @@ from stormproof.core.compute import pc
 from stormproof.core.errors import PositionMismatch, StoreUnavailable
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.share import Rows, as_signed, tokens
-from stormproof.core.source.files.formats import MARK_ROWS, File, changed, open_unchanged
+from stormproof.core.source.files.digests import DIGEST_BYTES, ComparedFile, digest_at, digest_of, read_exactly
+from stormproof.core.source.files.formats import MARK_ROWS, File, changed, open_unchanged, require_content
 from stormproof.core.source.files.rows import as_struct, unpack
 from stormproof.core.source.protocol import READER_SCHEMA
 
@@ -42,6 +44,16 @@ class Segment:
     stop: int
     first_mark: int
     marks: tuple[int, ...]
+    fingerprint: str
+    digests: bytes
+    """Of these blocks, or row groups; empty where none were kept."""
+
+    digested: tuple[str, ...]
+
+    @property
+    def checked_ns(self) -> int | None:
+        """The time that stands for the content; None where digests do."""
+        return None if self.digests else self.modified_ns
 
     @classmethod
     def of(cls, file: File, start: int, stop: int) -> Segment:
@@ -64,6 +76,9 @@ class Segment:
             stop,
             low,
             tuple(marks.tolist()),
+            file.fingerprint,
+            file.digests[low * DIGEST_BYTES : (low + len(marks) - 1) * DIGEST_BYTES],
+            file.digested,
         )
 
 
@@ -74,14 +89,14 @@ def lines(segment: Segment) -> Iterator[tuple[Rows, pa.Array]]:
         PositionMismatch: the file is gone, or is not as it was when it was registered.
     """
     marks = segment.marks
-    with open_unchanged(segment.path, segment.size_bytes, segment.modified_ns) as fd:
+    with open_unchanged(segment.path, segment.size_bytes, segment.checked_ns) as fd:
         block = 0
         while block < len(marks) - 1:
             end = block + 1
             while end < len(marks) - 1 and marks[end + 1] - marks[block] <= _READ_BYTES:
                 end += 1
-            fd.seek(marks[block])
-            data = _exactly(fd.read, marks[end] - marks[block])
+            data = read_exactly(fd, marks[block], marks[end] - marks[block])
+            _compare_blocks(segment, block, end, data)
             if marks[end] > segment.size_bytes:
                 data += b"\n"  # the one that is missing at the end of the file
             first = (segment.first_mark + block) * MARK_ROWS
@@ -96,15 +111,13 @@ def lines(segment: Segment) -> Iterator[tuple[Rows, pa.Array]]:
             block = end
 
 
-def _exactly(read: Callable[[int], bytes | None], size: int) -> bytes:
-    parts: list[bytes] = []
-    while size > 0:
-        part = read(size)
-        if not part:
-            break
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+def _compare_blocks(segment: Segment, first: int, stop: int, data: bytes) -> None:
+    """Refuse blocks that are not as they were when the file was registered."""
+    view, begin = memoryview(data), segment.marks[first]
+    for block in range(first, stop) if segment.digests else ():
+        found = digest_of([view[segment.marks[block] - begin : segment.marks[block + 1] - begin]])
+        row = (segment.first_mark + block) * MARK_ROWS
+        require_content(segment.path, row, digest_at(segment.digests, block), found)
 
 
 def _split(data: bytes) -> pa.Array:
@@ -127,12 +140,18 @@ class _LastGroup:
         self._key: tuple[object, ...] | None = None
         self._rows: pa.Table | None = None
 
-    def get(self, parquet: pq.ParquetFile, segment: Segment, group: int, columns: tuple[str, ...]) -> pa.Table:
-        key = (segment.path, segment.size_bytes, segment.modified_ns, group, columns)
+    def get(
+        self, parquet: pq.ParquetFile, segment: Segment, place: int, columns: tuple[str, ...], hold: Callable[[], None]
+    ) -> pa.Table:
+        """The rows of the segment's row group at `place`; `hold` compares its content before it is read."""
+        group = segment.first_mark + place
+        content = digest_at(segment.digests, place)
+        key = (segment.path, segment.size_bytes, content or segment.modified_ns, group, columns)
         with self._lock:
             if self._key == key and self._rows is not None:
                 return self._rows
             self._key = self._rows = None  # before the next one is read: only one is in memory
+            hold()
             rows = parquet.read_row_group(group, columns=list(columns), use_threads=False)
             self._key, self._rows = key, rows
             return rows
@@ -149,27 +168,48 @@ def parquet_rows(segment: Segment, columns: tuple[str, ...], batch_rows: int) ->
     Raises:
         PositionMismatch: the file is gone, or is not as it was when it was registered.
     """
-    open_unchanged(segment.path, segment.size_bytes, segment.modified_ns).close()
-    with pq.ParquetFile(segment.path) as parquet:
-        for place in range(len(segment.marks) - 1):
-            first, behind = segment.marks[place], segment.marks[place + 1]
-            low, high = max(segment.start, first), min(segment.stop, behind)
-            group = segment.first_mark + place
-            there = parquet.metadata.row_group(group).num_rows
-            if there != behind - first:
-                raise _other_rows(segment, there, behind - first)
-            if (low, high) == (first, behind):
-                batches = parquet.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False)
-            else:
-                part = _last_group.get(parquet, segment, group, columns).slice(low - first, high - low)
-                batches = iter(part.to_batches(max_chunksize=batch_rows))
-            row = low
-            for batch in batches:
-                yield np.arange(row, row + batch.num_rows, dtype=np.int64), as_struct(batch.select(columns))
-                row += batch.num_rows
-            if row != high:
-                raise _other_rows(segment, row, high)
-    open_unchanged(segment.path, segment.size_bytes, segment.modified_ns).close()  # it was this file all the time
+    with open_unchanged(segment.path, segment.size_bytes, segment.checked_ns) as fd:
+        source = ComparedFile(fd)
+        if hashlib.sha256(source.footer).hexdigest() != segment.fingerprint:
+            raise changed(segment.path, f"a footer with hash {segment.fingerprint[:16]}", "another footer")
+        with pq.ParquetFile(source) as parquet:
+            for place in range(len(segment.marks) - 1):
+                yield from _group_rows(segment, place, columns, batch_rows, parquet, source)
+    open_unchanged(segment.path, segment.size_bytes, segment.checked_ns).close()  # it was this file all the time
+
+
+def _group_rows(
+    segment: Segment,
+    place: int,
+    columns: tuple[str, ...],
+    batch_rows: int,
+    parquet: pq.ParquetFile,
+    source: ComparedFile,
+) -> Iterator[tuple[Rows, pa.Array]]:
+    """The rows that are wanted of one row group, once its content was compared."""
+    first, behind = segment.marks[place], segment.marks[place + 1]
+    low, high = max(segment.start, first), min(segment.stop, behind)
+    group = segment.first_mark + place
+    there = parquet.metadata.row_group(group)
+
+    def hold() -> None:
+        found = source.hold(there, segment.digested or columns)
+        require_content(segment.path, first, digest_at(segment.digests, place), found)
+
+    if there.num_rows != behind - first:
+        raise _other_rows(segment, there.num_rows, behind - first)
+    if (low, high) == (first, behind):
+        hold()
+        batches = parquet.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False)
+    else:
+        part = _last_group.get(parquet, segment, place, columns, hold).slice(low - first, high - low)
+        batches = iter(part.to_batches(max_chunksize=batch_rows))
+    row = low
+    for batch in batches:
+        yield np.arange(row, row + batch.num_rows, dtype=np.int64), as_struct(batch.select(columns))
+        row += batch.num_rows
+    if row != high:
+        raise _other_rows(segment, row, high)
 
 
 def _other_rows(segment: Segment, found: int, wanted: int) -> PositionMismatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import glob
+import logging
 import math
 import os
 from bisect import bisect_left, bisect_right
@@ -32,7 +33,17 @@ from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.core.source.decode import JsonDecoder, decoder_for
 from stormproof.core.source.files import pending
-from stormproof.core.source.files.formats import FORMATS, File, Format, changed, fingerprint_of, gone, scan
+from stormproof.core.source.files.formats import (
+    FORMATS,
+    File,
+    Format,
+    changed,
+    check_unchanged,
+    digests_now,
+    fingerprint_without_digests,
+    gone,
+    scan,
+)
 from stormproof.core.source.files.pending import RetryPolicy, SliceRow, Subscriber
 from stormproof.core.source.files.reader import FileSliceReader, RetryReader, Segment, rows_of
 from stormproof.core.source.files.rows import RowDecoder, edited, pack
@@ -40,6 +51,8 @@ from stormproof.core.source.files.tables import SCHEMA
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
 from stormproof.core.source.store import StoreConnection, query
+
+log = logging.getLogger("stormproof.source")
 
 LAPSE_KEPT_DAYS: Final = 7
 LOOK_INTERVAL_S: Final = 5.0
@@ -148,12 +161,14 @@ class FileSource(FileStore):
     Guarantee:
         Every row of every registered file is opened once by each subscription, and again only when it was returned,
         failed, or its lease ran out. A file that is changed after it was registered, or is gone before all of its
-        messages were resolved, is refused by name: its rows would be other messages, or lost. Failed messages wait for a
-        retry or are dead letters, and carry their payload themselves.
+        messages were resolved, is refused by name: its rows would be other messages, or lost. Each read compares the
+        content of what it reads with digests that were taken then, whatever size and time say; a file that was merely
+        touched or renamed goes on. Failed messages wait for a retry or are dead letters, and carry their payload
+        themselves.
 
     Not guaranteed:
-        An order between slices; within one, messages come in the files' order. A file whose size is as before, and its
-        modification time too, is taken for unchanged. So write a file elsewhere, and move it here when it is whole.
+        An order between slices; within one, messages come in the files' order. A file that is still being written when it
+        is found is registered as it is then: so write a file elsewhere, and move it here when it is whole.
 
     The executors must reach the files under the same path. A line is what ends with a newline, or with the file; an empty
     line is a message. How many bytes a Parquet row has is estimated, from its row group. A description: it connects at
@@ -262,44 +277,85 @@ class FileSource(FileStore):
         who = self._who()
         paths = self._found()
         known = {file.path for file in self._files}
+        new = [path for path in paths if path not in known]
+        new = [path for path in new if not self._is_moved(who, path)]
         with self._transaction(None) as cursor:
             lowest = pending.lowest_unresolved(cursor, who)
         for place, file in enumerate(self._files):
             self._files[place] = self._checked(who, file, needed=file.stop_id > lowest)
-        for path in paths:
-            if path not in known:
-                self._register(who, epoch, scan(path, self._format, self._schema))
+        for path in new:
+            self._register(who, epoch, scan(path, self._format, self._schema))
         clock = self._clock = self._clock or SystemClock()
         self._looked_s = clock.monotonic_s()
 
+    def _is_moved(self, who: Subscriber, path: str) -> bool:
+        """Whether a path that is new is a registered file under another name: then it has the same messages as before.
+
+        It has the time, the size and the content of a file that is gone. One that was written anew has another time.
+        """
+        now = os.stat(path)
+        for place, file in enumerate(self._files):
+            if (file.size_bytes, file.modified_ns) != (now.st_size, now.st_mtime_ns) or os.path.exists(file.path):
+                continue
+            if _same_content(file, scan(path, self._format, self._schema)):
+                self._files[place] = self._update(who, replace(file, path=path))
+                log.info("source %s: file %s was renamed to %s; its messages stay the same", self.name, file.path, path)
+                return True
+        return False
+
     def _checked(self, who: Subscriber, file: File, *, needed: bool) -> File:
-        """A registered file, if it is as it was; one whose time alone is another is read again to tell."""
+        """A registered file, if it is as it was: one whose time is another is read again to tell."""
         try:
             now = os.stat(file.path)
         except FileNotFoundError as error:
             if needed:
                 raise gone(file.path) from error
             return file
-        if (now.st_size, now.st_mtime_ns) == (file.size_bytes, file.modified_ns):
+        is_same = (now.st_size, now.st_mtime_ns) == (file.size_bytes, file.modified_ns)
+        if is_same and (not needed or self._is_digested(file)):
             return file
-        then = f"{file.size_bytes} bytes, modified at {file.modified_ns} ns, hash {file.fingerprint[:16]}"
-        if now.st_size != file.size_bytes:
-            raise changed(file.path, then, f"{now.st_size} bytes, modified at {now.st_mtime_ns} ns")
-        fingerprint = fingerprint_of(file.path, file.format)
-        if fingerprint != file.fingerprint:
-            raise changed(
-                file.path, then, f"{now.st_size} bytes, modified at {now.st_mtime_ns} ns, hash {fingerprint[:16]}"
-            )
+        check_unchanged(file.path, now, file.size_bytes, None)
+        found = scan(file.path, self._format, self._schema)
+        if not file.digests:  # registered by a version that kept none
+            was = fingerprint_without_digests(file.path, file.format)
+            same = was == file.fingerprint and np.array_equal(found.marks, file.marks)
+        elif file.digested != found.digested:  # other columns are read now
+            same = file.fingerprint == found.fingerprint and digests_now(file) == file.digests
+        else:
+            same = _same_content(file, found)
+        if not same:
+            then = f"{file.size_bytes} bytes, modified at {file.modified_ns} ns, hash {file.fingerprint[:16]}"
+            told = f"other content in as many bytes, modified at {now.st_mtime_ns} ns, hash {found.fingerprint[:16]}"
+            raise changed(file.path, then, told)
+        taken = replace(
+            file,
+            modified_ns=now.st_mtime_ns,
+            fingerprint=found.fingerprint,
+            digests=found.digests,
+            digested=found.digested,
+        )
+        return self._update(who, taken)
+
+    def _is_digested(self, file: File) -> bool:
+        """Whether its digests are of all that is read of it."""
+        return bool(file.digests or not file.rows) and file.digested == (self._columns or ())
+
+    def _update(self, who: Subscriber, file: File) -> File:
+        """Keep what is known now of a file whose messages stay the same."""
         with self._transaction(None) as cursor:
             query(
                 cursor,
-                f"update {SCHEMA}.file_entry set modified_ns = %s"
-                " where source = %s and subscription = %s and number = %s",
-                now.st_mtime_ns,
+                f"update {SCHEMA}.file_entry set path = %s, modified_ns = %s, fingerprint = %s, digests = %s,"
+                " digested = %s where source = %s and subscription = %s and number = %s",
+                file.path,
+                file.modified_ns,
+                file.fingerprint,
+                file.digests,
+                list(file.digested),
                 *who.key,
                 file.number,
             )
-        return replace(file, modified_ns=now.st_mtime_ns)
+        return file
 
     def _register(self, who: Subscriber, epoch: int, file: File) -> None:
         with self._transaction(None) as cursor:
@@ -313,7 +369,8 @@ class FileSource(FileStore):
         query(
             cursor,
             f"insert into {SCHEMA}.file_entry (source, subscription, number, path, first_id, rows, size_bytes,"
-            " modified_ns, fingerprint, marks) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            " modified_ns, fingerprint, marks, digests, digested)"
+            " values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
             *who.key,
             file.number,
             file.path,
@@ -323,6 +380,8 @@ class FileSource(FileStore):
             file.modified_ns,
             file.fingerprint,
             file.marks.astype("<i8").tobytes(),
+            file.digests,
+            list(file.digested),
         )
 
     def _overlapping(self, first: int, stop: int) -> list[tuple[File, int, int]]:
@@ -386,14 +445,19 @@ class FileSource(FileStore):
         """The registered files, in their order; those alone that end behind message `behind`."""
         rows = query(
             cursor,
-            "select number, path, first_id, rows, size_bytes, modified_ns, fingerprint, marks"
+            "select number, path, first_id, rows, size_bytes, modified_ns, fingerprint, marks, digests, digested"
             f" from {SCHEMA}.file_entry where source = %s and subscription = %s and first_id + rows > %s order by number",
             *who.key,
             behind,
         ).fetchall()
         return [
-            File(number, path, self._format, first_id, count, size, modified, digest, np.frombuffer(marks, "<i8"))
-            for number, path, first_id, count, size, modified, digest, marks in rows
+            File(
+                *(number, path, self._format, first_id, count, size, modified, fingerprint),
+                np.frombuffer(marks, "<i8"),
+                bytes(digests or b""),
+                tuple(digested or ()),
+            )
+            for number, path, first_id, count, size, modified, fingerprint, marks, digests, digested in rows
         ]
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
@@ -589,6 +653,14 @@ class FileSource(FileStore):
 
 
 _PAYLOAD_ROWS: Final = 10_000
+
+
+def _same_content(registered: File, found: File) -> bool:
+    return (registered.fingerprint, registered.digests, registered.digested) == (
+        found.fingerprint,
+        found.digests,
+        found.digested,
+    )
 
 
 def _decoder(schema: pa.Schema, format_: Format) -> Decoder:

@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 SCHEMA = "stormproof"
 
@@ -63,8 +63,10 @@ file_entry = Table(
     Column("rows", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     Column("modified_ns", BigInteger, nullable=False, comment="since 1970"),
-    Column("fingerprint", Text, nullable=False, comment="SHA-256 of a Parquet file's footer, of the whole of another"),
+    Column("fingerprint", Text, nullable=False, comment="SHA-256 of a Parquet file's footer, of another's digests"),
     Column("marks", LargeBinary, nullable=False, comment="where blocks of rows begin: 64-bit numbers, little-endian"),
+    Column("digests", LargeBinary, comment="8 bytes of the SHA-256 of each block of rows; null: an older version's"),
+    Column("digested", ARRAY(Text), comment="the columns of a Parquet file that the digests are of"),
     Column("registered_at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
     UniqueConstraint("source", "subscription", "path", name="file_entry_path"),
     _of_subscription(),

@@ -1,0 +1,135 @@
+"""The content of a registered file: a digest for each block of rows, taken at registration and compared at every read.
+
+A size and a time prove nothing: a file that is rewritten in place with its rows in another order has the same size, and of
+Parquet the same footer. So each block of lines, and of each row group the columns that are read, have a digest of their
+bytes. What a reader decodes are the very bytes that it compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Sequence
+from io import FileIO
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+    Range = tuple[int, int]
+
+DIGEST_BYTES: Final = 8
+"""Bytes kept of a block's SHA-256: another content is taken for the same with probability 2^-64."""
+
+_TAIL_BYTES: Final = 8
+"""A Parquet file ends with its footer's length and a magic number."""
+
+
+def digest_of(parts: Iterable[bytes | memoryview]) -> bytes:
+    """The digest of a block, given in parts."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part)
+    return whole.digest()[:DIGEST_BYTES]
+
+
+def digest_at(digests: bytes, place: int) -> bytes:
+    """One block's digest of those that were kept."""
+    return digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]
+
+
+def footer_of(fd: FileIO) -> tuple[int, bytes]:
+    """Where a Parquet file's footer begins, and its bytes up to the file's end."""
+    size = os.fstat(fd.fileno()).st_size
+    tail = os.pread(fd.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+    begin = max(0, size - _TAIL_BYTES - int.from_bytes(tail[:4], "little"))
+    return begin, read_exactly(fd, begin, size - begin)
+
+
+def read_exactly(fd: FileIO, begin: int, size: int) -> bytes:
+    """So many bytes from there, or fewer where the file ends."""
+    parts: list[bytes] = []
+    while size > 0 and (part := os.pread(fd.fileno(), size, begin)):
+        parts.append(part)
+        begin, size = begin + len(part), size - len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def chunks_of(group: pq.RowGroupMetaData, columns: Sequence[str]) -> list[Range]:
+    """Where the chunks of these columns lie in the file, as (begin, size), in the file's order."""
+    ranges: list[Range] = []
+    for place in range(group.num_columns):
+        chunk = group.column(place)
+        path = chunk.path_in_schema
+        if any(path == name or path.startswith(f"{name}.") for name in columns):
+            begin = chunk.data_page_offset
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+                begin = min(begin, chunk.dictionary_page_offset)
+            ranges.append((begin, chunk.total_compressed_size))
+    return ranges
+
+
+def group_digests(fd: FileIO, metadata: pq.FileMetaData, columns: Sequence[str]) -> bytes:
+    """The digests of every row group's chunks of these columns, one after the other."""
+    return b"".join(
+        digest_of(read_exactly(fd, *chunk) for chunk in chunks_of(metadata.row_group(place), columns))
+        for place in range(metadata.num_row_groups)
+    )
+
+
+class ComparedFile(io.RawIOBase):
+    """A Parquet file as its reader sees it: the footer and the chunks that were compared, from memory.
+
+    `hold` is called before a row group is read. What lies outside of what is held (indexes, filters) holds no rows, and is
+    read from the file.
+    """
+
+    def __init__(self, fd: FileIO) -> None:
+        super().__init__()
+        self._fd = fd
+        self._size = os.fstat(fd.fileno()).st_size
+        begin, self.footer = footer_of(fd)
+        self._footer = (begin, memoryview(self.footer))
+        self._held: list[tuple[int, memoryview]] = [self._footer]
+        self._at = 0
+
+    def hold(self, group: pq.RowGroupMetaData, columns: Sequence[str]) -> bytes:
+        """Take a row group's chunks into memory, in place of the ones before; gives their digest."""
+        self._held = [self._footer]
+        chunks = [(begin, read_exactly(self._fd, begin, size)) for begin, size in chunks_of(group, columns)]
+        self._held += [(begin, memoryview(data)) for begin, data in chunks]
+        return digest_of(data for _, data in chunks)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a place; gives it."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        """The place."""
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        if size < 0:
+            size = self._size - self._at
+        begin = self._at
+        found: bytes | None = None
+        for start, data in self._held:
+            if start <= begin and begin + size <= start + len(data):
+                found = bytes(data[begin - start : begin - start + size])
+                break
+        if found is None:
+            found = read_exactly(self._fd, begin, size)
+        self._at = begin + len(found)
+        return found
