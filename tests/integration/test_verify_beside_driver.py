@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,8 +30,7 @@ from stormproof.trident.run import driver, ledger_engine
 pytestmark = pytest.mark.postgres
 
 NAME = "beside"
-SEAMS = ("after_ledger", "in_sink", "after_sinks")
-"""As the failpoints audit.after_ledger, audit.in_sink and audit.after_sinks."""
+SEAMS = ("audit.after_ledger", "audit.in_sink", "audit.after_sinks")
 RUNS = 6
 """Of the loop here; it was measured with hundreds."""
 
@@ -108,12 +107,12 @@ def beside(database: Database, tmp_path: Path) -> Iterator[Beside]:
 
 
 @contextmanager
-def at_seams(**acts: Callable[[], None]) -> Iterator[set[str]]:
+def at_seams(acts: Mapping[str, Callable[[], None]]) -> Iterator[set[str]]:
     """Each is called once, the first time that the audit in this process comes to the point of its name."""
     reached: set[str] = set()
 
     def watch(name: str) -> None:
-        act = acts.get(name.replace("audit.", ""))
+        act = acts.get(name)
         if act is not None and name not in reached:
             reached.add(name)
             act()
@@ -128,7 +127,7 @@ def test_a_driver_that_goes_on_at_every_seam_breaks_no_promise(
 ) -> None:
     beside = Beside(database, tmp_path, guarantee)
     beside.more_done()
-    with at_seams(**dict.fromkeys(SEAMS, beside.more_done)) as reached:
+    with at_seams(dict.fromkeys(SEAMS, beside.more_done)) as reached:
         report = beside.verify()
     assert len(reached) == len(SEAMS)
     assert not report.violations
@@ -162,7 +161,7 @@ def test_a_driver_in_the_middle_of_a_batch_breaks_no_promise(beside: Beside) -> 
 
 def test_a_prune_of_what_was_committed_meanwhile_breaks_no_promise(beside: Beside) -> None:
     beside.more_done()
-    with at_seams(after_ledger=beside.more_done, after_sinks=beside.prune) as reached:
+    with at_seams({"audit.after_ledger": beside.more_done, "audit.after_sinks": beside.prune}) as reached:
         report = beside.verify()
     assert len(reached) == 2
     assert not report.violations
@@ -173,7 +172,7 @@ def test_control_an_audit_that_reads_evidence_and_guard_at_two_instants_blames_a
 ) -> None:
     monkeypatch.setattr(PostgresSession, "_snapshot", PostgresSession._transaction)
     beside.more_done()
-    with at_seams(in_sink=beside.more_done):
+    with at_seams({"audit.in_sink": beside.more_done}):
         report = beside.verify()
     assert {violation.kind for violation in report.violations} >= {"evidence"}
 
