@@ -255,7 +255,9 @@ def job_folder(root: Path | None, incarnation: str, txid: int, attempt: int) -> 
     folder = root / f"{incarnation}.{txid}.{attempt}"
     # There is one already where an earlier driver of this name died over the same attempt.
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # its notes name messages
+    folder.chmod(0o700)
     try:
         yield folder
     finally:

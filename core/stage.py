@@ -885,6 +885,8 @@ def _shown_row(rows: pa.RecordBatch, row: int) -> str:
         text = repr(rows.slice(row, 1).to_pylist()[0])
     except UnicodeDecodeError:  # an Arrow-wise function can make text that is none
         text = f"a row of {', '.join(rows.schema.names)} whose text is not UTF-8"
+    except (ValueError, OverflowError):  # and a date or a time of no year that Python has
+        text = f"a row of {', '.join(rows.schema.names)} with a value that Python cannot show"
     return storable_text(text, INPUT_TEXT_MAX)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import pyarrow as pa
 
@@ -10,6 +11,8 @@ from stormproof.core.aggregation import has_extremes
 from stormproof.core.compute import pc
 from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.sink import Fold, SinkInput
+
+_WIDE_DIGITS: Final = 76
 
 
 def check_fold_input(input_: SinkInput, where: str) -> None:
@@ -95,6 +98,8 @@ def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) 
         if fold is Fold.SUM and pa.types.is_integer(column.type):
             # Arrow's sum of int64 wraps silently; a decimal holds any sum of them.
             columns[int(number)] = column.cast(pa.decimal128(20, 0)).cast(pa.decimal128(38, 0))
+        elif fold is Fold.SUM and pa.types.is_decimal(column.type):  # that of decimals, too, beyond 38 digits
+            columns[int(number)] = column.cast(pa.decimal256(_WIDE_DIGITS, column.type.scale))
     both = pa.Table.from_arrays(columns, names=numbers)
     folded = both.group_by(numbers[: len(keys)]).aggregate([(number, fold.value) for number, (_, fold) in folds])
     found = {key: folded.column(number) for key, number in zip(keys, numbers, strict=False)}

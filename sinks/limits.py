@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
+from typing import Final
 
 import pyarrow as pa
 
@@ -11,6 +13,9 @@ from stormproof.core.compute import pc
 from stormproof.core.message import storable_text
 
 _VALUE_SHOWN_MAX = 80
+_FIRST_DAY: Final = date.min.toordinal() - date(1970, 1, 1).toordinal()
+_DAY_AFTER: Final = date.max.toordinal() - date(1970, 1, 1).toordinal() + 1
+_TICKS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +34,23 @@ class ColumnLimit:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A table's columns, for `check`. Picklable; knows no connection."""
+    """A table's columns, for `check`. Picklable; knows no connection.
+
+    Whatever the table, no sink and no state takes text that is not UTF-8, a decimal with more digits than its type has, or
+    a date or timestamp outside of the years 1 to 9999, which are all that Spark's types and Python's have. A function over
+    record batches can make such values: they would be staged, and refused in the middle of the commit, or stored.
+    """
 
     columns: tuple[ColumnLimit, ...] = ()
 
     def check(self, rows: pa.RecordBatch) -> list[tuple[int, str]]:
         """The rows that could not be held: row number, and column, value and reason; each row once, in row order."""
         found: dict[int, str] = {}
-        names = set(rows.schema.names)
-        for limit in self.columns:
-            if limit.name in names:
-                for row, message in _violations(limit, rows.column(rows.schema.get_field_index(limit.name))):
-                    found.setdefault(row, message)
+        limits = {limit.name: limit for limit in self.columns}
+        for field, column in zip(rows.schema, rows.columns, strict=True):
+            limit = limits.get(field.name) or ColumnLimit(field.name, str(field.type))
+            for row, message in _violations(limit, column):
+                found.setdefault(row, message)
         return sorted(found.items())
 
 
@@ -54,7 +64,46 @@ def _violations(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, str]]:
         found += _size_violations(limit, column, limit.bytes_max)
     if (limit.low is not None or limit.high is not None) and pa.types.is_integer(column.type):
         found += _range_violations(limit, column)
+    if pa.types.is_decimal(column.type):
+        found += [
+            (row, f"column {limit.name!r}: {_value(column, row)} has too many digits for {limit.type_name}")
+            for row in _invalid(column)
+        ]
+    if pa.types.is_date32(column.type) or pa.types.is_timestamp(column.type):
+        found += _year_violations(limit, column)
     return found
+
+
+def _invalid(column: pa.Array, start: int = 0) -> list[int]:
+    """The rows that are no values of the column's type, by halves."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        if len(column) == 1:
+            return [start]
+        half = len(column) // 2
+        return _invalid(column.slice(0, half), start) + _invalid(column.slice(half), start + half)
+    return []
+
+
+def _year_violations(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, str]]:
+    kind = column.type
+    if pa.types.is_date32(kind):
+        numbers, a_day, unit = column.view(pa.int32()), 1, "days"
+    else:
+        unit = kind.unit
+        numbers, a_day = column.view(pa.int64()), 86_400 * _TICKS_A_SECOND[unit]
+    bounds = ((_FIRST_DAY * a_day, pc.less), (_DAY_AFTER * a_day - 1, pc.greater))
+    return [
+        (
+            row,
+            f"column {limit.name!r}: {numbers[row].as_py()} {unit} from 1970 is outside of the years 1 to 9999, all that "
+            f"{limit.type_name} holds",
+        )
+        for bound, beyond in bounds
+        if _fits(bound, numbers.type)
+        for row in _true(beyond(numbers, pa.scalar(bound, numbers.type)))
+    ]
 
 
 def _text_violations(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, str]]:

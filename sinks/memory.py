@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -31,7 +30,7 @@ from stormproof.sinks.protocol import (
     SinkIdentity,
     decide,
 )
-from stormproof.sinks.staging import FileWriter, prepared_batches, remove_files, require_files, sweep_folder
+from stormproof.sinks.staging import FileWriter, IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 
 
 class FaultPoint(StrEnum):
@@ -261,13 +260,13 @@ class MemorySession:
         require_unique_keys(batches, self._input.keys, where)
         return fold_tables(self._store.content, added, self._input, where)
 
-    def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
+    def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts."""
         return sweep_folder(self._staging, self._identity.incarnation, is_dead)
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """The rows are in memory: the files may go."""
-        remove_files(self._staging, transaction.files)
+        remove_staged(self._staging, self._identity.incarnation, transaction.txid, transaction.files)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """The store's own log."""

@@ -154,12 +154,12 @@ class SinkSession(Protocol):
         """
         ...
 
-    def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
-        """Remove prepared files of this incarnation whose (txid, attempt) is dead; returns how many."""
+    def sweep(self, is_dead: Callable[[int, int, str], bool]) -> int:
+        """Remove prepared files of this incarnation that are dead by txid, attempt and name; returns how many."""
         ...
 
     def finished(self, transaction: PreparedTransaction) -> None:
-        """The ledger says `committed`: staging files of this transaction may go."""
+        """The ledger says `committed`: staging files of this txid may go, whichever attempt or task wrote them."""
         ...
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:

@@ -9,10 +9,11 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,6 +34,12 @@ STATISTICS_COLUMNS_MAX: Final = 32
 
 STATISTICS_TEXT_MAX: Final = 32
 """Longer strings are cut in statistics, as Delta does."""
+
+PRIVATE_FILE: Final = 0o600
+PRIVATE_FOLDER: Final = 0o700
+
+IsDead: TypeAlias = Callable[[int, int, str], bool]
+"""Whether nothing can come back to a prepared file, by its txid, attempt and name."""
 
 _HIGHEST_CHARACTER: Final = "\U0010ffff"
 _NAME: Final = re.compile(
@@ -89,23 +96,31 @@ def _sync(path: str | Path, flags: int) -> None:
         os.close(fd)
 
 
-def make_folder(path: str | Path) -> None:
-    """Make a folder and its parents, each synced into its own parent."""
+def make_folder(path: str | Path, *, private: bool = False) -> None:
+    """Make a folder and its parents, each synced into its own parent; a `private` one, if it is made here, is for this user
+    alone, whatever the umask.
+    """
     folder = Path(path)
     missing = [p for p in (folder, *folder.parents) if not p.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    if private and missing:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # another task was faster, and made it so
+            folder.mkdir(mode=PRIVATE_FOLDER)
+            folder.chmod(PRIVATE_FOLDER)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
         sync_folder(made.parent)
 
 
-def settle_folder(path: str | Path) -> None:
-    """Make a folder, and sync every folder on the way to it, as far as they may be opened.
+def settle_folder(path: str | Path, *, private: bool = False) -> None:
+    """Make a folder as `make_folder` does, and sync every folder on the way to it, as far as they may be opened.
 
     A folder that is there may owe its name to somebody who was killed before syncing it: everything below would be lost
     with the name.
     """
     folder = Path(path)
-    make_folder(folder)
+    make_folder(folder, private=private)
     for parent in folder.absolute().parents:
         try:
             sync_folder(parent)
@@ -119,8 +134,12 @@ class _HashingFile:
     The hash is of what was meant to be written, so a disk that returns something else is found out later.
     """
 
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    def __init__(self, path: str, *, private: bool) -> None:
+        # A table's own file is as readable as the umask has it, as those that Spark and delta-rs write there.
+        mode = PRIVATE_FILE if private else 0o666
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        if private:
+            os.fchmod(self._fd, mode)
         self._hasher = hashlib.sha256()
         self.bytes = 0
         self.closed = False
@@ -193,7 +212,11 @@ class FileStatistics:
                 # NaN is above every number to Spark, and no number to Arrow.
                 self._without_range.add(name)
                 continue
-            found: dict[str, Any] = pc.min_max(column).as_py()
+            try:
+                found: dict[str, Any] = pc.min_max(column).as_py()
+            except (ValueError, OverflowError):  # the least of dates, say, that Python has no date for
+                self._without_range.add(name)
+                continue
             self._low[name] = min(self._low.get(name, found["min"]), found["min"])
             self._high[name] = max(self._high.get(name, found["max"]), found["max"])
 
@@ -261,8 +284,11 @@ class ParquetTaskWriter:
         orphan of its attempt, and is swept when the attempt is dead.
     """
 
-    def __init__(self, sink: str, directory: str, context: TaskContext, schema: pa.Schema) -> None:
+    def __init__(
+        self, sink: str, directory: str, context: TaskContext, schema: pa.Schema, *, private: bool = True
+    ) -> None:
         self._sink = sink
+        self._private = private
         self._directory = directory
         self._context = context
         self._schema = schema
@@ -327,9 +353,9 @@ class ParquetTaskWriter:
             return
         end_if_fork()
         if self._parquet is None:
-            make_folder(self._directory)
+            make_folder(self._directory, private=self._private)
             self._name = prepared_name(self._context)
-            self._file = _HashingFile(os.path.join(self._directory, self._name))
+            self._file = _HashingFile(os.path.join(self._directory, self._name), private=self._private)
             self._parquet = pq.ParquetWriter(
                 self._file, self._schema, compression="snappy", coerce_timestamps="us", allow_truncated_timestamps=False
             )
@@ -347,11 +373,16 @@ def _shown(schema: pa.Schema) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileWriter:
-    """A sink's face inside an executor: Parquet files in one folder, and the checks of what the sink can hold."""
+    """A sink's face inside an executor: Parquet files in one folder, and the checks of what the sink can hold.
+
+    `private` files are for this user alone, as is their folder where it is made here: they hold messages' content. Only
+    files that become a Delta table's own are not.
+    """
 
     sink: str
     directory: str
     limits: Limits = field(default_factory=Limits)
+    private: bool = True
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that this sink could not hold, with column, value and reason."""
@@ -359,7 +390,7 @@ class FileWriter:
 
     def open_task(self, context: TaskContext, schema: pa.Schema) -> ParquetTaskWriter:
         """A writer for one task."""
-        return ParquetTaskWriter(self.sink, self.directory, context, schema)
+        return ParquetTaskWriter(self.sink, self.directory, context, schema, private=self.private)
 
 
 def require_files(directory: str, files: Sequence[PreparedFile], *, where: str, digests: bool = False) -> None:
@@ -417,19 +448,28 @@ def prepared_batches(
             yield from parquet.iter_batches(batch_size=batch_rows, columns=None if columns is None else list(columns))
 
 
-def remove_files(directory: str, files: Sequence[PreparedFile]) -> None:
-    """Remove staging files that nobody needs any more; those already gone are fine."""
+def remove_staged(directory: str, incarnation: str, txid: int, files: Sequence[PreparedFile]) -> None:
+    """Remove a txid's staging files, which nobody needs any more; those already gone are fine.
+
+    Also those that are not among its `files`: a task that ran again, or an attempt that ended, leaves its own.
+    """
     for file in files:
         Path(directory, file.path).unlink(missing_ok=True)
+    if not os.path.isdir(directory):
+        return
+    for name in os.listdir(directory):
+        parsed = parse_prepared_name(name)
+        if parsed is not None and (parsed.incarnation, parsed.txid) == (incarnation, txid):
+            Path(directory, name).unlink(missing_ok=True)
 
 
 def sweep_folder(
     directory: str,
     incarnation: str,
-    is_dead: Callable[[int, int], bool],
+    is_dead: IsDead,
     keep: Callable[[], frozenset[str]] = frozenset,
 ) -> int:
-    """Remove this incarnation's prepared files whose (txid, attempt) is dead; returns how many.
+    """Remove this incarnation's prepared files that are dead by txid, attempt and name; returns how many.
 
     `keep` names files that stay whatever `is_dead` says; it is asked only when there is something to remove.
     """
@@ -438,7 +478,7 @@ def sweep_folder(
     dead: list[str] = []
     for name in os.listdir(directory):
         parsed = parse_prepared_name(name)
-        if parsed is not None and parsed.incarnation == incarnation and is_dead(parsed.txid, parsed.attempt):
+        if parsed is not None and parsed.incarnation == incarnation and is_dead(parsed.txid, parsed.attempt, name):
             dead.append(name)
     if not dead:
         return 0

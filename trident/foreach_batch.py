@@ -740,7 +740,7 @@ class _TopologyStream(ForeachBatch):
     ) -> int:
         """Write the rows to files, and make messages of them; from then on the micro-batch is taken, with this content."""
         folder = self._folder(life)
-        make_folder(folder)
+        make_folder(folder, private=True)
         number = 1 if standing.last is None else standing.last.number + 1
         kept = self._frames.select(frame, self._source.columns)
         writer = FileWriter("micro-batch", str(folder))

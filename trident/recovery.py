@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from stormproof.core.errors import PositionMismatch, SinkRefused
@@ -290,12 +291,17 @@ def _sweep(steps: Steps) -> int:
             with machine_errors(f"sink {work.sink!r}, files of txid {txid}"):
                 steps.sessions[work.sink].finished(to_prepared(txid, work))
 
-    def is_dead(txid: int, attempt: int) -> bool:
+    named = {(txid, work.sink): {file.path for file in work.files} for txid, work in committed}
+
+    def is_dead(sink: str, txid: int, attempt: int, name: str) -> bool:
         # Of what was pruned nobody knows any more which attempt counted: its files stay.
-        return pruned < txid <= highest and (txid, attempt) not in live
+        if not pruned < txid <= highest:
+            return False
+        # A task that ran again leaves a file of the very attempt that counts, which the ledger does not name.
+        return (txid, attempt) not in live or name not in named.get((txid, sink), {name})
 
     swept = 0
     for sink, session in steps.sessions.items():
         with machine_errors(f"sink {sink!r}, files of dead attempts"):
-            swept += session.sweep(is_dead)
+            swept += session.sweep(partial(is_dead, sink))
     return swept

@@ -280,7 +280,7 @@ def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: Ex
                 folder: str | None = getattr(session.writer(), "directory", None)  # where it stages files, if it does
                 if folder is not None:
                     with machine_errors(f"sink {sink.name!r}, the folder for its files"):
-                        settle_folder(folder)
+                        settle_folder(folder, private=True)
                 description = describe_sink(sink, plan.sinks[sink.name], files=folder)
                 ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
     return sessions

@@ -10,6 +10,7 @@ import pyarrow as pa
 from stormproof.core.sink import Fold
 
 _INTEGERS: Final = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
+_WIDE_DIGITS: Final = 76
 _WINS: Final[Mapping[Fold, str]] = {Fold.MIN: "<", Fold.MAX: ">"}
 
 
@@ -25,7 +26,13 @@ def fold_expression(name: str, kind: pa.DataType, fold: Fold) -> str:
 
 
 def _sum(held: str, added: str, kind: pa.DataType) -> str:
-    """For integers by way of decimals: DataFusion's sum wraps, its cast is an error."""
+    """By way of wider decimals: DataFusion's sum of integers wraps, and one of decimals may have a digit more than its
+    type, which is stored; its casts are errors.
+    """
+    if pa.types.is_decimal(kind):
+        wide = f"DECIMAL({_WIDE_DIGITS}, {kind.scale})"
+        total = f"COALESCE(CAST({held} AS {wide}) + CAST({added} AS {wide}), {held}, {added})"
+        return f"CAST({total} AS DECIMAL({kind.precision}, {kind.scale}))"
     if not pa.types.is_integer(kind):
         return f"COALESCE({held} + {added}, {held}, {added})"
     held, added = f"CAST({held} AS DECIMAL(38, 0))", f"CAST({added} AS DECIMAL(38, 0))"

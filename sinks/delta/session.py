@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,8 +43,9 @@ from stormproof.sinks.protocol import (
 )
 from stormproof.sinks.staging import (
     FileWriter,
+    IsDead,
     prepared_batches,
-    remove_files,
+    remove_staged,
     require_files,
     sweep_folder,
     sync_file,
@@ -113,7 +113,7 @@ class DeltaSession:
 
     def writer(self) -> FileWriter:
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
-        return FileWriter(self._identity.sink, self._directory, self._limits)
+        return FileWriter(self._identity.sink, self._directory, self._limits, private=self._input.is_fold)
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed here, as far back as the log goes."""
@@ -169,14 +169,14 @@ class DeltaSession:
         failpoint("delta.after_sync")
         return CommitOutcome.APPLIED
 
-    def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
+    def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts; never one that the table's log holds."""
         return sweep_folder(self._directory, self._identity.incarnation, is_dead, self._adopted)
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """A fold's staging files may go; appended files are the table's own."""
         if self._input.is_fold:
-            remove_files(self._directory, transaction.files)
+            remove_staged(self._directory, self._identity.incarnation, transaction.txid, transaction.files)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """What the table's log says of each txid, and what it says happened to its files since."""

@@ -96,7 +96,7 @@ class DeltaSink:
                 self._create(input_)
             settle_folder(self._path)
             if input_.is_fold:
-                settle_folder(self._staging)
+                settle_folder(self._staging, private=True)
             return self._session(identity, input_, epoch, reading=False)
         except TableNotFoundError as error:
             raise SinkRefused(f"{where}: there is no Delta table: {error}", problem=TABLE_GONE) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ from stormproof.sinks.protocol import (
     SinkIdentity,
     decide,
 )
-from stormproof.sinks.staging import FileWriter, prepared_batches, remove_files, require_files, sweep_folder
+from stormproof.sinks.staging import FileWriter, IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 
 LOCK_TIMEOUT_MS: Final = 30_000
 """How long a commit waits for somebody else's lock on the table before it says so."""
@@ -193,13 +193,13 @@ class PostgresSession:
         failpoint("postgres.after_commit")
         return CommitOutcome.APPLIED
 
-    def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
+    def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts."""
         return sweep_folder(self._staging, self._identity.incarnation, is_dead)
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """The rows are in the table: the files may go."""
-        remove_files(self._staging, transaction.files)
+        remove_staged(self._staging, self._identity.incarnation, transaction.txid, transaction.files)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """The sink's own evidence rows, and whether guard and table agree with them: all of one instant."""

@@ -416,7 +416,7 @@ def test_names_that_need_quotes_and_every_kind_of_sum(tmp_path: Path) -> None:
 def test_an_adopted_file_is_never_swept(append: SinkHarness) -> None:
     session = append.open()
     commit(append, session, 1, None, A)
-    assert session.sweep(lambda _txid, _attempt: True) == 0
+    assert session.sweep(lambda _txid, _attempt, _name: True) == 0
     assert append.rows() == Counter({("a", 1): 1})
 
 

@@ -148,9 +148,9 @@ def test_staged_files_that_cannot_be_read_or_removed_block_nothing(
             monkeypatch.setattr(module, name, refusing)
 
     once("require_files")
-    once("remove_files")
+    once("remove_staged")
     kept.run(put=[b"c d"])
-    assert sorted(failed) == ["remove_files", "require_files"]
+    assert sorted(failed) == ["remove_staged", "require_files"]
     assert kept.counts() == should(*LINES, b"c d")
     assert kept.operated.verify()["violations"] == []
 

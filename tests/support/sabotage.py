@@ -209,7 +209,7 @@ def prepared_bytes_not_synced() -> None:
 
 def folders_not_synced() -> None:
     """New folders are not synced into those above them."""
-    _replace(staging, "make_folder", lambda path: Path(path).mkdir(parents=True, exist_ok=True))
+    _replace(staging, "make_folder", lambda path, **_: Path(path).mkdir(parents=True, exist_ok=True))
     for module in (delta_sink, run):
         _replace(module, "settle_folder", staging.make_folder)
 

@@ -52,6 +52,11 @@ class SinkHarness:
                 return DeltaSink(self.delta_path, name="counts")
 
     @property
+    def private(self) -> bool:
+        """Whether its prepared files are in a staging folder, and not the table's own."""
+        return self.kind != "delta-append"
+
+    @property
     def staging(self) -> Path:
         """Where prepared files lie."""
         if self.store != "delta":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pyarrow as pa
 import pytest
 
-from stormproof.core.errors import TopologyError
+from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.sink import Fold, SinkInput
 from stormproof.sinks.folding import check_fold_input, fold_tables
 from stormproof.sinks.limits import ColumnLimit, Limits
+from stormproof.trident.state.merge import merge_columns, total
 
 
 def check(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, str]]:
@@ -87,3 +90,45 @@ def test_columns_may_be_called_as_arrow_calls_results() -> None:
     one, two = ([dict.fromkeys(schema.names, 1) | {"x": x, "x_max": 5, "x_max_sum": x}] for x in (3, 2))
     folded = fold_tables(pa.Table.from_pylist(one, schema), pa.Table.from_pylist(two, schema), input_, "here")
     assert folded.to_pylist() == [{"x": 2, "x_min": 1, "x_max": 10, "x_max_sum": 3, "0": 1}]
+
+
+def wide_decimal(*values: int) -> pa.Array:
+    """Of `decimal(38,2)`, whatever the number of digits: as arithmetic over record batches may make it."""
+    data = b"".join(value.to_bytes(16, "little", signed=True) for value in values)
+    return pa.Array.from_buffers(pa.decimal128(38, 2), len(values), [None, pa.py_buffer(data)])
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits((ColumnLimit("x", "numeric(38,2)"),))])
+def test_values_that_no_sink_takes_whatever_its_table(limits: Limits) -> None:
+    def rows_of(column: pa.Array) -> list[int]:
+        return [row for row, _ in limits.check(pa.record_batch([column], names=["x"]))]
+
+    most = 10**38 - 1
+    assert rows_of(wide_decimal(0, most, -most, most + 1, -most - 1, 2**127 - 1)) == [3, 4, 5]
+    assert rows_of(pa.array([-719162, 2932896, -719163, 2932897, None], pa.int32()).view(pa.date32())) == [2, 3]
+    day = 86_400_000_000
+    for kind in (pa.timestamp("us"), pa.timestamp("us", tz="UTC")):
+        there = [-719162 * day, 2932897 * day - 1, -719162 * day - 1, 2932897 * day, 2**63 - 1, -(2**63), None]
+        assert rows_of(pa.array(there, pa.int64()).view(kind)) == [2, 3, 4, 5]
+    assert rows_of(pa.array([2**63 - 1], pa.int64()).view(pa.timestamp("ns"))) == []
+    ((_, text),) = limits.check(pa.record_batch([wide_decimal(most + 1)], names=["x"]))
+    assert "column 'x': '1000000000000000000000000000000000000.00' has too many digits" in text
+
+
+def test_a_sum_beyond_38_digits_is_refused_and_never_wraps() -> None:
+    kind = pa.decimal128(38, 0)
+    input_ = SinkInput(pa.schema([("k", pa.string()), ("n", kind)]), ("k",), {"n": Fold.SUM})
+
+    def rows(n: Decimal) -> pa.Table:
+        return pa.table({"k": pa.array(["a"]), "n": pa.array([n], kind)})
+
+    held = pa.array([Decimal(6 * 10**37)], kind)
+    for added in (Decimal(6 * 10**37), Decimal(10**38 - 1)):
+        with pytest.raises(SinkRefused, match="does not fit"):
+            fold_tables(rows(Decimal(6 * 10**37)), rows(added), input_, "here")
+        with pytest.raises(SinkRefused, match="cannot hold a merged value"):
+            merge_columns({"n": held}, {"n": pa.array([added], kind)}, {"n": total}, "here")
+    five = rows(Decimal(5))
+    assert fold_tables(five, five, input_, "here").column("n").to_pylist() == [Decimal(10)]
+    n = pa.array([Decimal(5), None], kind)
+    assert merge_columns({"n": n}, {"n": n}, {"n": total}, "here")["n"].to_pylist() == [Decimal(10), None]

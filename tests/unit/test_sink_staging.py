@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -177,11 +178,38 @@ def test_text_lies_between_its_statistics(values: list[str]) -> None:
 
 def test_sweep_asks_before_it_removes(tmp_path: Path) -> None:
     (kept,), (gone,) = write(tmp_path, rows(("a", 1))), write(tmp_path, rows(("b", 1)))
-    removed = sweep_folder(str(tmp_path), "inc-1", lambda _t, _a: True, lambda: frozenset({kept.path}))
+    removed = sweep_folder(str(tmp_path), "inc-1", lambda _t, _a, _n: True, lambda: frozenset({kept.path}))
     assert removed == 1
     assert [p.name for p in tmp_path.iterdir()] == [kept.path]
     assert not (tmp_path / gone.path).exists()
 
 
 def test_sweep_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    assert sweep_folder(str(tmp_path / "none"), "inc-1", lambda _t, _a: True) == 0
+    assert sweep_folder(str(tmp_path / "none"), "inc-1", lambda _t, _a, _n: True) == 0
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_staged_files_are_for_their_user_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    folder = tmp_path / "staging" / "sink"
+    folder.parent.mkdir()
+    before = os.umask(umask)
+    try:
+        (file,) = write(folder, rows(("a", 1)))
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / file.path).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_a_tables_own_files_are_as_the_umask_has_it(tmp_path: Path, umask: int) -> None:
+    """As those that Spark writes there: its readers are others' processes."""
+    before = os.umask(umask)
+    try:
+        writer = FileWriter("sink", str(tmp_path / "table"), private=False).open_task(CONTEXT, SCHEMA)
+        writer.write(rows(("a", 1)))
+        (file,) = writer.close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "table").stat().st_mode & 0o777 == 0o777 & ~umask
+    assert (tmp_path / "table" / file.path).stat().st_mode & 0o777 == 0o666 & ~umask

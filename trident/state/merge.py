@@ -18,9 +18,11 @@ from stormproof.trident.state.protocol import Merge
 
 def total(held: pa.Array, added: pa.Array) -> pa.Array:
     """The sum; NULL adds nothing. A sum that does not fit is an error, never a wrapped number."""
-    summed = pc.add_checked(held, added)
-    if summed.type != held.type:  # decimals grow by a digit
-        summed = pc.cast(summed, held.type)
+    if pa.types.is_decimal(held.type):  # a sum may have a digit more, for which the type may have no room
+        wide = pa.decimal256(held.type.precision, held.type.scale)
+        summed = pc.cast(pc.add_checked(pc.cast(held, wide), pc.cast(added, wide)), held.type)
+    else:
+        summed = pc.add_checked(held, added)
     return pc.coalesce(summed, held, added)
 
 

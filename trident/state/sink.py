@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
@@ -33,7 +33,7 @@ from stormproof.sinks.protocol import (
     TakesTable,
     decide,
 )
-from stormproof.sinks.staging import FileWriter, prepared_batches, remove_files, require_files, sweep_folder
+from stormproof.sinks.staging import FileWriter, IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.trident.state.checks import require_state
 from stormproof.trident.state.map import check_map_columns
 from stormproof.trident.state.matrix import require_served
@@ -432,13 +432,13 @@ class StateSession:
             raise UsageError(f"{self._where} is in no table of ours, so there is none to take")
         return state
 
-    def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
+    def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts."""
         return sweep_folder(self._staging, self.identity.incarnation, is_dead)
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """The rows are in the state: the files may go."""
-        remove_files(self._staging, transaction.files)
+        remove_staged(self._staging, self.identity.incarnation, transaction.txid, transaction.files)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """What the state remembers.
