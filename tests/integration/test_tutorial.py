@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
+from support.typing_hand import typed
 
 from stormproof.core.postgres.database import Database
 
@@ -29,8 +29,7 @@ class Reader:
         self.ids: dict[str, str] = {}
         """The ids on the page, and those that the commands gave here."""
         url = database.sqlalchemy_url.render_as_string(hide_password=False)
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = {**os.environ, "PATH": path, "STORMPROOF_DATABASE_URL": url, "COLUMNS": "80"}
+        self.environment = {**os.environ, "STORMPROOF_DATABASE_URL": url, "COLUMNS": "80"}
 
     def follow(self, page: str) -> None:
         for block in BLOCK.finditer(page):
@@ -60,17 +59,11 @@ class Reader:
             return
         for shown, here in self.ids.items():
             commands = commands.replace(shown, here)
-        ended = subprocess.run(
-            ["bash", "-c", commands if "FAILPOINT" in commands else f"set -e\n{commands}"],
-            cwd=self.folder,
-            env=self.environment,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        self.said = ended.stdout + ended.stderr
-        assert ended.returncode == 0, f"{commands}\n{self.said}"
+        self.said = ""
+        for line in commands.splitlines():
+            status, said = typed(line, self.folder, self.environment, TIMEOUT_S)
+            self.said += said
+            assert status == (-signal.SIGKILL if "FAILPOINT" in line else 0), f"{line}\n{self.said}"
 
     def compare(self, expected: str) -> None:
         """Each line is in what was said; `...` stands for anything, and an id for another one."""
@@ -84,12 +77,5 @@ class Reader:
 
 def test_the_tutorial_does_what_it_says(database: Database, tmp_path: Path) -> None:
     reader = Reader(tmp_path, database)
-    subprocess.run(
-        [sys.executable, "-m", "stormproof", "ledger", "migrate"],
-        env=reader.environment,
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        timeout=TIMEOUT_S,
-    )
+    reader.type("stormproof ledger migrate")
     reader.follow(TUTORIAL.read_text())
