@@ -104,7 +104,11 @@ class Settings(BaseSettings):
         gt=0,
         description="how long opened messages stay this driver's without a sign of life; extended every third of it",
     )
-    log_format: Literal["text", "json"] = Field(default="text", description="form of the log's lines")
+    log_format: Literal["auto", "text", "json"] = Field(
+        default="auto",
+        description="form of the log's lines: `text` is a short line a batch for people, `json` one JSON object a line; "
+        "`auto` is text on a terminal and json elsewhere",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
     def __init__(self, **arguments: Any) -> None:

@@ -35,10 +35,10 @@ from stormproof.core.engine.protocol import Engine, Job, JobKey, JobReport
 from stormproof.core.errors import BatchUnverified
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import FailureReason
+from stormproof.core.message import FailureReason, storable_text
 from stormproof.core.plan import Plan
 from stormproof.core.process import kept_from_forks
-from stormproof.core.source.protocol import Limit, Resolution, Source
+from stormproof.core.source.protocol import Limit, Source
 from stormproof.core.source.serialised import SerialisedSource
 from stormproof.sinks.protocol import CommitOutcome
 from stormproof.trident.in_flight import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
@@ -529,14 +529,14 @@ class Coordinator:
         opened = batch.opened
         match batch.outcome:
             case AllFailed() as outcome:
-                self._count_dead(self._steps.abort_failed(opened, batch.attempt, outcome.failed))
-                return self._result(batch, TxnState.ABORTED, outcome.failed)
+                resolution = self._steps.abort_failed(opened, batch.attempt, outcome.failed)
+                return replace(self._result(batch, TxnState.ABORTED, outcome.failed), dead_letters=len(resolution.dead))
             case Divided() as outcome:
                 self._steps.abort(opened.txid, outcome.reason, divide=opened.slice, alone=outcome.alone)
-                return self._result(batch, TxnState.ABORTED)
+                return replace(self._result(batch, TxnState.ABORTED), reason=outcome.reason)
             case Abandoned() as outcome:
                 self._steps.abandon(opened.txid, outcome.reason)
-                return self._result(batch, TxnState.ABANDONED)
+                return replace(self._result(batch, TxnState.ABANDONED), reason=outcome.reason)
             case GivenUp() as outcome:
                 raise BatchUnverified(
                     f"txid {opened.txid} of topology {self._run.topology!r}: attempt {batch.attempt} does not add up "
@@ -560,11 +560,10 @@ class Coordinator:
         with self._timed(batch, "finish"):
             failures = [failed.failure for failed in complete.failed]
             resolution = self._steps.finish(opened.txid, guarantee, before, work, failures, outcomes, batch.steps_ms)
-        self._count_dead(resolution)
         suppressed = sum(outcome is CommitOutcome.ALREADY_HELD for outcome in outcomes.values())
         self._statistics = replace(self._statistics, suppressed=self._statistics.suppressed + suppressed)
         result = self._result(batch, TxnState.COMMITTED, complete.failed, report.tuples)
-        return replace(result, unanchored=report.unanchored)
+        return replace(result, unanchored=report.unanchored, dead_letters=len(resolution.dead))
 
     def _result(self, batch: _Batch, state: TxnState, failed: Sequence[FailedIn] = (), tuples: int = 0) -> BatchResult:
         reasons = Counter(f.failure.reason.value for f in failed if f.failure.counted)
@@ -599,9 +598,6 @@ class Coordinator:
         line = {"topology": self._run.topology, "step": str(step), "why": step.why, "below_reach": step.below_reach}
         tuning_log.log(level, "tuning %s", json.dumps(line))
 
-    def _count_dead(self, resolution: Resolution) -> None:
-        self._statistics = replace(self._statistics, dead_letters=self._statistics.dead_letters + len(resolution.dead))
-
     def _account(self, result: BatchResult) -> None:
         s = self._statistics
         self._statistics = replace(
@@ -613,6 +609,7 @@ class Coordinator:
             failed_by_reason=dict(Counter(s.failed_by_reason) + Counter(result.reasons)),
             returned=s.returned + result.returned,
             unanchored=s.unanchored + result.unanchored,
+            dead_letters=s.dead_letters + result.dead_letters,
             replayed=s.replayed + (result.messages if result.retry else 0),
             attempts=s.attempts + result.attempts,
             aborted_batches=s.aborted_batches + (result.state == TxnState.ABORTED.value),
@@ -622,11 +619,15 @@ class Coordinator:
             "topology": self._run.topology,
             "txid": result.txid,
             "state": result.state,
+            "outcome": result.outcome,
             "guarantee": self._options.guarantee.value,
             "epoch": self._run.epoch,
             "attempts": result.attempts,
             "messages": result.messages,
             "failed": result.failed,
+            "reasons": result.reasons,
+            "dead_letters": result.dead_letters,
+            "reason": storable_text(result.reason),
             "returned": result.returned,
             "unanchored": result.unanchored,
             "retry": result.retry,

@@ -15,7 +15,8 @@ class BatchResult:
 
     `messages` were opened, of which `failed` failed (`reasons`: how many for which reason), and `returned` went back with
     a failed one with which they share a tuple. Both are zero where the batch went back whole or in parts. `unanchored`
-    are tuples that failed in what was written and that no message anchors: nothing is replayed for them.
+    are tuples that failed in what was written and that no message anchors: nothing is replayed for them. Of those that
+    failed, `dead_letters` are given up, and the others are tried again. `reason` says why a batch was split or abandoned.
     """
 
     txid: int
@@ -29,6 +30,17 @@ class BatchResult:
     returned: int = 0
     reasons: dict[str, int] = field(default_factory=dict[str, int])
     unanchored: int = 0
+    dead_letters: int = 0
+    reason: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """The state in words that tell one end without a commit from another: `committed`; `failed`, where every message
+        failed and waits for its retry or is a dead letter; `split`, where the batch is opened again in parts; `abandoned`.
+        """
+        if self.state != TxnState.ABORTED.value:
+            return self.state
+        return "failed" if self.failed else "split"
 
     @property
     def committed_messages(self) -> int:

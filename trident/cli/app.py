@@ -74,6 +74,10 @@ def run(
     ] = None,
     engine: Annotated[str, typer.Option(help="spark, or inline: in this process, for trying things out.")] = "spark",
     max_batches: Annotated[int | None, typer.Option(min=1, help="End after so many batches.")] = None,
+    log_format: Annotated[
+        str | None,
+        typer.Option(help="text: a short line a batch; json: one object a line; default: auto, by the terminal."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a topology: from its source to its sinks, batch by batch, until idle or stopped."""
@@ -92,6 +96,7 @@ def run(
             latency_target_s=latency_target,
             engine=engine,
             max_batches=max_batches,
+            log_format=log_format,
             as_json=as_json,
         )
     )

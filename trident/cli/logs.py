@@ -8,10 +8,24 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from stormproof.trident.cli.layout import wrapped
+from stormproof.trident.cli.run_text import log_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+def facts_of(text: str) -> tuple[str, dict[str, Any]] | None:
+    """The word and the facts of a line such as ``txn {"txid": 1}``; None where it is a sentence."""
+    word, _, facts = text.partition(" ")
+    if not facts.startswith("{"):
+        return None
+    try:
+        return word, json.loads(facts)
+    except json.JSONDecodeError:
+        return None
 
 
 class JsonLines(logging.Formatter):
@@ -25,27 +39,39 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
-        word, _, facts = text.partition(" ")
-        try:
-            line[word] = json.loads(facts) if facts.startswith("{") else None
-        except json.JSONDecodeError:
-            line[word] = None
-        if line[word] is None:
-            del line[word]
+        told = facts_of(text)
+        if told is None:
             line["message"] = text
+        else:
+            line[told[0]] = told[1]
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line)
 
 
+class TextLines(logging.Formatter):
+    """A line for people: the time, what happened in words, and the level where it is more than information."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as text."""
+        text = record.getMessage()
+        told = facts_of(text)
+        text = (None if told is None else log_line(*told)) or text
+        level = f"{record.levelname} " if record.levelno > logging.INFO else ""
+        error = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        return f"{datetime.fromtimestamp(record.created, UTC).astimezone():%H:%M:%S} {level}{text}{error}"
+
+
 @contextmanager
-def logging_to_stderr(level: str, form: Literal["text", "json"]) -> Generator[Callable[[str], None]]:
+def logging_to_stderr(level: str, form: Literal["auto", "text", "json"]) -> Generator[Callable[[str], None]]:
     """Log Stormproof's own lines; yields what shows progress (nothing, where standard error is no terminal)."""
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(stderr=True)
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    formatter = JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    is_text = console.is_terminal if form == "auto" else form == "text"
+    formatter = TextLines() if is_text else JsonLines()
     logger = logging.getLogger("stormproof")
     before = logger.level, logger.propagate
     logger.setLevel(level.upper())
@@ -61,7 +87,7 @@ def logging_to_stderr(level: str, form: Literal["text", "json"]) -> Generator[Ca
             handler = _ConsoleHandler(console)
             handler.setFormatter(formatter)
             logger.addHandler(handler)
-            yield status.update
+            yield lambda text: status.update(Text(text, no_wrap=True, overflow="ellipsis"))
     finally:
         logger.removeHandler(handler)
         logger.level, logger.propagate = before
@@ -73,7 +99,10 @@ class _ConsoleHandler(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
+        text = self.format(record)
+        if not text.startswith("{"):
+            text = "\n".join(part for line in text.split("\n") for part in wrapped(line, self._console.width))
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _nothing(text: str) -> None:

@@ -16,8 +16,9 @@ from stormproof.core.topology import as_guarantee
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import logging_to_stderr
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
+from stormproof.trident.cli.run_text import Progress, run_text
 from stormproof.trident.run import EngineChoice, driver, options_of
-from stormproof.trident.statistics import BatchResult, RunStatistics
+from stormproof.trident.statistics import BatchResult
 
 if TYPE_CHECKING:
     from types import FrameType, ModuleType
@@ -44,6 +45,7 @@ class RunRequest:
     latency_target_s: float | None = None
     engine: str = "spark"
     max_batches: int | None = None
+    log_format: str | None = None
     as_json: bool = False
 
 
@@ -70,7 +72,7 @@ def run_topology(request: RunRequest) -> None:
         ) as coordinator:
             note(f"running {topology.name!r} {guarantee} on {request.engine}; Ctrl-C stops after what is in flight")
             statistics = coordinator.run()
-    emit(statistics, as_json=request.as_json, text=lambda: _text(statistics))
+    emit(statistics, as_json=request.as_json, text=lambda: say(run_text(statistics)))
     finish(Exit.INTERRUPTED if statistics.stopped == STOPPED_BY_SIGNAL else Exit.DONE)
 
 
@@ -89,6 +91,7 @@ def _settings(request: RunRequest) -> Settings:
         "poll_interval_s": request.interval_s,
         "max_batches_in_flight": request.in_flight,
         "latency_target_s": request.latency_target_s,
+        "log_format": request.log_format,
     }
     return Settings(**{name: value for name, value in chosen.items() if value is not None})
 
@@ -102,35 +105,14 @@ def _ship_by_value(module: ModuleType) -> None:
 
 
 def _progress_of(topology: str, progress: Callable[[str], None]) -> Callable[[BatchResult], None]:
-    messages = 0
+    total = Progress(topology)
 
     def on_batch(result: BatchResult) -> None:
-        nonlocal messages
-        messages += result.committed_messages
-        progress(f"{topology}: txid {result.txid} {result.state}, {messages} messages committed")
+        nonlocal total
+        total = total.after(result)
+        progress(total.text)
 
     return on_batch
-
-
-def _text(s: RunStatistics) -> None:
-    say(
-        f"{s.topology} ({s.guarantee}, epoch {s.epoch}): {s.batches} batches, {s.messages} messages committed, "
-        f"{s.failed} failures{_reasons(s)}, {s.dead_letters} dead letters, {s.suppressed} duplicates suppressed, "
-        f"{s.elapsed_s:.1f} s; ended: {s.stopped}"
-    )
-    if s.tuning is not None:
-        f, floor_s = s.tuning, s.tuning.floor_s
-        reach = "" if floor_s is None else f", which is below reach: even small batches take {floor_s:.3g} s"
-        say(
-            f"{s.topology}: tuned to {f.messages} messages a batch, {f.in_flight} of at most {f.in_flight_max} in flight, "
-            f"to commit within {f.latency_target_s:g} s of the open{reach}"
-        )
-
-
-def _reasons(s: RunStatistics) -> str:
-    by = [f"{number} {reason}" for reason, number in sorted(s.failed_by_reason.items())]
-    by += [f"{s.returned} more messages returned with them"] if s.returned else []
-    return f" ({', '.join(by)})" if by else ""
 
 
 class Stoppable(Protocol):

@@ -1,0 +1,144 @@
+"""What a run says to a person: a short line for each batch, a running total, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from stormproof.trident.cli.layout import counted
+from stormproof.trident.statistics import BatchResult, RunStatistics
+
+REASON_CHARACTERS: Final = 120
+
+
+def log_line(word: str, facts: Mapping[str, Any]) -> str | None:
+    """A line of the log in words; None where there are none for it."""
+    told = _TOLD.get(word)
+    return None if told is None else told(facts)
+
+
+def _batch(f: Mapping[str, Any]) -> str:
+    """`{"txid": 12, "outcome": "committed", ...}` as ``txid 12: 998 messages committed, 2 retried (2 error), 0.31 s``."""
+    failed, dead, returned = f["failed"], f["dead_letters"], f["returned"]
+    parts: list[str] = []
+    match f["outcome"]:
+        case "committed":
+            parts.append(f"{counted(f['messages'] - failed - returned, 'message')} committed")
+        case "split":
+            parts.append(f"{counted(f['messages'], 'message')} split, to be opened again in parts")
+        case "failed":
+            parts.append("nothing committed")
+        case outcome:
+            parts.append(f"{counted(f['messages'], 'message')} {outcome}")
+    reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(f["reasons"].items()))
+    if failed - dead:
+        parts.append(f"{failed - dead} to be retried")
+    if dead:
+        parts.append(counted(dead, "dead letter"))
+    if reasons:
+        parts[-1] += f" ({reasons})"
+    if returned:
+        parts.append(f"{returned} returned with them")
+    total_s = f["steps_ms"].get("total", 0.0) / 1000
+    parts.append(f"{total_s:.2f} s")
+    reason = f": {f['reason'][:REASON_CHARACTERS]}" if f["reason"] else ""
+    return f"txid {f['txid']}{' (retry)' if f['retry'] else ''}: {', '.join(parts)}{reason}"
+
+
+_RECOVERED: Final = {
+    "rolled_forward": "committed txid",
+    "aborted": "returned the messages of txid",
+    "abandoned": "gave up txid",
+    "confirms_repeated": "repeated the confirm of txid",
+    "suppressed": "suppressed a duplicate of txid",
+}
+
+
+def _recovery(f: Mapping[str, Any]) -> str:
+    done = [f"{words} {', '.join(map(_txid, f[key]))}" for key, words in _RECOVERED.items() if f.get(key)]
+    if f.get("files_swept"):
+        done.append(f"removed {counted(f['files_swept'], 'file')} of attempts that died")
+    if f.get("in_hand"):
+        done.append(f"set {counted(len(f['in_hand']), 'message')} apart that a driver died of")
+    return f"recovered: {'; '.join(done) or 'nothing was left undone'}"
+
+
+def _txid(item: object) -> str:
+    """A txid, or one with its sink."""
+    return f"{item[0]} at {item[1]}" if isinstance(item, list) else str(item)
+
+
+def _tuning(f: Mapping[str, Any]) -> str:
+    return f"tuning: {f['step']}, since {f['why']}"
+
+
+_TOLD: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
+    "txn": _batch,
+    "recovered": _recovery,
+    "tuning": _tuning,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a run has done so far, for one line of a terminal."""
+
+    topology: str
+    batches: int = 0
+    messages: int = 0
+    retried: int = 0
+    dead_letters: int = 0
+
+    def after(self, result: BatchResult) -> Progress:
+        """The total with one batch more."""
+        return replace(
+            self,
+            batches=self.batches + 1,
+            messages=self.messages + result.committed_messages,
+            retried=self.retried + result.failed - result.dead_letters,
+            dead_letters=self.dead_letters + result.dead_letters,
+        )
+
+    @property
+    def text(self) -> str:
+        """The line."""
+        return (
+            f"{self.topology}: {counted(self.messages, 'message')} committed in "
+            f"{counted(self.batches, 'batch', 'batches')}"
+            + (f", {self.retried} to be retried" if self.retried else "")
+            + (f", {counted(self.dead_letters, 'dead letter')}" if self.dead_letters else "")
+        )
+
+
+def run_text(s: RunStatistics) -> str:
+    """What a run did, why it ended, and the next command."""
+    lines = [
+        f"{s.topology} ({s.guarantee}, epoch {s.epoch}): {counted(s.batches, 'batch', 'batches')}, "
+        f"{counted(s.messages, 'message')} committed, {counted(s.failed, 'failure')}{_reasons(s)}, "
+        f"{counted(s.dead_letters, 'dead letter')}, {counted(s.suppressed, 'duplicate')} suppressed, {s.elapsed_s:.1f} s",
+        f"ended: {_ENDS.get(s.stopped, s.stopped)}",
+    ]
+    if s.dead_letters:
+        lines.append(f"see the dead letters: stormproof dead-letters list {s.topology}")
+    if s.tuning is not None:
+        f, floor_s = s.tuning, s.tuning.floor_s
+        reach = "" if floor_s is None else f", which is below reach: even small batches take {floor_s:.3g} s"
+        lines.append(
+            f"{s.topology}: tuned to {counted(f.messages, 'message')} a batch, {f.in_flight} of at most {f.in_flight_max} "
+            f"in flight, to commit within {f.latency_target_s:g} s of the open{reach}"
+        )
+    return "\n".join(lines)
+
+
+_ENDS: Final = {
+    "idle": "nothing is left to read",
+    "limit": "the limit of batches is reached; the next run goes on from here",
+    "signal": "stopped by a signal; nothing is left half done, and the next run goes on from here",
+}
+
+
+def _reasons(s: RunStatistics) -> str:
+    by = [f"{number} {reason}" for reason, number in sorted(s.failed_by_reason.items())]
+    by += [f"{s.returned} more messages returned with them"] if s.returned else []
+    return f" ({', '.join(by)})" if by else ""
