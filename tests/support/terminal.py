@@ -11,14 +11,15 @@ import pytest
 from stormproof.trident.cli import main
 
 
-class _Typed(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+class Screen(io.StringIO):
+    """What a stream shows; it says that it is a terminal, or that it is none."""
 
+    def __init__(self, is_terminal: bool = True, typed: str = "") -> None:
+        super().__init__(typed)
+        self._is_terminal = is_terminal
 
-class _Screen(io.StringIO):
     def isatty(self) -> bool:
-        return True
+        return self._is_terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,12 @@ class Terminal:
 
     def ended(self, *arguments: str, typed: str = "") -> tuple[object, str, str]:
         """A command's exit status, and what stands on the screen of both outputs."""
-        out, err = _Screen(), _Screen()
+        out, err = Screen(), Screen()
         code: object = 0
         with self.monkeypatch.context() as patched:
             patched.setenv("COLUMNS", str(self.columns))
             patched.setenv("TERM", "dumb")
-            patched.setattr(sys, "stdin", _Typed(typed))
+            patched.setattr(sys, "stdin", Screen(typed=typed))
             patched.setattr(sys, "stdout", out)
             patched.setattr(sys, "stderr", err)
             try:

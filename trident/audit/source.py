@@ -150,7 +150,22 @@ class QueueEvidence:
             pending=leased.get(("main", False), 0) + leased.get(("retry", False), 0),
             waiting=waiting + leased.get(("retry", True), 0),
             dead=dead,
+            oldest_ready_age_s=self._unopened_age_s(),
         )
+
+    def _unopened_age_s(self) -> float | None:
+        """How long the first message that was never opened has waited; None where there is none."""
+        conditions = [condition for span in self._unopened() for condition in span.conditions()]
+        first = " union all ".join(
+            f"(select put_at from {self._table.sql} where {condition} order by xid, id limit 1)"
+            for condition in conditions
+        )
+        if not first:
+            return None
+        age: float | None = self._connection.exec_driver_sql(
+            f"select extract(epoch from clock_timestamp() - min(put_at))::float8 from ({first}) f"
+        ).scalar_one()
+        return age
 
     def waiting(self) -> Mapping[str, WaitingMessage]:
         """The queue's retry rows."""
@@ -334,11 +349,12 @@ class QueueEvidence:
         return count
 
     def _count_unopened(self) -> int:
+        return sum(self._count(span) for span in self._unopened())
+
+    def _unopened(self) -> tuple[Span, ...]:
         start, end, after = self._position()
         now = Snapshot.parse(str(self._connection.execute(sa.text("select pg_current_snapshot()::text")).scalar_one()))
-        if end is None:
-            return self._count(Span(start, now))
-        return self._count(Span(start, end, after)) + self._count(Span(end, now))
+        return (Span(start, now),) if end is None else (Span(start, end, after), Span(end, now))
 
     def _position(self) -> tuple[Snapshot, Snapshot | None, Place | None]:
         row = self._rows(

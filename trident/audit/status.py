@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -11,12 +13,15 @@ from typing import Final
 import psutil
 
 from stormproof.core.errors import Json
+from stormproof.core.source.dead_letter import error_class
 from stormproof.core.source.protocol import Backlog
+from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
 from stormproof.trident.audit.source import SourceReader, queue_reader
 from stormproof.trident.audit.streams import StreamPlace, place_of
 from stormproof.trident.ledger.missing import Missing
+from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.transaction import EventKind, TxnState
 from stormproof.trident.tuning import Figures
 
@@ -75,6 +80,35 @@ class RefusedStart:
     reason: str
 
 
+class ProblemKind(StrEnum):
+    """What keeps a topology from going on; append-only, since monitoring matches on it."""
+
+    BLOCKED = "blocked"
+    """A sink refused a batch for good."""
+    START_REFUSED = "start_refused"
+    """The newest start ended before its first batch."""
+    DRIVER_DEAD = "driver_dead"
+    """The driver is gone without having ended in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that a person has to see to, and the next command; None where there is no single one."""
+
+    kind: ProblemKind
+    text: str
+    command: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterCount:
+    """Dead letters that nobody decided about, by the class of error that they died of."""
+
+    error_class: str
+    reason: str
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class TopologyStatus:
     """One topology. `backlog` is None where its source is not in the ledger's database; `pace` where the present epoch has
@@ -108,6 +142,9 @@ class TopologyStatus:
     tuning: Figures | None = None
     stream: StreamPlace | None = None
     """Where the streaming query stands that feeds it."""
+    problems: tuple[Problem, ...] = ()
+    dead_letters: tuple[DeadLetterCount, ...] | None = None
+    """The most frequent class first; None where they were not asked for, or the source cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +154,27 @@ class StatusReport:
     topologies: tuple[TopologyStatus, ...]
 
 
-def status(ledger: AuditLedger, *, source: SourceReader = queue_reader) -> StatusReport:
-    """Every topology that the ledger knows."""
+def status(ledger: AuditLedger, topology: str | None = None, *, source: SourceReader = queue_reader) -> StatusReport:
+    """Every topology that the ledger knows; or one, with its dead letters counted by class.
+
+    Raises:
+        UsageError: the ledger does not know this one.
+    """
     with ledger.snapshot() as snapshot:
+        if topology is not None:
+            return StatusReport((_topology(snapshot, snapshot.topology(topology), source, counts_dead=True),))
         return StatusReport(tuple(_topology(snapshot, row, source) for row in snapshot.topologies()))
 
 
-def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) -> TopologyStatus:
+def _topology(
+    snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader, *, counts_dead: bool = False
+) -> TopologyStatus:
     counts, driver = snapshot.counts(row.incarnation), driver_state(row)
     unresolved = snapshot.unresolved(row.incarnation)
     newest = snapshot.newest_opened(row.incarnation, row.epoch)
     evidence = source(snapshot, row)
     missing = snapshot.missing(row.incarnation)
+    refused = _refused(snapshot, row)
     return TopologyStatus(
         name=row.name,
         incarnation=row.incarnation,
@@ -159,8 +205,30 @@ def _topology(snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader) 
         else sum(txn.state in (TxnState.OPEN, TxnState.PREPARED) for txn in unresolved),
         tuning=None if newest is None else Figures.of_json(newest.tuning),
         stream=place_of(snapshot.connection, row.incarnation),
-        refused=_refused(snapshot, row),
+        refused=refused,
+        problems=tuple(_problems(row, driver, unresolved, refused)),
+        dead_letters=None if evidence is None or not counts_dead else _dead_letters(evidence),
     )
+
+
+def _problems(
+    row: TopologyRow, driver: DriverState, unresolved: Sequence[Txn], refused: RefusedStart | None
+) -> Iterator[Problem]:
+    for txn in unresolved:
+        if txn.state is TxnState.BLOCKED:
+            text = f"txid {txn.txid} is blocked: {txn.reason}"
+            yield Problem(ProblemKind.BLOCKED, text, f"stormproof retry {row.name} {txn.txid}")
+    if refused is not None:
+        yield Problem(ProblemKind.START_REFUSED, f"epoch {row.epoch} did not start: {refused.reason}", None)
+    elif driver is DriverState.DEAD:
+        who = f"{row.driver_host}:{row.driver_pid}"
+        text = f"the driver {who} is gone without having ended in order: start the topology again, which recovers"
+        yield Problem(ProblemKind.DRIVER_DEAD, text, None)
+
+
+def _dead_letters(evidence: SourceEvidence) -> tuple[DeadLetterCount, ...]:
+    found = Counter((error_class(d.reason, d.error), d.reason) for d in evidence.dead() if d.disposal is None)
+    return tuple(DeadLetterCount(*key, number) for key, number in found.most_common())
 
 
 def _refused(snapshot: LedgerSnapshot, row: TopologyRow) -> RefusedStart | None:

@@ -118,11 +118,18 @@ def explain(
 
 
 @app.command()
-def status(as_json: AsJson = False) -> None:
-    """Every topology: its driver, what is under way, what waits, what is blocked."""
+def status(
+    topology: Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="One in detail; default: all.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show each topology's driver, backlog, sinks and what is blocked; one in detail, with a status for monitoring.
+
+    With TOPOLOGY the exit status is 1 where something keeps it from going on (a blocked txid, a refused start, a driver
+    that is gone), else 0. Example: stormproof status orders --json
+    """
     from stormproof.trident.cli.reports import show_status
 
-    show_status(as_json=as_json)
+    show_status(topology, as_json=as_json)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from pathlib import Path
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.trident.cli.output import emit, say, table
+from stormproof.trident.cli.output import counted, emit, say, table
 from stormproof.trident.cli.stores import opened
 
 SHOWN_CHARACTERS = 200
@@ -25,7 +25,7 @@ def put_lines(queue: str, source: str, *, as_json: bool) -> None:
             into.close()
     report = {"queue": queue, "messages": receipt.messages, "first": receipt.first, "last": receipt.last}
     ids = f", {receipt.first} to {receipt.last}" if receipt.messages else ""
-    emit(report, as_json=as_json, text=lambda: say(f"{queue}: {receipt.messages} messages put{ids}"))
+    emit(report, as_json=as_json, text=lambda: say(f"{queue}: {counted(receipt.messages, 'message')} put{ids}"))
 
 
 def peek(queue: str, count: int, *, as_json: bool) -> None:
@@ -56,7 +56,10 @@ def stats(queue: str, *, as_json: bool) -> None:
             of.close()
 
     def text() -> None:
-        say(f"{queue}: {found.messages_put} ids given out, {found.partitions} partitions, {found.bytes_on_disk} bytes")
+        say(
+            f"{queue}: {counted(found.messages_put, 'id')} given out, {counted(found.partitions, 'partition')}, "
+            f"{counted(found.bytes_on_disk, 'byte')}"
+        )
         table(
             ["subscription", "ready", "pending", "waiting", "dead"],
             [(name, b.ready, b.pending, b.waiting, b.dead) for name, b in found.subscriptions.items()],

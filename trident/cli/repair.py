@@ -19,7 +19,7 @@ from stormproof.core.sink import PreparedFile
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.audit import opener_for
 from stormproof.trident.audit.status import DriverState, driver_state
-from stormproof.trident.cli.output import emit, say
+from stormproof.trident.cli.output import counted, emit, say
 from stormproof.trident.cli.stores import Stores, opened, operator
 from stormproof.trident.ledger.graph import ACCEPTED_CHANGE, SHOWN_CHARACTERS
 from stormproof.trident.ledger.ledger import Ledger
@@ -87,8 +87,9 @@ def skip_sink(topology: str, txid: int, sink: str, *, by: str, why: str, as_json
 
 
 def _skip_text(report: SkipReport) -> None:
+    are = "is a reject" if report.rows == 1 else "are rejects"
     say(
-        f"txid {report.txid} of {report.topology}: its {report.rows} rows for sink {report.sink} are rejects now, "
+        f"txid {report.txid} of {report.topology}: its {counted(report.rows, 'row')} for sink {report.sink} {are} now, "
         f"{report.listed} of them listed (stormproof audit txn {report.topology} {report.txid}); sink: {report.holds}"
     )
     for text in report.unreadable:
@@ -208,7 +209,10 @@ def prune_ledger(topology: str | None, *, older_than: str, dry_run: bool, by: st
 
 def _prune_text(reports: Sequence[PruneReport]) -> None:
     for report in reports:
-        rows = ", ".join(f"{count} rows of {table}" for table, count in report.removed.items() if count) or "nothing"
+        rows = (
+            ", ".join(f"{counted(count, 'row')} of {table}" for table, count in report.removed.items() if count)
+            or "nothing"
+        )
         done, verb = ("would be pruned", "would remove") if report.dry_run else ("pruned", "removed")
         stay = (
             f"; of {report.kept_txids} of these txids something stays that is still needed" if report.kept_txids else ""

@@ -8,18 +8,24 @@ from stormproof.trident.audit.message import MessageReport
 from stormproof.trident.audit.pace import Pace
 from stormproof.trident.audit.replays import ReplaysReport
 from stormproof.trident.audit.report import VerifyReport
-from stormproof.trident.audit.status import StatusReport
+from stormproof.trident.audit.status import StatusReport, TopologyStatus
 from stormproof.trident.audit.txn import TxnReport
-from stormproof.trident.cli.output import emit, finish, say, table
+from stormproof.trident.cli.layout import cell_text
+from stormproof.trident.cli.output import Exit, counted, emit, finish, say, table
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.tuning import Figures
 
 
-def show_status(*, as_json: bool) -> None:
-    """All topologies."""
+def show_status(topology: str | None, *, as_json: bool) -> None:
+    """All topologies; or one in detail, with status 1 where something keeps it from going on."""
     with opened() as stores:
-        report = audit.status(stores.audit)
-    emit(report, as_json=as_json, text=lambda: _status_text(report))
+        report = audit.status(stores.audit, topology)
+    if topology is None:
+        emit(report, as_json=as_json, text=lambda: _status_text(report))
+        return
+    (found,) = report.topologies
+    emit(report, as_json=as_json, text=lambda: _topology_text(found))
+    finish(Exit.FAILED if found.problems else Exit.DONE)
 
 
 def _status_text(report: StatusReport) -> None:
@@ -27,12 +33,11 @@ def _status_text(report: StatusReport) -> None:
         say("no topology was run here yet")
         return
     table(
-        ["topology", "driver", "guarantee", "epoch", "last txid", "ready", "pending", "waiting", "dead"],
+        ["topology", "driver", "epoch", "last txid", "ready", "pending", "waiting", "dead"],
         [
             (
                 t.name,
-                f"{t.driver} ({t.driver_host}:{t.driver_pid})",
-                t.guarantee,
+                t.driver,
                 t.epoch,
                 t.last_txid,
                 *(
@@ -45,36 +50,86 @@ def _status_text(report: StatusReport) -> None:
         ],
     )
     for topology in report.topologies:
-        for sink in topology.sinks:
-            say(f"{topology.name}: sink {sink.sink} ({sink.target}) holds txid {sink.last_txid or '-'}")
-            for missing in sink.missing:
-                say(f"{topology.name}: sink {sink.sink} does not have {missing}: it was not part of the topology then")
-        if topology.tuning is not None:
-            say(_tuning_text(topology.name, topology.in_flight, topology.tuning))
-        if topology.pace is not None:
-            say(_pace_text(topology.name, topology.pace))
-        if topology.recovered is not None:
-            did = "; ".join(f"{what.replace('_', ' ')}: {which}" for what, which in topology.recovered.did.items())
-            at = "" if topology.recovered.at is None else topology.recovered.at.isoformat(timespec="seconds")
-            say(f"{topology.name}: epoch {topology.recovered.epoch} recovered {at}: {did or 'nothing to do'}")
-        if topology.stream is not None:
-            say(f"{topology.name}: streaming query {topology.stream.query} stands at batch {topology.stream.batch}")
-            if topology.stream.missing is not None:
-                say(f"{topology.name}: {topology.stream.missing}")
-        if topology.refused is not None:
-            say(f"{topology.name}: epoch {topology.epoch} did not start: {topology.refused.reason}")
-        if topology.pruned_upto:
-            say(f"{topology.name}: pruned up to txid {topology.pruned_upto}")
-        for txn in topology.unresolved:
-            reason = f": {txn.reason}" if txn.reason else ""
-            since = txn.since.isoformat(timespec="seconds")
-            say(f"{topology.name}: txid {txn.txid} is {txn.state} since {since}, {txn.messages} messages{reason}")
+        _details(topology, f"{topology.name}: ")
+    say(f"one in detail: stormproof status {report.topologies[0].name}")
 
 
-def _tuning_text(topology: str, in_flight: int, f: Figures) -> str:
+def _topology_text(t: TopologyStatus) -> None:
+    """One topology, with what a person has to see to first."""
+    for problem in t.problems:
+        say(f"PROBLEM {problem.kind}: {problem.text}")
+        if problem.command is not None:
+            say(f"  once the cause is repaired: {problem.command}")
+    say(f"{t.name}: {t.guarantee}, epoch {t.epoch}, last txid {t.last_txid or '-'}")
+    since = t.started_at if t.stopped_at is None else t.stopped_at
+    say(f"driver: {t.driver} since {cell_text(since)} ({t.driver_host}, process {t.driver_pid})")
+    if t.backlog is None:
+        say(f"source: {t.source}; what waits there cannot be told from here")
+    else:
+        b = t.backlog
+        age = "" if b.oldest_ready_age_s is None else f", the oldest for {duration(b.oldest_ready_age_s)}"
+        say(
+            f"source: {t.source}: {counted(b.ready, 'message')} ready{age}; {b.pending} pending; {b.waiting} to be retried"
+        )
+    oldest = min((txn.since for txn in t.unresolved), default=None)
+    if oldest is not None:
+        say(f"oldest batch that has not ended: since {cell_text(oldest)}")
+    _dead_text(t)
+    _details(t, "")
+    if not t.problems:
+        say("nothing keeps it from going on")
+
+
+def _dead_text(t: TopologyStatus) -> None:
+    if t.dead_letters is None or t.backlog is None:
+        return
+    say(counted(t.backlog.dead, "dead letter"))
+    for letters in t.dead_letters:
+        say(f"  {letters.number} {letters.error_class} ({letters.reason})")
+    if t.dead_letters:
+        say(f"  see them: stormproof dead-letters list {t.name}")
+
+
+def duration(seconds: float) -> str:
+    """A time span in the largest unit that fits, as in 3 min."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _details(topology: TopologyStatus, of: str) -> None:
+    for sink in topology.sinks:
+        say(f"{of}sink {sink.sink} ({sink.target}) holds txid {sink.last_txid or '-'}")
+        for missing in sink.missing:
+            say(f"{of}sink {sink.sink} does not have {missing}: it was not part of the topology then")
+    if topology.tuning is not None:
+        say(_tuning_text(of, topology.in_flight, topology.tuning))
+    if topology.pace is not None:
+        say(_pace_text(of, topology.pace))
+    if topology.recovered is not None:
+        did = "; ".join(f"{what.replace('_', ' ')}: {which}" for what, which in topology.recovered.did.items())
+        say(
+            f"{of}epoch {topology.recovered.epoch} recovered {cell_text(topology.recovered.at)}: {did or 'nothing to do'}"
+        )
+    if topology.stream is not None:
+        say(f"{of}streaming query {topology.stream.query} stands at batch {topology.stream.batch}")
+        if topology.stream.missing is not None:
+            say(f"{of}{topology.stream.missing}")
+    if topology.refused is not None:
+        say(f"{of}epoch {topology.epoch} did not start: {topology.refused.reason}")
+    if topology.pruned_upto:
+        say(f"{of}pruned up to txid {topology.pruned_upto}")
+    for txn in topology.unresolved:
+        reason = f": {txn.reason}" if txn.reason else ""
+        since = cell_text(txn.since)
+        say(f"{of}txid {txn.txid} is {txn.state} since {since}, {counted(txn.messages, 'message')}{reason}")
+
+
+def _tuning_text(of: str, in_flight: int, f: Figures) -> str:
     text = (
-        f"{topology}: {in_flight} of at most {f.in_flight} batches in flight, each of at most {f.messages} messages and "
-        f"{f.bytes} bytes"
+        f"{of}{in_flight} of at most {counted(f.in_flight, 'batch', 'batches')} in flight, each of at most "
+        f"{counted(f.messages, 'message')} and {counted(f.bytes, 'byte')}"
     )
     if f.latency_target_s is None:
         return text
@@ -84,10 +139,10 @@ def _tuning_text(topology: str, in_flight: int, f: Figures) -> str:
     return f"{text}; last step: {f.step}, since {f.why}" if f.step else text
 
 
-def _pace_text(topology: str, p: Pace) -> str:
+def _pace_text(of: str, p: Pace) -> str:
     last = "last batch" if p.batches == 1 else f"last {p.batches} batches"
     return (
-        f"{topology}: {last}: {p.messages:.0f} messages each, {p.messages_per_s:.0f} messages/s, "
+        f"{of}{last}: {p.messages:.0f} messages each, {p.messages_per_s:.0f} messages/s, "
         f"committed {p.latency_p50_ms:.0f} ms after open (nine in ten within {p.latency_p90_ms:.0f} ms): job "
         f"{p.steps_ms['job']:.0f} ms, wait for its turn {p.steps_ms['wait']:.0f} ms, commit {p.steps_ms['commit']:.0f} ms; "
         f"back-pressure {p.back_pressure:.0%}"
@@ -111,10 +166,12 @@ def _verify_text(report: VerifyReport) -> None:
     for notice in report.notices:
         say(f"note {notice.kind}: {notice.text}")
     c = report.checked
+    left_open = "1 question that" if len(report.unknowns) == 1 else f"{len(report.unknowns) or 'no'} questions that"
     say(
-        f"{report.topology}: {len(report.violations)} violations, {len(report.unknowns)} cannot be told; checked "
-        f"{c.txids} txids ({c.committed} committed), {c.sinks} sinks, {c.evidence} entries of their own logs, "
-        f"{c.messages_opened} openings of messages, {c.failures} messages that failed"
+        f"{report.topology}: {counted(len(report.violations), 'violation')}, {left_open} the evidence leaves open; checked "
+        f"{counted(c.txids, 'txid')} ({c.committed} committed), {counted(c.sinks, 'sink')}, "
+        f"{counted(c.evidence, 'entry', 'entries')} of their own logs, {counted(c.messages_opened, 'opening')} of messages, "
+        f"{counted(c.failures, 'message')} that failed"
     )
     if report.clean:
         say(f"proves: {report.proves}")
@@ -146,7 +203,7 @@ def _replays_text(report: ReplaysReport) -> None:
             ],
         )
     for batch in report.batches:
-        say(f"txid {batch.txid} {batch.state}, {batch.messages} messages: {batch.reason}")
+        say(f"txid {batch.txid} {batch.state}, {counted(batch.messages, 'message')}: {batch.reason}")
     for attempt in report.attempts:
         say(f"txid {attempt.txid} attempt {attempt.attempt} {attempt.outcome}: {attempt.error}")
     for suppressed in report.suppressed:
@@ -156,8 +213,9 @@ def _replays_text(report: ReplaysReport) -> None:
         else:
             say(f"{again}all of its rows had been taken already, a duplicate was suppressed")
     say(
-        f"{report.topology}: {len(report.messages)} messages replayed or dead, {len(report.batches)} batches given back "
-        f"or abandoned, {len(report.attempts)} failed attempts, {len(report.suppressed)} duplicates suppressed"
+        f"{report.topology}: {counted(len(report.messages), 'message')} replayed or dead, "
+        f"{counted(len(report.batches), 'batch', 'batches')} given back or abandoned, "
+        f"{counted(len(report.attempts), 'failed attempt')}, {counted(len(report.suppressed), 'duplicate')} suppressed"
     )
 
 
@@ -179,10 +237,13 @@ def show_txn(topology: str, txid: int, *, as_json: bool) -> None:
 def _txn_text(report: TxnReport) -> None:
     reason = f": {report.reason}" if report.reason else ""
     say(f"txid {report.txid} of {report.topology}: {report.state}{reason} ({report.guarantee}, epoch {report.epoch})")
-    kind = "messages that failed before" if report.retry else "messages"
     returned = f", {len(report.returned)} returned with them" if report.returned else ""
-    say(f"read {report.messages} {kind} ({report.bytes} bytes) from {report.source}; {report.failed} failed{returned}")
-    say(f"opened {report.opened_at}, content fixed {report.prepared_at or '-'}, ended {report.ended_at or '-'}")
+    say(
+        f"read {counted(report.messages, 'message')}{' that failed before' if report.retry else ''} "
+        f"({counted(report.bytes, 'byte')}) from {report.source}; {report.failed} failed{returned}"
+    )
+    opened_at, prepared_at, ended_at = map(cell_text, (report.opened_at, report.prepared_at, report.ended_at))
+    say(f"opened {opened_at}, content fixed {prepared_at}, ended {ended_at}")
     if report.steps_ms:
         say("steps (ms): " + ", ".join(f"{name} {ms:.1f}" for name, ms in report.steps_ms.items()))
     if report.sinks:
