@@ -23,10 +23,11 @@ _SETTINGS: Final = {
     "transaction_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    # How values are read and written as text: times, floats in all their digits, arrays with NULL, quoted literals.
+    # How values and names are read and written as text: floats in all their digits, arrays with NULL, types' names.
     "extra_float_digits": "1",
     "array_nulls": "on",
     "standard_conforming_strings": "on",
+    "quote_all_identifiers": "off",
     # A short statement is not worth a compiler.
     "jit": "off",
 }

@@ -493,9 +493,6 @@ class PostgresSession:
         with self._errors(self._where), ExitStack() as undo:
             undo.callback(connection.close)
             connection.execute("select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),))
-            row = connection.execute("show synchronous_commit").fetchone()
-            if row is not None and row[0] == "off":
-                connection.execute("set synchronous_commit = on")  # a commit that returns must be on disk
             if fenced and self._epoch is not None:
                 with connection.transaction():
                     self._lock_fence(connection)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import adbc_driver_manager
 import numpy as np
@@ -21,8 +21,14 @@ from stormproof.core.source.protocol import READER_SCHEMA
 # and must neither use nor close them: they stay where they are.
 _idle: dict[tuple[int, str], list[dbapi.Connection]] = {}
 
-_SETUP = "set enable_seqscan = off; set enable_bitmapscan = off"
-"""A slice is always an index range; the planner's statistics lag behind a queue and would have it read everything."""
+# A slice is always an index range; the planner's statistics lag behind a queue and would have it read everything. How
+# long reading takes is the lease keeper's business, unless the URL itself says otherwise.
+_SETUP = (
+    "set enable_seqscan = off",
+    "set enable_bitmapscan = off",
+    "set jit = off",
+    "select set_config(name, '0', false) from pg_settings where name = 'statement_timeout' and source <> 'client'",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +101,16 @@ class PostgresSliceReader:
     def _connect(self) -> dbapi.Connection:
         connection = dbapi.connect(self.database.adbc_uri, autocommit=True)
         with closing(connection.cursor()) as cursor:
-            for statement in _SETUP.split("; "):
+            for statement in _SETUP:
                 cursor.execute(statement)
-        return connection
+            cursor.execute("select 1 from pg_settings where name = 'quote_all_identifiers' and setting = 'on'")
+            if not cursor.fetch_arrow_table().num_rows:
+                return connection
+        # ADBC has read the names of the types by now, all of them in quotes, and knows none of them.
+        connection.close()
+        known = dict(self.database.parameters)
+        options = f"{known.get('options', '')} -c quote_all_identifiers=off".strip()
+        return replace(self, database=Database.of({**known, "options": options}))._connect()
 
 
 def _xids(column: pa.ChunkedArray) -> pa.Array:
