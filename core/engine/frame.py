@@ -23,6 +23,7 @@ from pyspark.taskcontext import TaskContext as SparkTask
 
 from stormproof.core.compute import pc
 from stormproof.core.convert import nulls_refused
+from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.spark import (
     SETTINGS,
@@ -164,6 +165,7 @@ def written_of(summaries: Sequence[Mapping[str, Any]]) -> Written:
 
 def _run(packed: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """One task, inside a worker."""
+    end_in_silence_when_idle()
     part = cast("_Part", pickle.loads(packed))  # noqa: S301 - what this driver packed
     task = SparkTask.get()
     if task is None:
