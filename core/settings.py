@@ -16,6 +16,7 @@ from stormproof.core import failpoint
 from stormproof.core.errors import SettingsError
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import embedded_database
+from stormproof.core.trust import require_trusted
 
 PREFIX: Final = "STORMPROOF_"
 TOML_FILE: Final = "stormproof.toml"
@@ -57,7 +58,8 @@ class Settings(BaseSettings):
     )
     delta_jars_dir: Path | None = Field(
         default=None,
-        description="folder with Delta's jars; by default `.jars` here, else in the clone that is installed",
+        description="folder with Delta's jars; by default `.jars` here, else in the clone that is installed, else where "
+        "`stormproof jars` puts them",
     )
     batch_messages: int = Field(
         default=10_000,
@@ -114,7 +116,20 @@ class Settings(BaseSettings):
     def __init__(self, **arguments: Any) -> None:
         _check_variables(os.environ)
         try:
+            if Path(TOML_FILE).exists():
+                require_trusted(
+                    Path(TOML_FILE).absolute(),
+                    "its settings name the programs that run as you and where your data goes",
+                    "or move it away, and set variables",
+                )
             super().__init__(**arguments)
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"{Path(TOML_FILE).absolute()} is not UTF-8: {error}", setting=TOML_FILE) from error
+        except OSError as error:
+            raise SettingsError(
+                f"{Path(TOML_FILE).absolute()} cannot be read: {error.strerror or error}; make it readable, or move it away",
+                setting=TOML_FILE,
+            ) from error
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{Path(TOML_FILE).absolute()} is not TOML: {error}", setting=TOML_FILE) from error
         except ValidationError as error:

@@ -60,6 +60,6 @@ if ! .venv/bin/python -m stormproof.core.engine.java >/dev/null 2>&1; then
 fi
 
 say "Delta's jars"
-.venv/bin/python -m stormproof.core.engine.fetch_jars .jars
+.venv/bin/stormproof jars .jars
 touch "$stamp"
 say "done in $(($(date +%s) - started)) s"

@@ -1,11 +1,10 @@
-"""What Spark needs beside Python: a Java, and Delta's jars."""
+"""Which Java Spark gets; the one that comes as a package is wrapped."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -21,10 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from stormproof.core.errors import SettingsError
+from stormproof.core.places import user_cache
 
-DELTA_VERSION: Final = "4.4.0"
-"""The Delta release whose jars were built for the pinned PySpark."""
-MANIFEST: Final = "manifest.json"
 JAVA_VERSIONS: Final = (17, 21, 25)
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _CLONE: Final = Path(__file__).resolve().parents[2]
@@ -51,9 +48,21 @@ class Java:
     options: tuple[str, ...] = ()
 
 
-def clone_folder() -> Path:
-    """The clone that this code runs from; where it is installed as a package, the working folder."""
-    return _CLONE if (_CLONE / "pyproject.toml").exists() else Path.cwd()
+def clone_folder() -> Path | None:
+    """The clone that this code runs from; None where it is installed as a package."""
+    return _CLONE if (_CLONE / "pyproject.toml").exists() else None
+
+
+def _made_for_java() -> Path:
+    """The folder for what is made for the package's Java: in the clone, else this user's own; never the working folder's.
+
+    Raises:
+        SettingsError: this user has none.
+    """
+    clone = clone_folder()
+    folder = user_cache() / "java" if clone is None else clone / ".java"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def find_java() -> Java:
@@ -107,12 +116,11 @@ def _inspect(program: Path) -> Java | None:
 
 
 def wrapped_home(home: Path) -> Path:
-    """A JAVA_HOME beside the clone whose `java` leaves out the option that this Java refuses."""
-    place = clone_folder() / ".java"
+    """A JAVA_HOME whose `java` leaves out the option that this Java refuses."""
+    place = _made_for_java()
     wrapper = place / f"home-{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
     if (wrapper / "bin" / "java").exists():
         return wrapper
-    place.mkdir(exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix="new-", dir=place))
     (new / "bin").mkdir()
     for entry in home.iterdir():
@@ -141,7 +149,7 @@ def _trust_store_options() -> tuple[str, ...]:
     from cryptography.hazmat.primitives.serialization import NoEncryption, pkcs12
 
     content = bundle.read_bytes()
-    store = clone_folder() / ".java" / f"trust-{hashlib.sha256(content).hexdigest()[:12]}.p12"
+    store = _made_for_java() / f"trust-{hashlib.sha256(content).hexdigest()[:12]}.p12"
     if not store.exists():
         certificates: list[x509.Certificate] = []
         for block in _PEM.findall(content):
@@ -157,41 +165,6 @@ def _trust_store_options() -> tuple[str, ...]:
         "-Djavax.net.ssl.trustStoreType=PKCS12",
         "-Djavax.net.ssl.trustStorePassword=",
     )
-
-
-def delta_jars(folder: Path | None = None) -> list[Path]:
-    """Delta's jars, for `spark.jars`: in `folder`, else in `.jars` here or in the clone.
-
-    A folder that the set-up filled is checked against its list; in any other, Delta's two main jars must be there.
-
-    Raises:
-        SettingsError: they are missing or incomplete; says how to fetch them.
-    """
-    places = [folder] if folder is not None else [Path.cwd() / ".jars", clone_folder() / ".jars"]
-    problems: list[str] = []
-    for place in dict.fromkeys(p.absolute() for p in places):
-        problem = _missing(place)
-        if problem is None:
-            return sorted(place.glob("*.jar"))
-        problems.append(f"{place}: {problem}")
-    raise SettingsError(
-        f"Delta's jars are not there ({'; '.join(problems)}); fetch them with: make setup, or: "
-        f"{sys.executable} -m stormproof.core.engine.fetch_jars {places[0]}",
-        places=[str(p) for p in places],
-    )
-
-
-def _missing(folder: Path) -> str | None:
-    if not folder.is_dir():
-        return "no such folder"
-    names = {path.name: path.stat().st_size for path in folder.glob("*.jar")}
-    manifest = folder / MANIFEST
-    if not manifest.exists():
-        absent = [part for part in ("delta-spark", "delta-storage") if not any(part in name for name in names)]
-        return f"no jar of {', '.join(absent)}" if absent else None
-    listed: dict[str, int] = json.loads(manifest.read_text())["jars"]
-    wrong = sorted(name for name, size in listed.items() if names.get(name) != size)
-    return f"missing or cut off: {', '.join(wrong)}" if wrong else None
 
 
 def main() -> int:

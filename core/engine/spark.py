@@ -30,7 +30,9 @@ from pyspark.taskcontext import TaskContext
 
 from stormproof.core import failpoint
 from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.engine.java import delta_jars, find_java
+from stormproof.core.engine.idle_worker import end_in_silence_when_idle
+from stormproof.core.engine.jars import delta_jars
+from stormproof.core.engine.java import find_java
 from stormproof.core.engine.memory_limit import limit_memory
 from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.engine.spark_error import what_happened
@@ -296,6 +298,7 @@ def _task_of(part: StageJob, memory_mb: int | None) -> Callable[[Iterator[pa.Rec
 
 def _run(packed: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """One task, inside a worker."""
+    end_in_silence_when_idle()
     limit_memory(memory_mb)
     part = cast("StageJob", pickle.loads(packed))  # noqa: S301 - what this driver packed
     incoming: Iterator[pa.RecordBatch] = batches

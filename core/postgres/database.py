@@ -156,6 +156,24 @@ class Database:
         known = [(key, value) for key, value in self.parameters if key not in _SECRET]
         return f"postgresql:///?{urlencode(known, quote_via=quote, safe='')}"
 
+    @property
+    def secrets(self) -> frozenset[str]:
+        """The parameters that are never shown."""
+        return frozenset(_SECRET)
+
+    def url(self, *, show_password: bool = False) -> str:
+        """All of it as a URL for people and for other programs; secrets are `***` unless they are asked for."""
+        known = {k: v if show_password or k not in _SECRET else "***" for k, v in self.parameters}
+        safe = "" if show_password else "*"
+        user, password = (quote(known.pop(key, ""), safe=safe) for key in ("user", "password"))
+        host, port, name = known.pop("host", ""), known.pop("port", ""), quote(known.pop("dbname", ""), safe="")
+        if not re.fullmatch(r"[A-Za-z0-9.-]*", host):  # a socket's folder, several hosts, an IPv6 address
+            known |= {"host": host, **({"port": port} if port else {})}
+            host = port = ""
+        who = f"{user}{f':{password}' if password else ''}@" if user or password else ""
+        query = f"?{urlencode(known, quote_via=quote, safe='/*')}" if known else ""
+        return f"postgresql://{who}{host}{f':{port}' if port else ''}/{name}{query}"
+
     def with_name(self, name: str) -> Database:
         """Another database of the same server."""
         return Database.of({**dict(self.parameters), "dbname": name})

@@ -1,8 +1,7 @@
-"""What Spark needs beside Python: which Java is taken, the wheel's wrapped, and Delta's jars checked before use."""
+"""Which Java Spark gets, and how the one that comes as a package is wrapped."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -77,31 +76,12 @@ def test_the_wheels_java_is_wrapped_so_that_spark_starts_on_it(tmp_path: Path) -
     assert answer.stdout.splitlines() == ["<-Xmx1g>", "<a b>", "<>", "<--add-modules=x>"]
 
 
-def jars(folder: Path, *names: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    for name in names:
-        (folder / name).write_bytes(b"jar")
-    return folder
-
-
-def test_jars_are_looked_for_here_and_in_the_clone(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"\.jars: no such folder; .*clone/\.jars: no such folder.*make setup"):
-        java.delta_jars()
-    clone = jars(tmp_path / "clone/.jars", "delta-spark_4.2.jar", "delta-storage.jar")
-    assert java.delta_jars() == [clone / "delta-spark_4.2.jar", clone / "delta-storage.jar"]
-    here = jars(tmp_path / ".jars", "a.delta-spark.jar", "b.delta-storage.jar")
-    assert java.delta_jars() == [here / "a.delta-spark.jar", here / "b.delta-storage.jar"]
-
-
-def test_a_folder_that_was_filled_is_checked_against_its_list(tmp_path: Path) -> None:
-    folder = jars(tmp_path / "jars", "delta-spark.jar", "delta-storage.jar")
-    (folder / java.MANIFEST).write_text(json.dumps({"jars": {"delta-spark.jar": 3, "delta-storage.jar": 3}}))
-    assert len(java.delta_jars(folder)) == 2
-    (folder / "delta-spark.jar").write_bytes(b"ja")
-    with pytest.raises(SettingsError, match=r"missing or cut off: delta-spark\.jar.*fetch_jars"):
-        java.delta_jars(folder)
-
-
-def test_a_folder_of_ones_own_needs_the_main_jars(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="no jar of delta-storage"):
-        java.delta_jars(jars(tmp_path / "jars", "delta-spark.jar"))
+def test_outside_a_clone_the_wrapper_is_in_the_users_own_place_and_not_in_the_working_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(java, "_CLONE", tmp_path / "site-packages")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / ".java").mkdir()
+    home = java.wrapped_home(fake_java(tmp_path / "real", "21"))
+    assert home.parent == tmp_path / "cache/stormproof/java"
+    assert list((tmp_path / ".java").iterdir()) == []

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script `stormproof`; ends the process with the command's exit status."""
-    from stormproof.trident.cli.app import app
     from stormproof.trident.cli.output import guarded
 
     chosen = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] - started with a closed output, as by >&-
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     with guarded(as_json="--json" in chosen):
-        app(chosen, prog_name="stormproof")
+        from stormproof.trident.cli.app import app
+
+        app(chosen, prog_name="stormproof", obj=chosen)
 
 
 __all__ = ["main"]

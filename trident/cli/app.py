@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
+
+from stormproof.trident.cli.output import guarded
+
+_ClickException: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+class _Guarded(TyperGroup):
+    """Shows a command's errors before the library does: it ends without a word at any broken pipe, be it a database's."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; its wrong options and its exit are the library's to show."""
+        arguments: list[str] = sys.argv[1:] if ctx.obj is None else ctx.obj
+        with guarded(as_json="--json" in arguments, passing=(_ClickException, typer.Exit, typer.Abort)):
+            return super().invoke(ctx)
+
 
 from stormproof.trident.cli import letters_app
 from stormproof.trident.cli.options import AsJson, By, QueueName, TopologyName, Why
 
 app = typer.Typer(
+    cls=_Guarded,
     name="stormproof",
     help="Pipelines on Spark with Storm's guarantees: every message tracked, replayed when it fails, applied once.",
     no_args_is_help=True,
@@ -21,7 +39,9 @@ audit_app = typer.Typer(help="Ask what happened, and check it.", no_args_is_help
 ledger_app = typer.Typer(
     help="The ledger: its schema, its size, and what a person decides about a topology.", no_args_is_help=True
 )
+db_app = typer.Typer(help="The database that the settings name.", no_args_is_help=True)
 app.add_typer(queue_app, name="queue")
+app.add_typer(db_app, name="db")
 app.add_typer(audit_app, name="audit")
 app.add_typer(letters_app.app, name="dead-letters")
 app.add_typer(ledger_app, name="ledger")
@@ -155,6 +175,57 @@ def doctor(
     from stormproof.trident.cli.doctor import examine
 
     examine(spark=spark, as_json=as_json)
+
+
+@app.command()
+def init(folder: Annotated[str, typer.Argument(metavar="DIR")], as_json: AsJson = False) -> None:
+    """Write a first topology, its test, its settings and a systemd unit into a folder; overwrites nothing."""
+    from stormproof.trident.cli.init import write_project
+
+    write_project(folder, as_json=as_json)
+
+
+@app.command()
+def jars(
+    folder: Annotated[
+        str | None, typer.Argument(metavar="[FOLDER]", help="Default: delta_jars_dir, else this user's own folder.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch Delta's jars, once; nothing is done where they are there and whole. Status 1 where they do not come."""
+    from stormproof.trident.cli.jars import fetch_jars
+
+    fetch_jars(folder, as_json=as_json)
+
+
+@app.command()
+def psql(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS...]", help="For the program psql.")
+    ] = None,
+    *,
+    command: Annotated[
+        list[str] | None, typer.Option("-c", "--command", metavar="SQL", help="Run this, without the program psql.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open psql on the settings' database, or run SQL; an embedded Postgres runs meanwhile."""
+    from stormproof.trident.cli.psql import open_psql
+
+    open_psql(command or [], arguments or [], as_json=as_json)
+
+
+@db_app.command("url")
+def db_url(
+    *,
+    show_password: Annotated[bool, typer.Option("--show-password", help="Show secrets, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the database's URL. The embedded Postgres runs only while a Stormproof program uses it."""
+    from stormproof.trident.cli.psql import show_url
+
+    show_url(show_password=show_password, as_json=as_json)
 
 
 @queue_app.command("put")

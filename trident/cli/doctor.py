@@ -33,12 +33,12 @@ def examine(*, spark: bool, as_json: bool) -> None:
     checks = [Check("python", True, f"{sys.version.split()[0]} at {sys.executable}")]
     settings = _looked("settings", Settings, _settings_text, "repair what it names", checks)
     if settings is not None:
-        _looked("java", _java, str, "install Java 17 or 21, or the extra: pip install stormproof[java]", checks)
+        _looked("java", _java, str, "install Java 17 or 21, or the extra: pip install 'stormproof[java]'", checks)
         _looked(
             "delta jars",
             lambda: _jars(settings),
             str,
-            "fetch them: make setup, or python -m stormproof.core.engine.fetch_jars .jars",
+            "fetch them: stormproof jars",
             checks,
         )
         database = _looked(
@@ -84,7 +84,7 @@ def _java() -> str:
 
 
 def _jars(settings: Settings) -> str:
-    from stormproof.core.engine.java import delta_jars
+    from stormproof.core.engine.jars import delta_jars
 
     jars = delta_jars(settings.delta_jars_dir)
     return f"{len(jars)} in {jars[0].parent}" if jars else "none needed"

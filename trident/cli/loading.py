@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
-from stormproof.core.errors import UsageError
+from stormproof.core.errors import StormproofError, UsageError
 from stormproof.core.topology import TopologyGraph
+from stormproof.trident.cli.output import TRACEBACK_VARIABLE
+
+_OURS: Final = str(Path(__file__).parents[1])
 
 
 def load_topology(target: str, parameters: Sequence[str]) -> tuple[TopologyGraph, ModuleType]:
@@ -25,9 +31,11 @@ def load_topology(target: str, parameters: Sequence[str]) -> tuple[TopologyGraph
         raise UsageError(f"{target!r}: write FILE.py:NAME, as in examples/word_count.py:topology")
     path = Path(file)
     if not path.is_file():
-        raise UsageError(f"{file}: there is no such file", file=file)
+        what = "this is a folder, not a file" if path.is_dir() else "there is no such file"
+        raise UsageError(f"{file}: {what}", file=file)
     given = parse_parameters(parameters)
-    module = _load_module(path.absolute())
+    with _blaming_the_file(file, "while the file was loaded"):
+        module = _load_module(path.absolute())
     if not hasattr(module, name):
         found = sorted(
             n
@@ -43,10 +51,64 @@ def load_topology(target: str, parameters: Sequence[str]) -> tuple[TopologyGraph
         return value, module
     if not callable(value):
         raise UsageError(f"{target} is a {type(value).__name__}, neither a Topology nor a function that returns one")
-    made: object = value(**bind_parameters(value, given, target))
+    arguments = bind_parameters(value, given, target)
+    with _blaming_the_file(file, f"while {name}() built the topology"):
+        made: object = value(**arguments)
     if not isinstance(made, TopologyGraph):
         raise UsageError(f"{target} returned a {type(made).__name__} instead of a Topology")
     return made, module
+
+
+@contextmanager
+def _blaming_the_file(file: str, when: str) -> Generator[None]:
+    """Turn what a user's file raises into an error that names the file, the line and the next step.
+
+    Ours pass: they name the thing themselves. So does an interrupt.
+    """
+    try:
+        yield
+    except (StormproofError, KeyboardInterrupt):
+        raise
+    except SyntaxError as error:
+        where = _shown(error.filename or file)
+        text = f": {error.text.strip()}" if error.text else ""
+        raise UsageError(
+            f"{where}, line {error.lineno}: {error.msg}{text}; repair it, and try again", file=where, line=error.lineno
+        ) from error
+    except SystemExit as error:
+        raise UsageError(
+            f"{_place(error, file)}: it ended the program (status {error.code}) {when}; put what is to happen only when the "
+            "file itself is run under: if __name__ == '__main__':",
+            file=file,
+        ) from error
+    except ImportError as error:
+        raise UsageError(
+            f"{_place(error, file)}: {type(error).__name__}: {error}; install it for {sys.executable}, or put it beside the "
+            "file",
+            file=file,
+            module=error.name,
+        ) from error
+    except Exception as error:
+        raise UsageError(
+            f"{_place(error, file)}: {type(error).__name__}: {error}, raised {when}; {TRACEBACK_VARIABLE}=1 shows the whole "
+            "way there",
+            file=file,
+            error=type(error).__name__,
+        ) from error
+
+
+def _place(error: BaseException, file: str) -> str:
+    """The file and the line in it that the error came through, as far in as the user's folder reaches."""
+    folder = str(Path(file).absolute().parent)
+    own = [f for f in traceback.extract_tb(error.__traceback__) if os.path.dirname(f.filename).startswith(folder)]
+    own = [f for f in own if f"{os.sep}site-packages{os.sep}" not in f.filename and _OURS not in f.filename] or own
+    return f"{_shown(own[-1].filename)}, line {own[-1].lineno}" if own else file
+
+
+def _shown(file: str) -> str:
+    """A path as a person would write it here."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def parse_parameters(parameters: Sequence[str]) -> dict[str, str]:
@@ -68,7 +130,14 @@ def bind_parameters(function: Callable[..., Any], given: Mapping[str, str], targ
     Raises:
         UsageError: one is unknown, missing, or not of its type; all names are listed.
     """
-    signature = inspect.signature(function, eval_str=True).parameters
+    try:
+        signature = inspect.signature(function, eval_str=True).parameters
+    except NameError as error:  # an annotation that is imported for type checkers only
+        raise UsageError(
+            f"{target}: its annotations cannot be read ({error}); import what they name, or use str, int, float, bool, Path"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{target} is not a function whose parameters are known: {error}") from error
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.values())
     named = {n: p for n, p in signature.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     known = ", ".join(named) or "none"

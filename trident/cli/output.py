@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +37,19 @@ __all__ = [
 
 TRACEBACK_VARIABLE: Final = "PYTHONFAULTHANDLER"
 """Python's own switch for more than one line; set, an unexpected error shows where it was raised."""
+
+
+_NEXT_STEPS: Final = {
+    errno.EACCES: "make it accessible for this user, or set STORMPROOF_HOME (and staging_dir) to a folder that is",
+    errno.EPERM: "make it accessible for this user, or set STORMPROOF_HOME (and staging_dir) to a folder that is",
+    errno.EROFS: "the file system is read-only: set STORMPROOF_HOME (and staging_dir) to a folder that can be written",
+    errno.ENOSPC: "free some space, and start again",
+    errno.EDQUOT: "free some of this user's quota, and start again",
+    errno.ENOTDIR: "a file stands where a folder is needed: move it away, or name another folder",
+    errno.EISDIR: "a folder stands where a file is needed: name a file",
+    errno.EMFILE: "raise the limit of open files, as in: ulimit -n 4096",
+    errno.ENFILE: "too many files are open on this machine: see which with lsof",
+}
 
 
 class Exit(IntEnum):
@@ -136,34 +151,68 @@ def finish(status: int) -> NoReturn:
 
 
 @contextmanager
-def guarded(*, as_json: bool) -> Generator[None]:
-    """Turn errors into one line and an exit status."""
+def guarded(*, as_json: bool, passing: tuple[type[Exception], ...] = ()) -> Generator[None]:
+    """Turn errors into one line and an exit status; `passing` are those that another one shows.
+
+    What was printed is flushed in here, so that a reader that has gone, or a full disk, is met here and not at exit.
+    """
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except passing:
+        raise
     except StormproofError as error:
         note(f"stormproof: {error.message}")
+        if os.environ.get(TRACEBACK_VARIABLE):
+            note("".join(traceback.format_exception(error)))
         _error_json(as_json, error.kind.value, error.message, dict(error.details))
         finish(exit_status(error))
     except KeyboardInterrupt:
         note("stormproof: interrupted")
         _error_json(as_json, "interrupted", "interrupted", {})
         finish(Exit.INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read our output has gone, as `head` does; nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        finish(Exit.FAILED)
     except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is, it is shown and ends the command
-        text = f"{type(error).__name__}: {error}"
-        note(f"stormproof: unexpected error: {text}")
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            _discard_output()  # as `head` does; nothing may be written at exit either
+            finish(Exit.FAILED)
+        text, kind = f"{type(error).__name__}: {error}", "unexpected"
+        if isinstance(error, OSError) and error.errno in _NEXT_STEPS:
+            text, kind = _environment(error), "environment"
+            note(f"stormproof: {text}")
+            if error.errno == errno.ENOSPC and error.filename is None:
+                _discard_output()  # it may be the output that cannot be written
+        else:
+            note(f"stormproof: unexpected error: {text}")
         if os.environ.get(TRACEBACK_VARIABLE):
             note("".join(traceback.format_exception(error)))
-        else:
+        elif kind == "unexpected":
             frame = traceback.extract_tb(error.__traceback__)[-1]
             note(
                 f"  at {frame.filename}:{frame.lineno} in {frame.name}; {TRACEBACK_VARIABLE}=1 shows the whole way there"
             )
-        _error_json(as_json, "unexpected", text, {})
+        _error_json(as_json, kind, text, {})
         finish(Exit.FAILED)
+
+
+def _environment(error: OSError) -> str:
+    """What the file system refuses, where, and what to do about it."""
+    where = error.filename or "standard output, or a file that the system does not name"
+    where = where.decode(errors="replace") if isinstance(where, bytes) else where
+    return f"{error.strerror}: {where}; {_NEXT_STEPS[error.errno or 0]}"
+
+
+def _reader_has_gone() -> bool:
+    """Whether it is our own output that nobody reads any more; else the error is another connection's."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _discard_output() -> None:
+    """What is still to be written to standard output goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _error_json(as_json: bool, kind: str, message: str, details: dict[str, Any]) -> None:

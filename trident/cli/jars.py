@@ -1,0 +1,25 @@
+"""`jars`: Delta's jars, fetched once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stormproof.core.engine.jars import DELTA_VERSION, fetch, spark_line
+from stormproof.core.settings import Settings
+from stormproof.trident.cli.output import emit, note, say
+
+
+def fetch_jars(folder: str | None, *, as_json: bool) -> None:
+    """Fetch into the named folder, else into the settings' one, else into this user's; nothing where they are whole."""
+    place = Path(folder) if folder is not None else Settings().delta_jars_dir
+    note(f"Delta {DELTA_VERSION} for Spark {spark_line()} ...")
+    found = fetch(place)
+    report = {
+        "folder": str(found.folder),
+        "delta": DELTA_VERSION,
+        "spark": spark_line(),
+        "fetched": found.fetched,
+        "jars": [jar.name for jar in found.jars],
+    }
+    how = "fetched" if found.fetched else "were there"
+    emit(report, as_json=as_json, text=lambda: say(f"{len(found.jars)} jars {how}, whole, in {found.folder}"))

@@ -1,0 +1,153 @@
+"""`psql` and `db url`: the database behind the settings, for a person and for other programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+from psycopg import pq
+
+from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
+from stormproof.core.postgres.binaries import find_binaries
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.settings import Settings
+from stormproof.trident.cli.output import emit, finish, note, say, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PSQL: Final = "psql"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one statement gave."""
+
+    status: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+
+
+def open_psql(statements: Sequence[str], arguments: Sequence[str], *, as_json: bool) -> None:
+    """Run the statements, or else the program psql until it ends, whose exit status is the command's.
+
+    An embedded server runs at least as long as this does.
+
+    Raises:
+        UsageError: Postgres refuses a statement, or both statements and arguments for psql were given.
+        SettingsError: there is no program psql.
+    """
+    if statements and arguments:
+        raise UsageError("-c runs without the program psql, which the arguments after -- are for: give one of them")
+    if as_json and not statements:
+        raise UsageError("--json goes with -c SQL")
+    settings = Settings()
+    database = settings.resolve_database()
+    if statements:
+        answers = [answer for statement in statements for answer in _run(database, statement)]
+        emit(answers, as_json=as_json, text=lambda: _text(answers))
+        return
+    program = _find_psql(prefer_embedded=settings.uses_embedded)
+    known, rest = _as_environment(database)
+    command = [program, *(["-d", rest] if rest else []), *arguments]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is psql's: it cancels a statement
+    try:
+        child = subprocess.Popen(command, env={**os.environ, **known}, preexec_fn=_take_interrupts)  # noqa: PLW1509
+        status = child.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    finish(status)
+
+
+def _take_interrupts() -> None:
+    """A program inherits that a signal is ignored, and psql would never see Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def show_url(*, show_password: bool, as_json: bool) -> None:
+    """Print the database's URL, and say of an embedded one how long it runs."""
+    settings = Settings()
+    database = settings.resolve_database()
+    url = database.url(show_password=show_password)
+    report = {
+        "url": url,
+        "parameters": {k: v for k, v in database.parameters if show_password or k not in database.secrets},
+        "embedded": settings.uses_embedded,
+        "home": str(settings.home.absolute()) if settings.uses_embedded else None,
+    }
+    emit(report, as_json=as_json, text=lambda: say(url))
+    if settings.uses_embedded:
+        note(
+            "the embedded Postgres runs only while a Stormproof program uses it; for another client, leave `stormproof "
+            "psql` open beside it"
+        )
+    elif not show_password and any(k in database.secrets for k, _ in database.parameters):
+        note("the password is shown with --show-password")
+
+
+def _run(database: Database, statement: str) -> Iterator[Answer]:
+    with connect(database, application_name="stormproof psql", autocommit=True) as connection:
+        try:
+            cursor = connection.execute(statement.encode())
+            more: bool | None = True
+            while more:
+                columns = tuple(column.name for column in cursor.description or ())
+                rows = tuple(tuple(map(_plain, row)) for row in cursor) if columns else ()
+                yield Answer(cursor.statusmessage or "", columns, rows)
+                more = cursor.nextset()
+        except psycopg.OperationalError as error:
+            raise StoreUnavailable(
+                f"the answer of {database.redacted} is lost: {_one_line(database, error)}"
+            ) from error
+        except psycopg.Error as error:
+            raise UsageError(
+                f"Postgres refuses the statement: {_one_line(database, error)}", sqlstate=error.sqlstate
+            ) from error
+
+
+def _plain(value: object) -> object:
+    """A value that JSON has, or else its text."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _one_line(database: Database, error: psycopg.Error) -> str:
+    return " ".join(database.without_secrets(str(error)).split())
+
+
+def _text(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        if answer.columns:
+            table(answer.columns, answer.rows)
+        else:
+            say(answer.status)
+
+
+def _find_psql(*, prefer_embedded: bool) -> str:
+    """The program psql: for an embedded server its own, which is of the same version; else first the one on PATH."""
+    on_path = shutil.which(PSQL)
+    try:
+        folder = find_binaries().folder
+        own = str(folder / PSQL) if os.access(folder / PSQL, os.X_OK) else None
+    except SettingsError:
+        own = None
+    found = (own or on_path) if prefer_embedded else (on_path or own)
+    if found is None:
+        raise SettingsError(
+            "there is no program psql here; run a statement without it: stormproof psql -c 'select 1'; or install it: pip "
+            "install 'stormproof[embedded]', or: apt-get install postgresql-client"
+        )
+    return found
+
+
+def _as_environment(database: Database) -> tuple[dict[str, str], str]:
+    """The variables of libpq, which nobody else sees in a list of processes, and what has no variable, as a conninfo."""
+    variables = {o.keyword.decode(): o.envvar.decode() for o in pq.Conninfo.get_defaults() if o.envvar}
+    known = {variables[key]: value for key, value in database.parameters if key in variables}
+    rest = {key: value for key, value in database.parameters if key not in variables}
+    return known, Database.of(rest).conninfo if rest else ""
