@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
-
-from stormproof.trident.cli.output import guarded
-
-_ClickException: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-
-
-class _Guarded(TyperGroup):
-    """Shows a command's errors before the library does: it ends without a word at any broken pipe, be it a database's."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; its wrong options and its exit are the library's to show."""
-        arguments: list[str] = sys.argv[1:] if ctx.obj is None else ctx.obj
-        with guarded(as_json="--json" in arguments, passing=(_ClickException, typer.Exit, typer.Abort)):
-            return super().invoke(ctx)
-
 
 from stormproof.trident.cli import letters_app
+from stormproof.trident.cli.command_group import GuardedGroup
 from stormproof.trident.cli.options import AsJson, By, QueueName, TopologyName, Why
 
 app = typer.Typer(
-    cls=_Guarded,
+    cls=GuardedGroup,
     name="stormproof",
     help="Pipelines on Spark with Storm's guarantees: every message tracked, replayed when it fails, applied once.",
     no_args_is_help=True,
