@@ -285,7 +285,7 @@ class DeadLetterSource(Source, Protocol):
 
 
 @runtime_checkable
-class SharedSource(Source, Protocol):
+class SharedSource(Protocol):
     """A source of which one object may serve several runs at once: each has a view of its own."""
 
     def for_run(self, database: Database) -> Source:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import psycopg
@@ -229,3 +229,55 @@ def test_a_drop_that_dies_under_the_lock_dropped_nothing(store: Store, monkeypat
     monkeypatch.delenv(ENV)
     assert "lines.p1" in store.tables()
     assert FIRST in source.drop_consumed()
+
+
+def test_a_partition_that_another_drops_meanwhile_is_no_error(store: Store) -> None:
+    source, other = store.view("one"), store.view("two")
+    store.put(numbered(25))
+    assert len(opened(source)) == len(opened(other)) == 25
+    with store.producer() as connection, connection.cursor() as cursor:
+        part = source.table.partitions(cursor)[0]
+        connection.commit()
+        assert part.table in other.drop_consumed()
+        assert not source.table.has_any(cursor, part, ["true"])
+        assert not source.table.drop(cursor, part, lambda: ["true"])
+    assert source.drop_consumed() == ()
+
+
+def test_housekeeping_beside_producers_and_other_drivers(store: Store) -> None:
+    """Partitions come and go under everybody: nobody meets one that is half there."""
+    puts, at_once = 25, 6
+    ended, raised = threading.Event(), list[BaseException]()
+    found = dict[str, list[bytes]](one=[], two=[])
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - handed on
+            raised.append(error)
+            ended.set()
+
+    def produce() -> None:
+        queue = store.queue()
+        for n in range(puts):
+            queue.put([b"%d" % (n * at_once + k) for k in range(at_once)])
+            queue.stats()
+
+    def drive(source: PostgresQueue, into: list[bytes]) -> Callable[[], None]:
+        def work() -> None:
+            while not ended.is_set() and len(into) < puts * at_once:
+                into.extend(opened(source))
+                source.drop_consumed()
+                source._make_ready()  # pyright: ignore[reportPrivateUsage]
+
+        return work
+
+    works = [produce, *(drive(store.view(name), into) for name, into in found.items())]
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert raised == []
+    for messages in found.values():
+        assert sorted(messages, key=int) == [b"%d" % n for n in range(puts * at_once)]

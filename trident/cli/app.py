@@ -244,6 +244,14 @@ def queue_stats(queue: QueueName, as_json: AsJson = False) -> None:
     stats(queue, as_json=as_json)
 
 
+@queue_app.command("list")
+def queue_list(as_json: AsJson = False) -> None:
+    """Show every queue: its messages, its size, and how far each of its readers has come."""
+    from stormproof.trident.cli.queue import list_queues
+
+    list_queues(as_json=as_json)
+
+
 @audit_app.command("verify")
 def audit_verify(
     topology: TopologyName,

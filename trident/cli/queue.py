@@ -1,14 +1,19 @@
-"""`queue put|peek|stats`."""
+"""`queue put|peek|stats|list`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
+
+import sqlalchemy as sa
 
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
-from stormproof.core.source.postgres_queue import PostgresQueue
+from stormproof.core.source.postgres_queue import PostgresQueue, QueueStats
 from stormproof.trident.cli.output import counted, emit, say, table
-from stormproof.trident.cli.stores import opened
+from stormproof.trident.cli.stores import Stores, opened
 
 SHOWN_CHARACTERS = 200
 
@@ -49,11 +54,8 @@ def peek(queue: str, count: int, *, as_json: bool) -> None:
 def stats(queue: str, *, as_json: bool) -> None:
     """Show how much there is."""
     with opened() as stores:
-        of = PostgresQueue(queue, database=stores.database)
-        try:
-            found = of.stats()
-        finally:
-            of.close()
+        found = _stats_of(queue, stores)
+        readers = _readers(stores, [found])
 
     def text() -> None:
         say(
@@ -61,8 +63,68 @@ def stats(queue: str, *, as_json: bool) -> None:
             f"{counted(found.bytes_on_disk, 'byte')}"
         )
         table(
-            ["subscription", "ready", "pending", "waiting", "dead"],
-            [(name, b.ready, b.pending, b.waiting, b.dead) for name, b in found.subscriptions.items()],
+            ["topology", "subscription", "ready", "pending", "waiting", "dead"],
+            [
+                (readers[name] or "-", name, b.ready, b.pending, b.waiting, b.dead)
+                for name, b in found.subscriptions.items()
+            ],
         )
 
-    emit(found, as_json=as_json, text=text)
+    emit({**_fields(found), "topologies": readers}, as_json=as_json, text=text)
+
+
+def list_queues(*, as_json: bool) -> None:
+    """Show every queue with its readers; also where there is none yet."""
+    with opened() as stores:
+        with stores.engine.connect() as connection:
+            names: list[str] = list(
+                connection.execute(sa.text("select queue from stormproof.queue order by 1")).scalars()
+            )
+        found = [_stats_of(name, stores) for name in names]
+        readers = _readers(stores, found)
+
+    def text() -> None:
+        if not found:
+            say("no queues yet; one is made by its first put: stormproof queue put QUEUE --lines FILE")
+            return
+        rows: list[tuple[str, int, int, str, int, int, int, int]] = []
+        for queue in found:
+            known = [
+                (readers[name] or name, b.ready, b.pending, b.waiting, b.dead)
+                for name, b in queue.subscriptions.items()
+            ]
+            rows += [
+                (queue.queue, queue.messages_put, queue.bytes_on_disk, *reader)
+                for reader in known or [("-", 0, 0, 0, 0)]
+            ]
+        table(["queue", "put", "bytes", "read by", "ready", "pending", "waiting", "dead"], rows)
+
+    report = {
+        "queues": [{**_fields(queue), "topologies": {s: readers[s] for s in queue.subscriptions}} for queue in found]
+    }
+    emit(report, as_json=as_json, text=text)
+
+
+def _stats_of(queue: str, stores: Stores) -> QueueStats:
+    with closing(PostgresQueue(queue, database=stores.database)) as of:
+        return of.stats()
+
+
+def _fields(of: QueueStats) -> dict[str, object]:
+    return {field.name: getattr(of, field.name) for field in fields(of)}
+
+
+def _readers(stores: Stores, queues: Sequence[QueueStats]) -> dict[str, str | None]:
+    """The topology behind each subscription, with the spout that reads where there are several; None where none is known.
+
+    A topology subscribes under its incarnation, not under its name: a new life of the name begins anew.
+    """
+    with stores.engine.connect() as connection:
+        rows = connection.execute(sa.text("select incarnation, name from stormproof.topology")).all()
+    names: dict[str, str] = {row.incarnation: row.name for row in rows}
+    found: dict[str, str | None] = {}
+    for subscription in (name for queue in queues for name in queue.subscriptions):
+        incarnation, _, spout = subscription.partition(":")
+        name = names.get(incarnation)
+        found[subscription] = name if name is None or not spout else f"{name}:{spout}"
+    return found

@@ -91,6 +91,8 @@ class MessageTable:
             self.sql,
         ).fetchall()
         for name, bounds in rows:
+            if bounds is None:
+                continue  # dropped by another since the catalog was read
             match = _BOUNDS.search(bounds)
             start, stop = (int(match[1]), int(match[2])) if match else (None, None)
             found.append(Partition(f'{MESSAGE_SCHEMA}."{name}"', start, stop))
@@ -146,9 +148,14 @@ class MessageTable:
         return stop
 
     def has_any(self, cursor: Cursor[Any], partition: Partition, conditions: Iterable[str]) -> bool:
-        """Whether one of the partition's visible messages meets one of the conditions."""
+        """Whether one of the partition's visible messages meets one of the conditions; False where it was dropped.
+
+        It is named by its ids, for another may drop it at any time. The default partition is never dropped.
+        """
+        within = "true" if partition.stop is None else f"id >= {partition.start} and id < {partition.stop}"
+        table = partition.table if partition.stop is None else self.sql
         return any(
-            query(cursor, f"select 1 from {partition.table} where {condition} limit 1").fetchone() is not None
+            query(cursor, f"select 1 from {table} where ({condition}) and {within} limit 1").fetchone() is not None
             for condition in conditions
         )
 
@@ -164,6 +171,9 @@ class MessageTable:
         query(cursor, f"set local lock_timeout = {LOCK_WAIT_MS}")
         if partition.stop is not None:  # a drop locks the parent as well; taken first, as everybody else does
             query(cursor, f"lock table only {self.sql} in access exclusive mode")
+            found = query(cursor, "select to_regclass(%s)", partition.table).fetchone()
+            if found is None or found[0] is None:
+                return False  # another was first
         query(cursor, f"lock table {partition.table} in access exclusive mode")
         if self.has_any(cursor, partition, unresolved()):
             return False
