@@ -59,6 +59,7 @@ class Reader:
             return
         for shown, here in self.ids.items():
             commands = commands.replace(shown, here)
+        commands = re.sub(r"(stormproof run (?!.*--engine).*)", r"\1 --engine inline", commands)  # Spark takes seconds
         self.said = ""
         for line in commands.splitlines():
             status, said = typed(line, self.folder, self.environment, TIMEOUT_S)
