@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -86,6 +86,9 @@ class Evidence:
     digest: str
     rows: int
     problem: str | None = None
+    rejected: int = 0
+    """Rows that its table refused and that were given up one by one; `rows` are the others."""
+
     gone: bool = False
     doubt: str | None = None
 
@@ -95,6 +98,8 @@ class EvidenceReport:
     """A sink's own log for one identity: its table's id, its entries in log order, and the last txid by its guard.
 
     `truncated`: retention may have removed older entries; what is missing before the first is then "cannot tell".
+    `rows_found`: the rows that the table holds, counted no further than to what the entries say; None where they were not
+    counted, or where their number says nothing.
     """
 
     table_id: str | None
@@ -102,6 +107,12 @@ class EvidenceReport:
     last_txid: int | None
     truncated: bool = False
     problems: tuple[str, ...] = ()
+    rows_found: int | None = None
+
+
+def least_rows(written: Sequence[int], *, fold: bool) -> int:
+    """How many rows a table holds at least that so many rows of each transaction went to: a fold adds no key twice."""
+    return max(written, default=0) if fold else sum(written)
 
 
 class SinkSession(Protocol):

@@ -110,7 +110,8 @@ def _end(steps: Steps, txn: Txn, done: _Done) -> None:
             raise SinkRefused(
                 f"txid {txn.txid} of topology {steps.run.topology!r} is blocked: {txn.reason}. Repair the cause, then: "
                 f"stormproof retry {steps.run.topology} {txn.txid}; or give its rows at that sink up, on record: "
-                f"stormproof ledger skip {steps.run.topology} {txn.txid} SINK",
+                f"stormproof ledger skip {steps.run.topology} {txn.txid} SINK (with --rows: only those that a Postgres "
+                f"table refuses)",
                 txid=txn.txid,
             )
         case _, Guarantee.AT_MOST_ONCE:

@@ -312,7 +312,8 @@ class Steps:
         return SinkRefused(
             f"txid {txid} of topology {self.run.topology!r} is blocked: {reason}. Repair the cause, then: "
             f"stormproof retry {self.run.topology} {txid}; or give its rows at that sink up, on record: "
-            f"stormproof ledger skip {self.run.topology} {txid} {sink}",
+            f"stormproof ledger skip {self.run.topology} {txid} {sink} (with --rows: only those that a Postgres table "
+            f"refuses)",
             **details,
         )
 

@@ -63,6 +63,36 @@ _TABLES: Final = (
 )
 
 
+_REJECTS: Final = """
+    create table if not exists stormproof_sink.reject (
+        topology text not null,
+        incarnation text not null,
+        sink text not null,
+        txid bigint not null,
+        file text not null,
+        row bigint not null,
+        input text not null,
+        sqlstate text,
+        error text not null,
+        rejected_at timestamptz not null default now(),
+        primary key (topology, incarnation, sink, txid, file, row)
+    )
+    """
+
+
+def has_rejects(connection: psycopg.Connection) -> bool:
+    """Whether the table of rows that were given up one by one is there: it is made when the first one is."""
+    row = connection.execute("select to_regclass('stormproof_sink.reject') is not null").fetchone()
+    return row is not None and bool(row[0])
+
+
+def make_rejects(connection: psycopg.Connection) -> None:
+    """Make the table of rows that were given up one by one, where it is missing; in the present transaction."""
+    if not has_rejects(connection):
+        one_at_a_time(connection)
+        connection.execute(_REJECTS)
+
+
 def is_made(connection: psycopg.Connection) -> bool:
     """Whether the sink's own tables are there."""
     row = connection.execute("select to_regclass('stormproof_sink.evidence') is not null").fetchone()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import logging
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
@@ -15,11 +16,14 @@ from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreU
 from stormproof.core.failpoint import failpoint
 from stormproof.core.message import storable_text
 from stormproof.core.postgres.database import Database, backend_identity, connect, may_pass, terminate_backends
-from stormproof.core.sink import PreparedFile, SinkInput
+from stormproof.core.sink import SinkInput
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.durable import require_durable, volatile_relations
 from stormproof.sinks.postgres.folds import fold_assignment
+from stormproof.sinks.postgres.refusals import require_writable, warning_of, what_can_refuse
+from stormproof.sinks.postgres.row_by_row import RefusedRow, move_row_by_row
 from stormproof.sinks.postgres.table import (
     Table,
     TableName,
@@ -40,8 +44,11 @@ from stormproof.sinks.protocol import (
     PreparedTransaction,
     SinkIdentity,
     decide,
+    least_rows,
 )
 from stormproof.sinks.staging import FileWriter, IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+
+log = logging.getLogger("stormproof.sink")
 
 LOCK_TIMEOUT_MS: Final = 30_000
 """How long a commit waits for somebody else's lock on the table before it says so."""
@@ -55,6 +62,11 @@ _LATER_WINS: Final = (
     "on conflict (topology, incarnation, sink, txid) do update "
     "set rows = excluded.rows, digest = excluded.digest, epoch = excluded.epoch, committed_at = excluded.committed_at"
 )
+
+COUNTED_ROWS_MAX: Final = 5_000_000
+"""Rows that an audit counts at most in one table: about a second of reading."""
+
+_ADDED: Final = sql.Identifier("stormproof_added")
 
 _MINE: Final = "topology = %(topology)s and incarnation = %(incarnation)s and sink = %(sink)s"
 
@@ -126,6 +138,9 @@ class PostgresSession:
                 connection.execute(create_statement(self._name, self._input))
             table = self._table(connection)
             require_table(table, self._input, self._where)
+            require_durable(connection, table.oid, self._where)
+            require_writable(connection, table.oid, self._input, self._where)
+            refusing = what_can_refuse(connection, table.oid, self._input)
             self._limits = column_limits(table, self._input)
             self._table_id = self._current_table_id(connection)
             # A row without a txid: from here on the guard is only ever moved, never made.
@@ -136,6 +151,13 @@ class PostgresSession:
                 "where guard.last_txid is null",
                 {**self._mine, "table_name": str(self._name), "table_id": self._table_id, "epoch": self._epoch},
             )
+        if refusing:
+            log.warning("%s: %s", self._where, warning_of(refusing))
+
+    def refusals(self) -> list[str]:
+        """Which rules of the table can refuse rows when they are committed; see `what_can_refuse`."""
+        with self._transaction() as connection:
+            return what_can_refuse(connection, self._table(connection).oid, self._input)
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed here, by their guards."""
@@ -166,21 +188,10 @@ class PostgresSession:
         """Adopt one transaction, by the table of `decide`; see the protocol."""
         where = f"{self._where}, txid {transaction.txid}"
         with self._transaction(where) as connection:
-            self._lock_fence(connection)
-            held = self._read_guard(connection, sql.SQL("for update"), same_table=checked)
-            if checked and decide(self._identity, transaction, held) is Decision.SKIP:
+            table = self._begin_commit(connection, transaction, where, checked=checked)
+            if table is None:
                 return CommitOutcome.ALREADY_HELD
-            require_files(self._staging, transaction.files, where=where, digests=True)
-            table = self._table(connection)
-            require_table(table, self._input, where)
-            self._move_guard(connection, transaction, checked=checked)
-            failpoint("postgres.after_guard")
-            connection.execute(
-                "insert into stormproof_sink.evidence (topology, incarnation, sink, txid, rows, digest, epoch) "
-                "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(digest)s, %(epoch)s) "
-                + ("" if checked else _LATER_WINS),
-                {**self._mine, **self._said(transaction)},
-            )
+            self._add_evidence(connection, transaction, transaction.rows, checked=checked)
             moved = self._move_rows(connection, wire_schema(table, self._input), transaction, where)
             if moved != transaction.rows:
                 raise SinkRefused(
@@ -189,9 +200,83 @@ class PostgresSession:
                     moved=moved,
                     prepared=transaction.rows,
                 )
+            require_durable(connection, table.oid, where)
             failpoint("postgres.after_rows")
         failpoint("postgres.after_commit")
         return CommitOutcome.APPLIED
+
+    def commit_without_refused(self, transaction: PreparedTransaction) -> list[RefusedRow]:
+        """Adopt one transaction but for the rows that the table refuses, which are given up and kept in `reject`.
+
+        Where the sink holds the transaction already, the rows that were given up then.
+
+        Raises:
+            SinkRefused: the table refuses more than rows, or too many of them; nothing was written.
+            Else as `commit`.
+        """
+        where = f"{self._where}, txid {transaction.txid}"
+        with self._transaction(where) as connection:
+            bookkeeping.make_rejects(connection)
+            table = self._begin_commit(connection, transaction, where, checked=True)
+            if table is None:
+                return self._rejected(connection, transaction.txid)
+            schema = wire_schema(table, self._input)
+            move = self._mover(connection, schema, where)
+            moved, refused = move_row_by_row(connection, self._numbered(transaction, schema), move, where)
+            if moved + len(refused) != transaction.rows:
+                raise SinkRefused(f"{where}: {moved} rows and {len(refused)} refused ones are not {transaction.rows}")
+            self._add_evidence(connection, transaction, moved, checked=True)
+            connection.cursor().executemany(
+                "insert into stormproof_sink.reject (topology, incarnation, sink, txid, file, row, input, sqlstate, error) "
+                "values (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+                [(*self._mine.values(), transaction.txid, *_stored(row)) for row in refused],
+            )
+            require_durable(connection, table.oid, where)
+        return refused
+
+    def _begin_commit(
+        self, connection: psycopg.Connection, transaction: PreparedTransaction, where: str, *, checked: bool
+    ) -> Table | None:
+        """Take the fence and move the guard; the table to write to, or None where the sink holds the transaction."""
+        self._lock_fence(connection)
+        held = self._read_guard(connection, sql.SQL("for update"), same_table=checked)
+        if checked and decide(self._identity, transaction, held) is Decision.SKIP:
+            return None
+        require_files(self._staging, transaction.files, where=where, digests=True)
+        table = self._table(connection)
+        require_table(table, self._input, where)
+        require_durable(connection, table.oid, where)
+        self._move_guard(connection, transaction, checked=checked)
+        failpoint("postgres.after_guard")
+        return table
+
+    def _add_evidence(
+        self, connection: psycopg.Connection, transaction: PreparedTransaction, rows: int, *, checked: bool
+    ) -> None:
+        connection.execute(
+            "insert into stormproof_sink.evidence (topology, incarnation, sink, txid, rows, digest, epoch) "
+            "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(digest)s, %(epoch)s) "
+            + ("" if checked else _LATER_WINS),
+            {**self._mine, **self._said(transaction), "rows": rows},
+        )
+
+    def _rejected(self, connection: psycopg.Connection, txid: int) -> list[RefusedRow]:
+        rows = connection.execute(
+            f"select file, row, input, sqlstate, error from stormproof_sink.reject where {_MINE} and txid = %(txid)s "
+            "order by file, row",
+            {**self._mine, "txid": txid},
+        ).fetchall()
+        return [RefusedRow(*row) for row in rows]
+
+    def _numbered(
+        self, transaction: PreparedTransaction, schema: pa.Schema
+    ) -> Generator[tuple[str, int, pa.RecordBatch]]:
+        """The prepared rows, with their file and the number of the first one there."""
+        for file in sorted(transaction.files, key=lambda f: f.path):
+            at = 0
+            for batch in prepared_batches(self._staging, [file], schema.names):
+                yield file.path, at, batch
+                at += batch.num_rows
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts."""
@@ -216,12 +301,21 @@ class PostgresSession:
                 f"select txid, digest from stormproof_sink.evidence where {_MINE} order by txid desc limit 1",
                 self._mine,
             ).fetchone()
+            rejected: dict[int, int] = {}
+            if bookkeeping.has_rejects(connection):
+                found = connection.execute(
+                    f"select txid, count(*) from stormproof_sink.reject where {_MINE} group by txid", self._mine
+                )
+                rejected = dict(found.fetchall())
+            held = self._rows_held(connection, [row[2] for row in rows])
+            oid = find_oid(connection, self._name)
+            volatile = [] if oid is None else volatile_relations(connection, oid)
             failpoint("audit.in_sink")
             guard = connection.execute(
                 f"select last_txid, last_digest, table_id from stormproof_sink.guard where {_MINE}", self._mine
             ).fetchone()
         last_txid, last_digest, guard_table = (None, None, None) if guard is None else guard
-        problems: list[str] = []
+        problems = [f"{name} is {what}: a crash of the server loses its rows" for name, what in volatile]
         if (last_txid, last_digest) != (newest or (None, None)):
             problems.append(
                 f"the guard row says txid {last_txid} with digest {last_digest}, the newest evidence row "
@@ -231,18 +325,31 @@ class PostgresSession:
             problems.append(f"txid {last_txid} went to table {guard_table}, the table is now {table_id}")
         return EvidenceReport(
             table_id=table_id,
-            entries=tuple(Evidence(txid, digest, count) for txid, digest, count in rows),
+            entries=tuple(
+                Evidence(txid, digest, count, rejected=rejected.get(txid, 0)) for txid, digest, count in rows
+            ),
             last_txid=last_txid,
             problems=tuple(problems),
+            rows_found=held,
         )
+
+    def _rows_held(self, connection: psycopg.Connection, written: Sequence[int]) -> int | None:
+        """The table's rows, counted no further than what so many rows of each txid come to at least."""
+        least = least_rows(written, fold=self._input.is_fold)
+        if least > COUNTED_ROWS_MAX or find_oid(connection, self._name) is None:
+            return None
+        return self._count(connection, least)
 
     def count_rows(self, limit: int) -> int:
         """The rows that are visible now."""
         with self._transaction() as connection:
-            row = connection.execute(
-                sql.SQL("select count(*) from (select 1 from {} limit %s) as counted").format(self._name.identifier),
-                (limit,),
-            ).fetchone()
+            return self._count(connection, limit)
+
+    def _count(self, connection: psycopg.Connection, limit: int) -> int:
+        row = connection.execute(
+            sql.SQL("select count(*) from (select 1 from {} limit %s) as counted").format(self._name.identifier),
+            (limit,),
+        ).fetchone()
         return 0 if row is None else int(row[0])
 
     def take_table(self, last: PreparedTransaction | None) -> None:
@@ -429,22 +536,38 @@ class PostgresSession:
     ) -> int:
         if not transaction.files:
             return 0
-        columns = sql.SQL(", ").join(map(sql.Identifier, schema.names))
+        batches = prepared_batches(self._staging, transaction.files, schema.names)
         if not self._input.is_fold:
-            return self._copy(connection, self._name.identifier, schema, transaction.files, where)
+            return self._copy(connection, self._name.identifier, schema, batches, where)
         keys = self._input.keys
         require_unique_keys(prepared_batches(self._staging, transaction.files, keys), keys, where)
-        added = sql.Identifier("stormproof_added")
+        self._make_added(connection, schema)
+        copied = self._copy(connection, _ADDED, schema, batches, where)
+        return copied if copied != transaction.rows else self._merge_added(connection, schema)
+
+    def _mover(self, connection: psycopg.Connection, schema: pa.Schema, where: str) -> Callable[[pa.RecordBatch], int]:
+        """Moves some rows into the table; gives how many it took."""
+        if not self._input.is_fold:
+            return lambda rows: self._copy(connection, self._name.identifier, schema, [rows], where)
+        self._make_added(connection, schema)
+
+        def merge(rows: pa.RecordBatch) -> int:
+            connection.execute(sql.SQL("truncate {}").format(_ADDED))
+            self._copy(connection, _ADDED, schema, [rows], where)
+            return self._merge_added(connection, schema)
+
+        return merge
+
+    def _make_added(self, connection: psycopg.Connection, schema: pa.Schema) -> None:
         connection.execute(
             sql.SQL("create temporary table {} on commit drop as select {} from {} with no data").format(
-                added, columns, self._name.identifier
+                _ADDED, _identifiers(schema.names), self._name.identifier
             )
         )
-        copied = self._copy(connection, added, schema, transaction.files, where)
-        if copied != transaction.rows:
-            return copied
+
+    def _merge_added(self, connection: psycopg.Connection, schema: pa.Schema) -> int:
         # In key order: the index is walked along (a third faster at 100,000 rows), and two writers lock in one order.
-        ordered = sql.SQL(", ").join(map(sql.Identifier, keys))
+        ordered, columns = _identifiers(self._input.keys), _identifiers(schema.names)
         folds = [fold_assignment(n, self._input.schema.field(n).type, fold) for n, fold in self._input.folds.items()]
         return connection.execute(
             sql.SQL(
@@ -453,7 +576,7 @@ class PostgresSession:
                 self._name.identifier,
                 columns,
                 columns,
-                added,
+                _ADDED,
                 ordered,
                 ordered,
                 sql.SQL(", ").join(folds),
@@ -465,7 +588,7 @@ class PostgresSession:
         connection: psycopg.Connection,
         into: sql.Identifier,
         schema: pa.Schema,
-        files: Sequence[PreparedFile],
+        batches: Iterable[pa.RecordBatch],
         where: str,
     ) -> int:
         encoder = ArrowToPostgresBinaryEncoder(schema)
@@ -473,7 +596,7 @@ class PostgresSession:
         columns = sql.SQL(", ").join(map(sql.Identifier, schema.names))
         with cursor.copy(sql.SQL("copy {} ({}) from stdin with (format binary)").format(into, columns)) as copy:
             copy.write(encoder.write_header())
-            for batch in prepared_batches(self._staging, files, schema.names):
+            for batch in batches:
                 try:
                     copy.write(encoder.write_batch(batch.cast(schema)))
                 except pa.ArrowInvalid as error:
@@ -530,6 +653,14 @@ class PostgresSession:
                     sqlstate=state,
                 ) from error
             raise _refused(error, where) from error
+
+
+def _identifiers(names: Iterable[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def _stored(row: RefusedRow) -> tuple[str, int, str, str | None, str]:
+    return row.file, row.row, row.text, row.sqlstate, row.error
 
 
 def _refused(error: psycopg.Error, where: str) -> SinkRefused:

@@ -102,6 +102,12 @@ class PostgresSink:
         """Open for reading only."""
         return self._session(identity, input_, None)
 
+    def operate(self, identity: SinkIdentity, input_: SinkInput, epoch: int, staging: str) -> PostgresSession:
+        """Open under an epoch that stands, for a command on a batch whose driver has stopped: fences nobody."""
+        return PostgresSession(
+            self._known_database(), self._table, staging=staging, identity=identity, input_=input_, epoch=epoch
+        )
+
     def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int | None) -> PostgresSession:
         staging = (STAGING_FOLDER / self._name).absolute() if self._staging is None else self._staging
         return PostgresSession(

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 from stormproof.core.errors import CannotTell, FatalError, StormproofError, TransientError, UsageError
 from stormproof.core.guarantee import Guarantee
-from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity
+from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, least_rows
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
 from stormproof.trident.audit.verify_ledger import LedgerRows
 from stormproof.trident.ledger.ledger import SKIPPED
-from stormproof.trident.ledger.rows import SinkWork, Txn
-from stormproof.trident.transaction import TxnState
+from stormproof.trident.ledger.repair import SKIP_ROWS
+from stormproof.trident.ledger.rows import Event, SinkWork, Txn
+from stormproof.trident.transaction import EventKind, TxnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class _Comparison:
         self._loss()
         for problem in self._report.problems:
             self._wrong(ViolationKind.EVIDENCE, problem)
+        self._count()
         self._order()
         for entry in self._report.entries:
             self._entry(entry)
@@ -161,16 +163,53 @@ class _Comparison:
                 f"the sink holds digest {entry.digest[:16]}, the ledger prepared {work.digest[:16]}",
                 txid,
             )
-        if entry.rows != work.rows:
+        if entry.rows + entry.rejected != work.rows:
             self._wrong(
                 ViolationKind.EVIDENCE_DIFFERS,
                 f"the sink holds {entry.rows} rows, the ledger prepared {work.rows}",
                 txid,
             )
+        if entry.rejected:
+            self._rejected(entry)
         if work.outcome == SKIPPED:
             self._wrong(ViolationKind.EVIDENCE_DIFFERS, "the sink holds it, though an operator skipped it there", txid)
         elif txn is not None:
             self._held_though(txn)
+
+    def _rejected(self, entry: Evidence) -> None:
+        """Rows that the table refused were given up by a person's word, and each stands on record."""
+        actions = [e.detail or {} for e in self._events(entry.txid, EventKind.OPERATOR)]
+        by = next((str(one.get("by")) for one in actions if one.get("action") == SKIP_ROWS), None)
+        if by is None:
+            self._wrong(
+                ViolationKind.EVIDENCE_DIFFERS,
+                f"{entry.rejected} of its rows were given up there, and the ledger does not say by whom",
+                entry.txid,
+            )
+            return
+        listed = len(self._events(entry.txid, EventKind.REJECT))
+        self._findings.notice(
+            NoticeKind.SKIPPED,
+            f"txid {entry.txid}, sink {self._sink!r}: {entry.rejected} of its rows are rejects, given up by {by}"
+            + ("" if listed == entry.rejected else f"; {listed} of them are listed: run ledger skip ... --rows again"),
+            txid=entry.txid,
+            sink=self._sink,
+        )
+
+    def _events(self, txid: int, kind: EventKind) -> list[Event]:
+        return [e for e in self._rows.events if e.kind is kind and (e.txid, e.sink) == (txid, self._sink)]
+
+    def _count(self) -> None:
+        """The table holds what its evidence says that was written to it, as far as a number can tell."""
+        written = [entry.rows for entry in self._report.entries if entry.txid > self._given_up]
+        fold = bool((self._binding.description or {}).get("folds"))
+        least, found = least_rows(written, fold=fold), self._report.rows_found
+        if found is not None and found < least:
+            self._findings.unknown(
+                f"sink {self._sink!r}: its table holds {found} rows, its own record says that {least} or more were written: "
+                "the others were deleted by another hand, or lost in a crash. Compare with a backup",
+                sink=self._sink,
+            )
 
     def _held_though(self, txn: Txn) -> None:
         """What it means that a sink holds a batch that the ledger does not call committed."""

@@ -342,6 +342,9 @@ def ledger_skip(
     topology: TopologyName,
     txid: Annotated[int, typer.Argument(metavar="TXID")],
     sink: Annotated[str, typer.Argument(metavar="SINK")],
+    rows: Annotated[
+        bool, typer.Option("--rows", help="Only the rows that the sink's Postgres table refuses; it gets the others.")
+    ] = False,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
@@ -349,7 +352,13 @@ def ledger_skip(
     """Give up the rows of a blocked or prepared txid at one sink: they become rejects, on record.
 
     The sink goes on from what it holds. The other sinks get the txid at the next start, and its messages are confirmed.
+    With --rows the sink gets every row that its table takes, at once, and only the others are given up.
     """
+    if rows:
+        from stormproof.trident.cli.skip_rows import skip_rows
+
+        skip_rows(topology, txid, sink, by=by, why=why, as_json=as_json)
+        return
     from stormproof.trident.cli.repair import skip_sink
 
     skip_sink(topology, txid, sink, by=by, why=why, as_json=as_json)

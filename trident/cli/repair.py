@@ -75,7 +75,7 @@ def skip_sink(topology: str, txid: int, sink: str, *, by: str, why: str, as_json
             txn = ledger.txn(tx, txid)
         assert txn is not None
         if txn.state is TxnState.PREPARED:
-            _require_no_driver(row, txid)
+            require_no_driver(row, txid)
         holds = _require_not_held(stores, row, bindings.get(sink), sink, txid)
         rejected, unreadable = _listed(bindings.get(sink), work.files)
         with ledger.transaction(run) as tx:
@@ -97,7 +97,7 @@ def _skip_text(report: SkipReport) -> None:
     say(f"the next start of {report.topology} commits it to its other sinks, if any, and confirms its messages")
 
 
-def _require_no_driver(row: TopologyRow, txid: int) -> None:
+def require_no_driver(row: TopologyRow, txid: int) -> None:
     """A batch that is prepared and not blocked may be on its way into the sink at this moment."""
     if driver_state(row) in (DriverState.RUNNING, DriverState.UNKNOWN):
         raise UsageError(

@@ -17,6 +17,9 @@ from stormproof.trident.ledger.ledger import SKIPPED, Ledger, Tx
 from stormproof.trident.ledger.rows import Event, SinkWork
 from stormproof.trident.transaction import EventKind, TxnState
 
+SKIP_ROWS: Final = "skip_rows"
+"""Action of an operator who gave up the rows of a batch that a sink refuses, and those alone."""
+
 HELD_LATE: Final = "held_unfinished"
 """Outcome of a commit that was found in the sink after its batch had been given up."""
 
@@ -136,3 +139,31 @@ def take_late_commit(
             .values(previous=txid)
         )
     return True
+
+
+def decide_rows(ledger: Ledger, tx: Tx, txid: int, sink: str, *, by: str, why: str) -> None:
+    """Put on record that the rows which a sink refuses of a batch are given up; before the sink is touched."""
+    detail: dict[str, Json] = {"action": SKIP_ROWS, "by": by, "why": why, "sink": sink}
+    ledger.record(tx, [Event(EventKind.OPERATOR, txid=txid, sink=sink, reason=f"skip rows by {by}", detail=detail)])
+
+
+def rows_given_up(ledger: Ledger, tx: Tx, txid: int, sink: str, refused: Sequence[Event]) -> TxnState:
+    """List the rows that a sink refused, which holds all the others by now. Returns the batch's state.
+
+    The batch is prepared again: the next start finds it in this sink, commits it to the others and confirms its messages.
+    """
+    txn = ledger.txn(tx, txid)
+    assert txn is not None
+    if txn.state is TxnState.BLOCKED:
+        ledger.move(tx, txid, TxnState.BLOCKED, TxnState.PREPARED, reason=None)
+    listed = tx.connection.execute(
+        sa.select(sa.func.count()).where(
+            t.event.c.incarnation == tx.run.incarnation,
+            t.event.c.kind == EventKind.REJECT.value,
+            t.event.c.txid == txid,
+            t.event.c.sink == sink,
+        )
+    ).scalar_one()
+    if not listed:  # else a command that was killed has come this far
+        ledger.record(tx, refused)
+    return TxnState.PREPARED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import psycopg
@@ -13,9 +14,10 @@ from stormproof.core.errors import Json, SettingsError, SinkRefused, TopologyErr
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import Fold, SinkInput, TableKey
 from stormproof.sinks.limits import Limits
+from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.locate import key_of_name, locate
 from stormproof.sinks.postgres.session import PostgresSession
-from stormproof.sinks.postgres.table import TableName, check_types, column_type, require_table, wire_schema
+from stormproof.sinks.postgres.table import TableName, check_types, column_type, find_oid, require_table, wire_schema
 from stormproof.sinks.protocol import Decision, PreparedTransaction, decide
 from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import StoredMap, make_map, stored_schema
@@ -142,6 +144,9 @@ class PostgresBacking(PostgresSession):
         connection, transaction, checked, done = self._begun
         with self._errors(f"{self._where}, txid {transaction.txid}"):
             if not done:
+                oid = find_oid(connection, self._name)
+                if oid is not None:
+                    require_durable(connection, oid, f"{self._where}, txid {transaction.txid}")
                 self._move_guard(connection, transaction, checked=checked)
                 connection.execute(
                     "insert into stormproof_sink.evidence (topology, incarnation, sink, txid, rows, digest, epoch) "
@@ -172,6 +177,11 @@ class PostgresBacking(PostgresSession):
         """Let the connection go; what was begun and not ended is undone."""
         self._begun = None
         super().close()
+
+    def _rows_held(self, connection: psycopg.Connection, written: Sequence[int]) -> int | None:
+        """Not told by what was written: several rows may be of one key, and an updater may write none."""
+        del connection, written
+        return None
 
     def _undo(self) -> None:
         if self._begun is not None:

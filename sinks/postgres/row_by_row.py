@@ -1,0 +1,84 @@
+"""Commits a transaction without the rows that its table refuses: found by halves, each half under a savepoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+import pyarrow as pa
+
+from stormproof.core.errors import SinkRefused
+from stormproof.core.message import storable_text
+from stormproof.sinks.postgres.refusals import is_of_a_row
+
+REFUSED_MAX: Final = 1_000
+"""Rows that one command may give up; more of them are no exception, and each costs some 40 statements."""
+
+_TEXT_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """One row that the table refuses: its file, its number there, the row as JSON, and why. No SQLSTATE: it was dropped."""
+
+    file: str
+    row: int
+    text: str
+    sqlstate: str | None
+    error: str
+
+
+class _Dropped(Exception):
+    """A trigger took rows out without a word."""
+
+
+def move_row_by_row(
+    connection: psycopg.Connection,
+    batches: Iterable[tuple[str, int, pa.RecordBatch]],
+    move: Callable[[pa.RecordBatch], int],
+    where: str,
+) -> tuple[int, list[RefusedRow]]:
+    """Move (file, number of its first row, rows) into the table; how many rows were taken, and those that were not.
+
+    Of two rows that exclude each other the first is taken.
+
+    Raises:
+        SinkRefused: more than `REFUSED_MAX` rows are refused.
+        psycopg.Error: a statement fails for a reason that is no row's.
+    """
+    # One that is deferred to the end of the transaction would be told there, and of no row.
+    connection.execute("set constraints all immediate")
+    taken, refused = 0, list[RefusedRow]()
+    for file, first, batch in batches:
+        todo = [(first, batch)]
+        while todo:
+            at, part = todo.pop()
+            sqlstate, error = None, "the table took it without an error and does not hold it: a trigger drops it"
+            try:
+                with connection.transaction():
+                    if move(part) != part.num_rows:
+                        raise _Dropped
+                taken += part.num_rows
+                continue
+            except _Dropped:
+                pass
+            except psycopg.Error as refusal:
+                if not is_of_a_row(refusal):
+                    raise
+                sqlstate, error = refusal.sqlstate, refusal.diag.message_primary or str(refusal)
+            if part.num_rows > 1:
+                half = part.num_rows // 2
+                todo += [(at + half, part.slice(half)), (at, part.slice(0, half))]
+                continue
+            if len(refused) == REFUSED_MAX:
+                raise SinkRefused(
+                    f"{where}: more than {REFUSED_MAX} rows are refused, the last for: {error}. Nothing was written. "
+                    "Repair the table's rules and retry the txid, or give up all of its rows: skip without --rows",
+                    sqlstate=sqlstate,
+                )
+            text = json.dumps(part.to_pylist()[0], default=str, ensure_ascii=True)[:_TEXT_MAX]
+            refused.append(RefusedRow(file, at, text, sqlstate, storable_text(error)))
+    return taken, refused

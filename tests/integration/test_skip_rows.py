@@ -1,0 +1,140 @@
+"""`ledger skip --rows`: a table that refuses some rows of a batch gets all the others, and each refused one is on record."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from support.contents import content
+from support.operated import Operated
+from support.topologies import SinkMode, expected, messages, table_of
+
+from stormproof.core.errors import SinkRefused
+from stormproof.sinks.postgres import row_by_row
+
+pytestmark = pytest.mark.postgres
+
+NAME = "rows"
+APPEND, FOLD = SinkMode.POSTGRES_APPEND, SinkMode.POSTGRES_FOLD
+
+
+def held(operated: Operated, mode: SinkMode) -> Counter[str]:
+    return content(mode, NAME, operated.cell.folder, operated.cell.database)
+
+
+def blocked(operated: Operated, mode: SinkMode, rule: str) -> None:
+    """A table has a rule that some rows of txid 1 break."""
+    operated.run()  # makes the tables
+    operated.sql(rule.format(table=table_of(mode, NAME)))
+    operated.put(*messages(9))
+    with pytest.raises(SinkRefused, match=r"ledger skip rows 1 \S+ \(with --rows: only those"):
+        operated.run()
+
+
+def skipped(operated: Operated, mode: SinkMode) -> list[dict[str, str]]:
+    report = operated.command("ledger", "skip", NAME, "1", mode, "--rows", "--by", "Ada", "--why", "known")
+    assert report["rows"] + len(report["refused"]) > 0
+    refused: list[dict[str, str]] = report["refused"]
+    return refused
+
+
+RULES = [
+    ("alter table {table} add check (word <> 'm1')", "23514"),
+    ("alter table {table} add unique (word) deferrable initially deferred", "23505"),
+    (
+        "create function no() returns trigger language plpgsql as"
+        " 'begin if new.word = ''m1'' then raise exception ''not m1''; end if; return new; end';"
+        "create trigger t before insert on {table} for each row execute function no()",
+        "P0001",
+    ),
+    (
+        "create function no() returns trigger language plpgsql as"
+        " 'begin if new.word = ''m1'' then return null; end if; return new; end';"
+        "create trigger t before insert on {table} for each row execute function no()",
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "sqlstate"), RULES)
+def test_only_the_rows_that_a_table_refuses_are_given_up(operated: Operated, rule: str, sqlstate: str | None) -> None:
+    blocked(operated, APPEND, rule)
+    refused = skipped(operated, APPEND)
+    assert refused
+    assert {row["sqlstate"] for row in refused} == {sqlstate}
+    given_up = Counter(json.loads(row["text"])["word"] for row in refused)
+    operated.sql(f"alter table {table_of(APPEND, NAME)} disable trigger user")
+    listed = operated.sql("select input, detail ->> 'sqlstate' from stormproof.event where kind = 'reject'")
+    assert Counter(listed) == Counter((row["text"], row["sqlstate"]) for row in refused)
+    if sqlstate == "23505":
+        operated.sql(f"alter table {table_of(APPEND, NAME)} drop constraint rows_postgres_append_word_key")
+    operated.run()
+    should = expected(messages(9))
+    assert held(operated, APPEND) == should - given_up
+    for mode in set(SinkMode) - {APPEND}:
+        assert held(operated, mode) == should, mode
+    verified = operated.verify()
+    (notice,) = [n for n in verified["notices"] if n["kind"] == "skipped"]
+    assert f"{len(refused)} of its rows are rejects, given up by Ada" in notice["text"]
+    assert given_up.keys() <= set(operated.text("audit", "txn", NAME, "1").replace('"', " ").split())
+
+
+def test_a_fold_gives_up_the_keys_that_its_table_refuses(operated: Operated) -> None:
+    blocked(operated, FOLD, "alter table {table} add check (word <> 'm1')")
+    refused = skipped(operated, FOLD)
+    assert [json.loads(row["text"]) for row in refused] == [{"word": "m1", "n": 2}]
+    operated.sql(f"alter table {table_of(FOLD, NAME)} drop constraint rows_postgres_fold_word_check")
+    operated.run()
+    should = expected(messages(9))
+    assert held(operated, FOLD) == should - Counter(m1=2)
+    assert held(operated, APPEND) == should
+    operated.verify()
+
+
+def test_a_command_that_is_killed_behind_the_sinks_commit_is_called_again(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stormproof.trident.cli import skip_rows
+
+    blocked(operated, APPEND, RULES[0][0])
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(skip_rows, "rows_given_up", die)
+        with pytest.raises(KeyboardInterrupt):
+            skip_rows.skip_rows(NAME, 1, APPEND, by="Ada", why="", as_json=True)
+    assert "0 of them are listed" in str(operated.verify()["notices"])
+    refused = skipped(operated, APPEND)
+    assert len(refused) == operated.sql("select count(*) from stormproof.event where kind = 'reject'")[0][0] > 0
+    operated.run()
+    operated.verify()
+
+
+def test_too_many_refused_rows_give_up_none(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked(operated, APPEND, "alter table {table} add check (word = 'none')")
+    monkeypatch.setattr(row_by_row, "REFUSED_MAX", 2)
+    said = operated.command("ledger", "skip", NAME, "1", APPEND, "--rows", status=1)["error"]["message"]
+    assert "more than 2 rows are refused" in said
+    assert "Nothing was written" in said
+    assert held(operated, APPEND) == Counter()
+    assert operated.sql("select state from stormproof.txn where txid = 1") == [("blocked",)]
+
+
+def test_what_is_no_rows_fault_is_not_taken_for_it(operated: Operated) -> None:
+    blocked(operated, APPEND, RULES[0][0])
+    operated.sql(f"alter table {table_of(APPEND, NAME)} rename column word to other")
+    said = operated.command("ledger", "skip", NAME, "1", APPEND, "--rows", status=1)["error"]["message"]
+    assert "no column 'word'" in said
+    delta = operated.command("ledger", "skip", NAME, "1", SinkMode.DELTA_FOLD, "--rows", status=2)["error"]["message"]
+    assert "no Postgres table" in delta
+
+
+def test_control_rows_that_are_given_up_by_nobody_are_a_violation(operated: Operated) -> None:
+    blocked(operated, APPEND, RULES[0][0])
+    skipped(operated, APPEND)
+    operated.run()
+    operated.sql("delete from stormproof.event where kind = 'operator'")
+    assert "evidence_differs" in operated.kinds("violations", operated.verify(status=1))
