@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -228,6 +228,23 @@ class TakesTable(Protocol):
         Raises:
             PositionMismatch: it holds a later txid.
         """
+        ...
+
+
+@runtime_checkable
+class ClaimsTable(Protocol):
+    """A sink session whose store can say who has a table, also before the first commit, whatever ledger knows of it."""
+
+    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
+        """Mark the table as this life's, in its own store, unless it is already.
+
+        Where others have marked it that are not among the `accepted`, they are returned, named as `SinkIdentity.other_life`
+        does, and nothing is marked. Of several that claim one table at the same instant one succeeds.
+        """
+        ...
+
+    def release(self) -> bool:
+        """Take the mark back; whether there was one. The caller has seen that nothing was committed."""
         ...
 
 

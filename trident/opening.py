@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 
 from stormproof.core.errors import FatalError, PositionMismatch, SinkRefused
 from stormproof.core.message import storable_text
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.memory import MemorySink
-from stormproof.sinks.protocol import TABLE_GONE, Sink, SinkIdentity, SinkSession
+from stormproof.sinks.protocol import TABLE_GONE, ClaimsTable, Sink, SinkIdentity, SinkSession
 from stormproof.trident.ledger.binding import Bound
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
@@ -46,6 +46,27 @@ def _refused(error: SinkRefused, run: Run, sink: str, bound: Bound | None) -> Si
         f"topology {run.topology!r} cannot start: {error}. Nothing was written. Repair the table and start again "
         f"(stormproof status shows what waits for it); or {way_on}",
         **{**error.details, "sink": sink},
+    )
+
+
+def claim_table(session: SinkSession, target: str, accepted: Collection[str]) -> None:
+    """Have the table itself say whose it is, before it is bound: another topology's ledger may be in another database.
+
+    Raises:
+        PositionMismatch: another life has claimed it first, and may commit to it at any time; nothing was written.
+    """
+    strangers = session.claim(accepted) if isinstance(session, ClaimsTable) else ()
+    if not strangers:
+        return
+    mine, life = session.identity, strangers[0]
+    topology = life.partition("/")[0] if "/" in life else mine.topology
+    raise PositionMismatch(
+        f"sink {mine.sink!r} of topology {mine.topology!r}: {target} was claimed by topology {topology!r} (life {life}), "
+        f"which may write to it at any time, and by this topology's ledger it is not that one. Nothing was written. Use "
+        f"another table; or, where that topology never wrote to it and is not to: stormproof ledger release-table "
+        f"{topology} SINK, in its database; or, to write beside it: stormproof ledger adopt {mine.topology} {life}",
+        sink=mine.sink,
+        claimed_by=[*strangers],
     )
 
 

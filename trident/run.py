@@ -43,7 +43,7 @@ from stormproof.trident.coordinator import Coordinator, RunOptions
 from stormproof.trident.ledger.graph import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.opening import open_bound, refusal_on_record
+from stormproof.trident.opening import claim_table, open_bound, refusal_on_record
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.own_table import require_own_stores, require_own_tables
 from stormproof.trident.sessions import Sessions, machine_errors
@@ -277,6 +277,7 @@ def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: Ex
             with ledger.transaction(run) as tx:
                 if bound is None:
                     ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
+                    claim_table(session, sink.target, ledger.adopted_lives(tx))
                 folder: str | None = getattr(session.writer(), "directory", None)  # where it stages files, if it does
                 if folder is not None:
                     with machine_errors(f"sink {sink.name!r}, the folder for its files"):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta import claims
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files
 from stormproof.sinks.delta.failures import may_pass, os_error, shown
 from stormproof.sinks.delta.folds import fold_expression, quoted
@@ -54,6 +56,9 @@ from stormproof.sinks.staging import (
 
 COMMIT_RETRIES_MAX: Final = 15
 """How often delta-rs may try again behind other writers' commits; a commit of our own application ends it at once."""
+
+CLAIM_TRIES_MAX: Final = 20
+"""So many changes of others may come between a look at the table's properties and our own change of them."""
 
 MERGE_ROWS_IN_MEMORY_MAX: Final = 1_000_000
 """A larger fold is streamed from its files, without pruning the table's files by the range of its keys."""
@@ -120,6 +125,42 @@ class DeltaSession:
         entries = self._log.back_from(self._load().version())
         found = (self._identity.other_life(str(entry.info.get(APPLICATION))) for entry in entries)
         return tuple(sorted({incarnation for incarnation in found if incarnation is not None}))
+
+    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
+        """Put this life's name among the table's properties; see `ClaimsTable`."""
+        for _ in range(CLAIM_TRIES_MAX):
+            table = self._load()
+            if claims.is_claimed(table, self._identity):
+                self._sync_version(table.version())
+                return ()
+            strangers = tuple(life for life in claims.lives(table, self._identity) if life not in accepted)
+            if strangers:
+                return strangers
+            self._put_claim(table, claims.CLAIMED)
+        raise StoreUnavailable(f"{self._where}: others change the table's properties all the time; tried again")
+
+    def release(self) -> bool:
+        """Mark that property as released."""
+        for _ in range(CLAIM_TRIES_MAX):
+            table = self._load()
+            if not claims.is_claimed(table, self._identity):
+                return False
+            if self._put_claim(table, claims.RELEASED):
+                return True
+        raise StoreUnavailable(f"{self._where}: others change the table's properties all the time; try again")
+
+    def _put_claim(self, table: DeltaTable, value: str) -> bool:
+        """Whether it was put; not so where another writer came first."""
+        try:
+            claims.put(table, self._identity, value)
+        except CommitFailedError:
+            return False
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailable(f"{self._where}: the table cannot be claimed: {shown(error)}") from error
+        finally:
+            self._table = None
+        self._sync_version(self._load().version())
+        return True
 
     def held(self) -> Held | None:
         """The last transaction in the table's log, read afresh.

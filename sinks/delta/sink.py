@@ -13,6 +13,7 @@ from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
+from stormproof.sinks.delta.claims import properties_of
 from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
@@ -93,7 +94,7 @@ class DeltaSink:
             if not DeltaTable.is_deltatable(self._path):
                 if not create:
                     raise SinkRefused(f"{where}: there is no Delta table", problem=TABLE_GONE)
-                self._create(input_)
+                self._create(identity, input_)
             settle_folder(self._path)
             if input_.is_fold:
                 settle_folder(self._staging, private=True)
@@ -118,14 +119,15 @@ class DeltaSink:
         directory = self._staging if input_.is_fold else self._path
         return DeltaSession(self._path, directory, identity=identity, input_=input_, epoch=epoch, reading=reading)
 
-    def _create(self, input_: SinkInput) -> None:
+    def _create(self, identity: SinkIdentity, input_: SinkInput) -> None:
         make_folder(self._path)
         schema = Schema.from_arrow(input_.schema.empty_table().schema)
         DeltaTable.create(
             self._path,
             schema,
             mode="ignore",
-            configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL)},
+            configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **properties_of(identity)},
+            raise_if_key_not_exists=False,
         )
         log = DeltaLog(self._path)
         sync_file(log.entry_path(0))

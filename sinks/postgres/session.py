@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from stormproof.core.postgres.database import Database, backend_identity, connec
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.limits import Limits
-from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres import bookkeeping, claims
 from stormproof.sinks.postgres.durable import require_durable, volatile_relations
 from stormproof.sinks.postgres.folds import fold_assignment
 from stormproof.sinks.postgres.refusals import require_writable, warning_of, what_can_refuse
@@ -143,14 +143,7 @@ class PostgresSession:
             refusing = what_can_refuse(connection, table.oid, self._input)
             self._limits = column_limits(table, self._input)
             self._table_id = self._current_table_id(connection)
-            # A row without a txid: from here on the guard is only ever moved, never made.
-            connection.execute(
-                "insert into stormproof_sink.guard (topology, incarnation, sink, table_name, table_id, epoch) "
-                "values (%(topology)s, %(incarnation)s, %(sink)s, %(table_name)s, %(table_id)s, %(epoch)s) "
-                "on conflict (topology, incarnation, sink) do update set table_id = excluded.table_id "
-                "where guard.last_txid is null",
-                {**self._mine, "table_name": str(self._name), "table_id": self._table_id, "epoch": self._epoch},
-            )
+            claims.follow(connection, self._mine, self._table_id)
         if refusing:
             log.warning("%s: %s", self._where, warning_of(refusing))
 
@@ -158,6 +151,30 @@ class PostgresSession:
         """Which rules of the table can refuse rows when they are committed; see `what_can_refuse`."""
         with self._transaction() as connection:
             return what_can_refuse(connection, self._table(connection).oid, self._input)
+
+    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
+        """Have a guard row without a txid speak of the table; see `ClaimsTable`."""
+        with self._transaction() as connection:
+            self._lock_fence(connection)
+            bookkeeping.one_at_a_time(connection)
+            if claims.is_made(connection, self._mine):
+                return ()
+            lives = (self._identity.life_of(*life) for life in claims.lives(connection, self.table_id))
+            strangers = tuple(life for life in lives if life is not None and life not in accepted)
+            if not strangers:
+                self._make_guard(connection)
+        return strangers
+
+    def release(self) -> bool:
+        """Remove that row again, if no txid is in it."""
+        with self._transaction() as connection:
+            return bookkeeping.is_made(connection) and claims.remove(connection, self._mine)
+
+    def _make_guard(self, connection: psycopg.Connection) -> None:
+        table_id = self._current_table_id(connection)
+        claims.make(
+            connection, {**self._mine, "table_name": str(self._name), "table_id": table_id, "epoch": self._epoch}
+        )
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed here, by their guards."""
@@ -239,7 +256,7 @@ class PostgresSession:
     ) -> Table | None:
         """Take the fence and move the guard; the table to write to, or None where the sink holds the transaction."""
         self._lock_fence(connection)
-        held = self._read_guard(connection, sql.SQL("for update"), same_table=checked)
+        held = self._lock_guard(connection, same_table=checked)
         if checked and decide(self._identity, transaction, held) is Decision.SKIP:
             return None
         require_files(self._staging, transaction.files, where=where, digests=True)
@@ -473,6 +490,12 @@ class PostgresSession:
 
     def _gone(self, where: str) -> SinkRefused:
         return SinkRefused(f"{where}: there is no such table, it is gone", problem=TABLE_GONE)
+
+    def _lock_guard(self, connection: psycopg.Connection, *, same_table: bool) -> Held | None:
+        """What is held, with the guard row locked, which is made where nobody has claimed the table."""
+        if find_oid(connection, self._name) is not None:
+            self._make_guard(connection)
+        return self._read_guard(connection, sql.SQL("for update"), same_table=same_table)
 
     def _read_guard(self, connection: psycopg.Connection, lock: sql.SQL, *, same_table: bool) -> Held | None:
         row = connection.execute(

@@ -378,6 +378,23 @@ def ledger_accept_change(
     accept_change(topology, fingerprint, by=by, why=why, as_json=as_json)
 
 
+@ledger_app.command("release-table")
+def ledger_release_table(
+    topology: TopologyName,
+    sink: Annotated[str, typer.Argument(metavar="SINK")],
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Give a table up that a topology has claimed and never wrote to, so that another topology can have it.
+
+    The next start of this one claims a table anew, and is refused where another has it by then.
+    """
+    from stormproof.trident.cli.release_table import release_table
+
+    release_table(topology, sink, by=by, why=why, as_json=as_json)
+
+
 @ledger_app.command("adopt-table")
 def ledger_adopt_table(
     topology: TopologyName,

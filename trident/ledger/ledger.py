@@ -698,15 +698,7 @@ class Ledger:
         Raises:
             PositionMismatch: names the lives, and the command that goes on all the same.
         """
-        adopted = set(
-            tx.connection.execute(
-                sa.select(t.event.c.message).where(
-                    t.event.c.incarnation == tx.run.incarnation,
-                    t.event.c.kind == EventKind.OPERATOR.value,
-                    t.event.c.reason == ADOPTED,
-                )
-            ).scalars()
-        )
+        adopted = self.adopted_lives(tx)
         unknown = [other for other in others if other not in adopted]
         if unknown:
             life = unknown[0]
@@ -726,6 +718,30 @@ class Ledger:
                 unknown=[*unknown],
                 ledger=tx.run.incarnation,
             )
+
+    def adopted_lives(self, tx: Tx) -> frozenset[str]:
+        """The other lives beside whose rows an operator lets this topology write."""
+        return frozenset(
+            tx.connection.execute(
+                sa.select(t.event.c.message).where(
+                    t.event.c.incarnation == tx.run.incarnation,
+                    t.event.c.kind == EventKind.OPERATOR.value,
+                    t.event.c.reason == ADOPTED,
+                )
+            ).scalars()
+        )
+
+    def unbind_sink(self, tx: Tx, sink: str, *, by: str, why: str) -> None:
+        """Forget the table behind a sink that never held a txid: the next start binds the one that it finds."""
+        known = self._sink_row(tx, sink)
+        tx.connection.execute(
+            sa.delete(t.topology_sink).where(
+                t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink
+            )
+        )
+        was = None if known is None else known.table_id
+        detail: dict[str, Json] = {"action": "release_table", "by": by, "why": why, "was": was}
+        self.record(tx, [Event(EventKind.OPERATOR, sink=sink, reason=f"release table by {by}", detail=detail)])
 
     def last_held(self, tx: Tx, sink: str) -> tuple[int, str] | None:
         """The highest txid that a sink is known to hold, with its digest: PREV for the next one."""

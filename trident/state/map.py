@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from stormproof.core.errors import PositionMismatch, SinkRefused, TopologyError,
 from stormproof.core.sink import TableKey
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import (
+    ClaimsTable,
     EvidenceReport,
     HasStore,
     Held,
@@ -297,6 +298,14 @@ class StoredMap:
             )
 
     # -- what it remembers -------------------------------------------------------------------------------------------
+
+    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
+        """Mark the table as this life's; see `ClaimsTable`. A store that cannot tell whose it is has no other claims."""
+        return self._backing.claim(accepted) if isinstance(self._backing, ClaimsTable) else ()
+
+    def release(self) -> bool:
+        """Take that mark back."""
+        return isinstance(self._backing, ClaimsTable) and self._backing.release()
 
     def close(self) -> None:
         """Let connections go."""

@@ -63,7 +63,7 @@ class PostgresBacking(PostgresSession):
             connection = self._connected()
             connection.execute("begin")
             self._lock_fence(connection)
-            held = self._read_guard(connection, sql.SQL("for update"), same_table=checked)
+            held = self._lock_guard(connection, same_table=checked)
             done = checked and decide(self._identity, transaction, held) is Decision.SKIP
             table = self._table(connection)
             require_table(table, self._input, where)

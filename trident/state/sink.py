@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
@@ -22,6 +22,7 @@ from stormproof.core.source.kind import SourceKind
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
+    ClaimsTable,
     CommitOutcome,
     Decision,
     EvidenceReport,
@@ -342,6 +343,16 @@ class StateSession:
         """Other lives of this topology's name that committed to it, where it says."""
         state = self.state()
         return state.other_incarnations() if isinstance(state, EvidencedState) else ()
+
+    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
+        """Mark the state's table as this life's, where it is in one that can be; see `ClaimsTable`."""
+        state = self.state()
+        return state.claim(accepted) if isinstance(state, ClaimsTable) else ()
+
+    def release(self) -> bool:
+        """Take that mark back."""
+        state = self.state()
+        return isinstance(state, ClaimsTable) and state.release()
 
     def held(self) -> Held | None:
         """The last transaction by the state's own word; None also where it has none (`tells_position`)."""

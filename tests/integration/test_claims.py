@@ -1,0 +1,172 @@
+"""Two topologies with one empty table, each in a ledger of its own: the second is refused before either commits."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from deltalake import DeltaTable
+from support.operated import Operated
+from support.queues import prepared_database
+from support.sink_harness import SinkHarness
+
+from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
+from stormproof.core.errors import PositionMismatch
+from stormproof.core.postgres.database import Database, connect
+from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.postgres.session import PostgresSession
+from stormproof.sinks.protocol import ClaimsTable, SinkIdentity
+from stormproof.trident.state.delta import DeltaMap
+from stormproof.trident.state.postgres import PostgresMap
+
+NAME: Final = "first"
+STORES: Final = ("delta-append", "delta-map", "postgres-append", "postgres-map")
+ROUNDS: Final = 8
+
+
+@dataclass
+class Side:
+    """One of two topologies that name one table."""
+
+    name: str
+    store: str
+    operated: Operated
+    tables: Database
+    folder: Path
+
+    def run(self, *put: bytes) -> None:
+        if put:
+            self.operated.put(*put)
+        topology = Topology(self.name)
+        queue = PostgresQueue(NAME, database=self.operated.cell.database)
+        words = topology.stream("lines", queue).flat_map(str.split, "line", schema="word string")
+        if self.store.endswith("append"):
+            words.into(self._sink())
+        else:
+            state = DeltaMap(self.folder) if self.store == "delta-map" else PostgresMap("t", database=self.tables)
+            words.group_by("word").persistent_aggregate(n=count(), state=state, state_name="s")
+        self.operated.run(topology)
+
+    def _sink(self) -> DeltaSink | PostgresSink:
+        is_delta = self.store == "delta-append"
+        return DeltaSink(self.folder, name="s") if is_delta else PostgresSink("t", name="s", database=self.tables)
+
+    def words(self) -> list[str]:
+        if self.store.startswith("delta"):
+            return sorted(DeltaTable(self.folder).to_pyarrow_table()["word"].to_pylist())
+        with connect(self.tables, application_name="tests", autocommit=True) as connection:
+            return [word for (word,) in connection.execute("select word from t order by word").fetchall()]
+
+
+@pytest.fixture
+def another(database: Database) -> Iterator[Database]:
+    """A second database with a ledger."""
+    name = f"{database.sqlalchemy_url.database}_b"
+    with connect(database, application_name="tests", autocommit=True) as connection:
+        connection.execute(f"create database {name} template template0".encode())
+    yield prepared_database(database.with_name(name))
+    with connect(database, application_name="tests", autocommit=True) as connection:
+        connection.execute(f"drop database {name} with (force)".encode())
+
+
+@pytest.fixture(params=STORES)
+def sides(request: pytest.FixtureRequest, operated: Operated, another: Database, tmp_path: Path) -> tuple[Side, Side]:
+    """Both started would bind the table; nobody did yet."""
+    second = replace(operated, cell=replace(operated.cell, database=another, folder=tmp_path / "second"))
+    tables, folder = operated.cell.database, tmp_path / "lake" / "t"
+    return (
+        Side(NAME, request.param, operated, tables, folder),
+        Side("second", request.param, second, tables, folder),
+    )
+
+
+@pytest.mark.postgres
+def test_the_second_is_refused_by_name_and_loses_nothing(sides: tuple[Side, Side]) -> None:
+    first, second = sides
+    first.run()
+    second.operated.put(b"theirs")
+    for _ in range(2):
+        with pytest.raises(PositionMismatch, match=r"'s' of topology 'second': .*claimed by topology 'first'.*release"):
+            second.run()
+    first.run(b"ours")
+    assert first.words() == ["ours"]
+    first.run(b"again")
+    assert first.words() == ["again", "ours"]
+    error = first.operated.command("ledger", "release-table", NAME, "s", status=2)["error"]["message"]
+    assert "'s' holds txid 2: its table is in use" in error
+    with pytest.raises(Exception, match="first"):
+        second.run()
+    assert second.operated.sql("select count(*) from stormproof.txn") == [(0,)]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("sides", ["delta-map", "postgres-append"], indirect=True)
+def test_a_claim_without_a_commit_can_be_released(sides: tuple[Side, Side]) -> None:
+    first, second = sides
+    first.run()
+    with pytest.raises(PositionMismatch, match="claimed"):
+        second.run(b"theirs")
+    first.operated.command("ledger", "release-table", NAME, "s", "--why", "moved")
+    second.run()
+    assert second.words() == ["theirs"]
+    with pytest.raises(Exception, match="second"):
+        first.run(b"ours")
+    assert second.words() == ["theirs"]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("sides", ["delta-append", "postgres-append"], indirect=True)
+def test_control_without_claims_both_write(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    for session in (DeltaSession, PostgresSession):
+        monkeypatch.setattr(session, "claim", lambda self, accepted: ())
+    first, second = sides
+    first.run()
+    second.run()
+    first.run(b"ours")
+    second.run(b"theirs")
+    assert first.words() == ["ours", "theirs"]
+
+
+def claim_each(kind: str, folder: Path, database: Database | None, life: str, barrier: Barrier, answers: Any) -> None:
+    """One of two processes: opens table after table at the same instant as the other, and claims it."""
+    for number in range(ROUNDS):
+        harness = SinkHarness(kind, folder / str(number), database)
+        if database is not None:
+            harness.sink = PostgresSink(f"t{number}", name="counts", database=database, staging=folder / life)
+        identity = SinkIdentity("topology", life, "counts")
+        barrier.wait(60)
+        with closing(harness.sink.open(identity, harness.input, 1)) as session:
+            assert isinstance(session, ClaimsTable)
+            answers.put((number, life, session.claim(())))
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(("kind", "made"), [("delta-append", True), ("postgres-append", False)])
+def test_of_two_that_claim_at_the_same_instant_one_has_it(
+    kind: str, tmp_path: Path, database: Database, *, made: bool
+) -> None:
+    given = database if kind.startswith("postgres") else None
+    if made and given is None:  # by somebody else: then the claim is a version of its own
+        for number in range(ROUNDS):
+            harness = SinkHarness(kind, tmp_path / str(number), None)
+            DeltaTable.create(harness.delta_path, harness.input.schema)
+    context = multiprocessing.get_context("spawn")
+    barrier, answers = context.Barrier(2), context.Queue()
+    start: Callable[..., Any] = context.Process
+    both = [start(target=claim_each, args=(kind, tmp_path, given, life, barrier, answers)) for life in ("a", "b")]
+    for process in both:
+        process.start()
+    found = [answers.get(timeout=60) for _ in range(2 * ROUNDS)]
+    for process in both:
+        process.join(60)
+    for number in range(ROUNDS):
+        claims = {life: strangers for at, life, strangers in found if at == number}
+        assert sorted(claims.values()) in ([(), ("a",)], [(), ("b",)]), claims
+        (winner,) = [life for life, strangers in claims.items() if not strangers]
+        assert set(claims.values()) == {(), (winner,)}
