@@ -45,3 +45,14 @@ class Terminal:
             except SystemExit as end:
                 code = end.code or 0
         return code, out.getvalue(), err.getvalue()
+
+
+UNBREAKABLE: int = 50
+"""A word of so many characters (a digest, a URL, a path) may be folded: it may not fit at all."""
+
+
+def broken_words(narrow: str, wide: str) -> set[str]:
+    """The words of a narrow screen that the same text does not have where there is room."""
+    whole = set(wide.split())
+    long = [word for word in whole if len(word) >= UNBREAKABLE]
+    return {word for word in narrow.split() if word not in whole and not any(word in one for one in long)}

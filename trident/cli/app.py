@@ -8,17 +8,19 @@ import typer
 
 from stormproof.trident.cli import letters_app
 from stormproof.trident.cli.command_group import GuardedGroup
-from stormproof.trident.cli.options import AsJson, By, QueueName, TopologyName, Why
+from stormproof.trident.cli.options import AsJson, By, MessageId, QueueName, SinkName, TopologyName, Txid, Why
 
 app = typer.Typer(
     cls=GuardedGroup,
     name="stormproof",
     help="Pipelines on Spark with Storm's guarantees: every message tracked, replayed when it fails, applied once.",
+    epilog="Exit status: 0 done; 1 a violation, or a failure; 2 wrong usage; 3 fenced: another driver took over; 4 cannot "
+    "tell: the evidence is gone; 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-queue_app = typer.Typer(help="Put messages into a queue and look at it.", no_args_is_help=True)
+queue_app = typer.Typer(help="Put messages into a queue, and look at it.", no_args_is_help=True)
 audit_app = typer.Typer(help="Ask what happened, and check it.", no_args_is_help=True)
 ledger_app = typer.Typer(
     help="The ledger: its schema, its size, and what a person decides about a topology.", no_args_is_help=True
@@ -84,7 +86,11 @@ def run(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a topology: from its source to its sinks, batch by batch, until idle or stopped."""
+    """Run a topology: from its source to its sinks, batch by batch, until idle or stopped.
+
+    Exit status: 0 where it ended by itself, 130 where a signal stopped it, 3 where another driver took over, 1 where it met
+    an error, 2 where it cannot start as it is called. Example: stormproof run mine.py:words --param lake=lake --until-idle
+    """
     from stormproof.trident.cli.run import RunRequest, run_topology
 
     run_topology(
@@ -139,12 +145,15 @@ def status(
 @app.command()
 def retry(
     topology: TopologyName,
-    txid: Annotated[int, typer.Argument(metavar="TXID")],
+    txid: Txid,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Let a blocked txid be tried again, once its cause is repaired."""
+    """Let a blocked txid be tried again, once its cause is repaired; the topology's next start commits it.
+
+    Example: stormproof retry orders 17 --why "the disk has room again"
+    """
     from stormproof.trident.cli.operate import retry_txid
 
     retry_txid(topology, txid, by=by, why=why, as_json=as_json)
@@ -155,7 +164,7 @@ def doctor(
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Also start Spark (some seconds).")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Check all that a run needs, and say what to do about what is missing."""
+    """Check all that a run needs, and say what to do about what is missing; exit status 1 where something is."""
     from stormproof.trident.cli.doctor import examine
 
     examine(spark=spark, as_json=as_json)
@@ -218,7 +227,10 @@ def queue_put(
     lines: Annotated[str, typer.Option("--lines", metavar="FILE", help="One message a line; - is standard input.")],
     as_json: AsJson = False,
 ) -> None:
-    """Put a file's lines into a queue, which is made where it is missing."""
+    """Put a file's lines into a queue, which is made where it is missing; all of them, or none.
+
+    Example: stormproof queue put lines --lines words.txt
+    """
     from stormproof.trident.cli.queue import put_lines
 
     put_lines(queue, lines, as_json=as_json)
@@ -259,7 +271,11 @@ def audit_verify(
     last: Annotated[int | None, typer.Option(min=1, help="The last txid; default: the newest.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check ledger, sinks and source against each other. Status 0 clean, 1 a violation, 4 cannot tell."""
+    """Check ledger, sinks and source against each other.
+
+    Exit status: 0 where all was compared and agrees, 1 where there is a violation, 4 where the evidence for an answer is
+    gone. Example: stormproof audit verify orders --first 100
+    """
     from stormproof.trident.cli.reports import show_verify
 
     show_verify(topology, first, last, as_json=as_json)
@@ -267,27 +283,26 @@ def audit_verify(
 
 @audit_app.command("replays")
 def audit_replays(topology: TopologyName, as_json: AsJson = False) -> None:
-    """Which messages were replayed, why, how often, and which txid committed them."""
+    """Show which messages were replayed, why, how often, and which txid committed them."""
     from stormproof.trident.cli.reports import show_replays
 
     show_replays(topology, as_json=as_json)
 
 
 @audit_app.command("txn")
-def audit_txn(
-    topology: TopologyName, txid: Annotated[int, typer.Argument(metavar="TXID")], as_json: AsJson = False
-) -> None:
-    """What a txid read, wrote and replayed, sink by sink."""
+def audit_txn(topology: TopologyName, txid: Txid, as_json: AsJson = False) -> None:
+    """Show what a txid read, wrote and replayed, sink by sink."""
     from stormproof.trident.cli.reports import show_txn
 
     show_txn(topology, txid, as_json=as_json)
 
 
 @audit_app.command("message")
-def audit_message(
-    topology: TopologyName, message: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJson = False
-) -> None:
-    """What became of a message."""
+def audit_message(topology: TopologyName, message: MessageId, as_json: AsJson = False) -> None:
+    """Show what became of a message: the batches that had it, its failures, where it stands now.
+
+    Example: stormproof audit message orders 753-12
+    """
     from stormproof.trident.cli.reports import show_message
 
     show_message(topology, message, as_json=as_json)
@@ -303,7 +318,7 @@ def ledger_migrate(as_json: AsJson = False) -> None:
 
 @ledger_app.command("check")
 def ledger_check(as_json: AsJson = False) -> None:
-    """Say which version the database's schema has. Status 1 where it is not the needed one."""
+    """Say which version the database's schema has; exit status 1 where it is not the needed one."""
     from stormproof.trident.cli.schema import check_schema
 
     check_schema(as_json=as_json)
@@ -326,7 +341,7 @@ def ledger_adopt(
 @ledger_app.command("retry")
 def ledger_retry(
     topology: TopologyName,
-    txid: Annotated[int, typer.Argument(metavar="TXID")],
+    txid: Txid,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
@@ -340,8 +355,8 @@ def ledger_retry(
 @ledger_app.command("skip")
 def ledger_skip(
     topology: TopologyName,
-    txid: Annotated[int, typer.Argument(metavar="TXID")],
-    sink: Annotated[str, typer.Argument(metavar="SINK")],
+    txid: Txid,
+    sink: SinkName,
     rows: Annotated[
         bool, typer.Option("--rows", help="Only the rows that the sink's Postgres table refuses; it gets the others.")
     ] = False,
@@ -398,7 +413,7 @@ def ledger_release_table(
 @ledger_app.command("adopt-table")
 def ledger_adopt_table(
     topology: TopologyName,
-    sink: Annotated[str, typer.Argument(metavar="SINK")],
+    sink: SinkName,
     accept_loss: Annotated[
         bool,
         typer.Option("--accept-loss", help="Also where rows of committed txids are gone; makes a table that is gone."),
@@ -434,8 +449,8 @@ def ledger_prune(
 
 
 @ledger_app.command("sql")
-def ledger_sql() -> None:
-    """Print the SQL that `migrate` would run on an empty database."""
+def ledger_sql(as_json: AsJson = False) -> None:
+    """Print the SQL that `migrate` would run on an empty database, for a person to run."""
     from stormproof.trident.cli.schema import print_sql
 
-    print_sql()
+    print_sql(as_json=as_json)

@@ -84,7 +84,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], width:
         )
     for row in cells:
         drawn.add_row(*(Text(cell) for cell in row))
-    Console(file=file, width=width).print(drawn)
+    # With a height, too, or Rich takes any dumb terminal to be 80 columns wide.
+    Console(file=file, width=width, height=FALLBACK[1]).print(drawn)
 
 
 def _least(texts: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stormproof.trident.cli.options import AsJson, By, TopologyName, Why
+from stormproof.trident.cli.options import AsJson, By, MessageId, TopologyName, Why
 
 app = typer.Typer(
     help="Messages that failed too often: look at them, mend them, hand them out again.", no_args_is_help=True
@@ -14,7 +14,6 @@ app = typer.Typer(
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The messages' ids.")]
 All = Annotated[bool, typer.Option("--all", help="Every dead letter of the topology that nobody decided about.")]
-MessageId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, as `dead-letters list` shows it.")]
 OfSource = Annotated[str | None, typer.Option("--source", help="Of this source (or spout) only.")]
 OfReason = Annotated[str | None, typer.Option("--reason", help="Failed for this reason last: error, bad_message, ...")]
 OfComponent = Annotated[str | None, typer.Option("--component", help="Failed in this component last.")]

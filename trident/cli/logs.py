@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from stormproof.trident.cli.layout import wrapped
+from stormproof.trident.cli.layout import terminal_width, wrapped
 from stormproof.trident.cli.run_text import log_line
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)
         if not text.startswith("{"):
-            text = "\n".join(part for line in text.split("\n") for part in wrapped(line, self._console.width))
+            text = "\n".join(part for line in text.split("\n") for part in wrapped(line, terminal_width()))
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -11,3 +11,6 @@ TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="The topol
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 By = Annotated[str, typer.Option(help="Who decides, for the records; default: the user at the keyboard.")]
 Why = Annotated[str, typer.Option(help="Why, for the records.")]
+Txid = Annotated[int, typer.Argument(metavar="TXID", help="The batch's number, as `status` and `audit` show it.")]
+SinkName = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name, as `status` shows it.")]
+MessageId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, as `dead-letters list` shows it.")]

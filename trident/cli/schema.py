@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stormproof.migrations import migrate, sql, state
-from stormproof.trident.cli.output import Exit, emit, finish, say
+from stormproof.trident.cli.output import Exit, emit, finish, printed, say
 from stormproof.trident.cli.stores import opened
 
 
@@ -28,6 +28,8 @@ def check_schema(*, as_json: bool) -> None:
     finish(Exit.DONE if found.up_to_date else Exit.FAILED)
 
 
-def print_sql() -> None:
+def print_sql(*, as_json: bool) -> None:
     """The SQL, for a person to run; needs no database."""
-    sql(say)
+    lines: list[str] = []
+    sql(lines.append)
+    emit({"sql": "\n".join(lines)}, as_json=as_json, text=lambda: printed("\n".join(lines)))
