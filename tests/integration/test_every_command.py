@@ -55,6 +55,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "ledger retry": (NAME, "1"),
     "ledger skip": (NAME, "1", "no-such-sink"),
     "ledger sql": (),
+    "queue list": (),
     "queue peek": ("orders",),
     "queue put": ("orders", "--lines", "no-such-file-of-lines.txt"),
     "queue stats": ("orders",),
@@ -62,10 +63,10 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "run": (TARGET, "--engine", "inline", "--until-idle"),
     "status": (NAME,),
 }
-ELSEWHERE: Final = {"psql", "db url", "queue list", "queue adopt", "jars", "init"}
+ELSEWHERE: Final = {"psql", "db url", "queue adopt", "jars", "init"}
 """Commands with tests of their own screens; called here where they need no more than a database."""
 
-CHANGES: Final = {"run", "queue stats", "status", "doctor"}
+CHANGES: Final = {"run", "queue list", "queue stats", "status", "doctor"}
 """What a second call shows has other numbers in it."""
 
 PLAIN: Final = {"ledger sql"}

@@ -171,7 +171,10 @@ def doctor(
 
 
 @app.command()
-def init(folder: Annotated[str, typer.Argument(metavar="DIR")], as_json: AsJson = False) -> None:
+def init(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder, which is made where it is missing.")],
+    as_json: AsJson = False,
+) -> None:
     """Write a first topology, its test, its settings and a systemd unit into a folder; overwrites nothing."""
     from stormproof.trident.cli.init import write_project
 
@@ -181,7 +184,7 @@ def init(folder: Annotated[str, typer.Argument(metavar="DIR")], as_json: AsJson 
 @app.command()
 def jars(
     folder: Annotated[
-        str | None, typer.Argument(metavar="[FOLDER]", help="Default: delta_jars_dir, else this user's own folder.")
+        str | None, typer.Argument(metavar="FOLDER", help="Default: delta_jars_dir, else this user's own folder.")
     ] = None,
     *,
     as_json: AsJson = False,
