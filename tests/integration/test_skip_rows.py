@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from support.contents import content
@@ -30,6 +31,11 @@ def blocked(operated: Operated, mode: SinkMode, rule: str) -> None:
     operated.put(*messages(9))
     with pytest.raises(SinkRefused, match=r"ledger skip rows 1 \S+ \(with --rows: only those"):
         operated.run()
+
+
+def alone(operated: Operated, mode: SinkMode) -> Operated:
+    """The same with one sink."""
+    return replace(operated, cell=replace(operated.cell, mode=mode))
 
 
 def skipped(operated: Operated, mode: SinkMode) -> list[dict[str, str]]:
@@ -59,6 +65,8 @@ RULES = [
 
 @pytest.mark.parametrize(("rule", "sqlstate"), RULES)
 def test_only_the_rows_that_a_table_refuses_are_given_up(operated: Operated, rule: str, sqlstate: str | None) -> None:
+    sinks = set(SinkMode) if sqlstate == "23514" else {APPEND}  # the others are not touched by the rule's kind
+    operated = operated if len(sinks) > 1 else alone(operated, APPEND)
     blocked(operated, APPEND, rule)
     refused = skipped(operated, APPEND)
     assert refused
@@ -72,7 +80,7 @@ def test_only_the_rows_that_a_table_refuses_are_given_up(operated: Operated, rul
     operated.run()
     should = expected(messages(9))
     assert held(operated, APPEND) == should - given_up
-    for mode in set(SinkMode) - {APPEND}:
+    for mode in sinks - {APPEND}:
         assert held(operated, mode) == should, mode
     verified = operated.verify()
     (notice,) = [n for n in verified["notices"] if n["kind"] == "skipped"]
@@ -81,6 +89,7 @@ def test_only_the_rows_that_a_table_refuses_are_given_up(operated: Operated, rul
 
 
 def test_a_fold_gives_up_the_keys_that_its_table_refuses(operated: Operated) -> None:
+    operated = alone(operated, FOLD)
     blocked(operated, FOLD, "alter table {table} add check (word <> 'm1')")
     refused = skipped(operated, FOLD)
     assert [json.loads(row["text"]) for row in refused] == [{"word": "m1", "n": 2}]
@@ -88,7 +97,6 @@ def test_a_fold_gives_up_the_keys_that_its_table_refuses(operated: Operated) -> 
     operated.run()
     should = expected(messages(9))
     assert held(operated, FOLD) == should - Counter(m1=2)
-    assert held(operated, APPEND) == should
     operated.verify()
 
 
@@ -97,6 +105,7 @@ def test_a_command_that_is_killed_behind_the_sinks_commit_is_called_again(
 ) -> None:
     from stormproof.trident.cli import skip_rows
 
+    operated = alone(operated, APPEND)
     blocked(operated, APPEND, RULES[0][0])
 
     def die(*_: object) -> None:
@@ -114,6 +123,7 @@ def test_a_command_that_is_killed_behind_the_sinks_commit_is_called_again(
 
 
 def test_too_many_refused_rows_give_up_none(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+    operated = alone(operated, APPEND)
     blocked(operated, APPEND, "alter table {table} add check (word = 'none')")
     monkeypatch.setattr(row_by_row, "REFUSED_MAX", 2)
     said = operated.command("ledger", "skip", NAME, "1", APPEND, "--rows", status=1)["error"]["message"]
@@ -133,6 +143,7 @@ def test_what_is_no_rows_fault_is_not_taken_for_it(operated: Operated) -> None:
 
 
 def test_control_rows_that_are_given_up_by_nobody_are_a_violation(operated: Operated) -> None:
+    operated = alone(operated, APPEND)
     blocked(operated, APPEND, RULES[0][0])
     skipped(operated, APPEND)
     operated.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,7 +107,7 @@ def beside(database: Database, tmp_path: Path) -> Iterator[Beside]:
 
 
 @contextmanager
-def at_seams(acts: Mapping[str, Callable[[], None]]) -> Iterator[set[str]]:
+def at_seams(acts: Mapping[str, Callable[[], None]]) -> Generator[set[str]]:
     """Each is called once, the first time that the audit in this process comes to the point of its name."""
     reached: set[str] = set()
 
@@ -170,7 +170,8 @@ def test_a_prune_of_what_was_committed_meanwhile_breaks_no_promise(beside: Besid
 def test_control_an_audit_that_reads_evidence_and_guard_at_two_instants_blames_a_healthy_driver(
     beside: Beside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PostgresSession, "_snapshot", PostgresSession._transaction)
+    two_instants = PostgresSession._transaction  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(PostgresSession, "_snapshot", two_instants)
     beside.more_done()
     with at_seams({"audit.in_sink": beside.more_done}):
         report = beside.verify()
