@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from support.memory_run import World
 from support.poison import POISON, Poisoning, Split
 
+from stormproof import MemorySink, Topology
 from stormproof.core.clock import SystemClock
 from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.engine.spark import SparkEngine
-from stormproof.core.failpoint import armed
+from stormproof.core.failpoint import armed, watched
 from stormproof.core.message import FailureReason
+from stormproof.core.sink import PreparedFile, SinkInput, TaskContext
+from stormproof.sinks.memory import MemorySession
+from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.staging import FileWriter, ParquetTaskWriter
 from stormproof.trident.in_flight import JobsOnThreads
 from stormproof.trident.statistics import BatchResult
 
@@ -128,3 +138,65 @@ def test_files_of_cancelled_jobs_are_adopted_by_nobody_and_swept(spark: SparkSes
     assert w.counts() == truth(payloads)
     assert not [path for path in (tmp_path / "world").rglob("*") if path.is_file()]
     assert not list((tmp_path / "pulse").iterdir())
+
+
+class DiesOnce(MemorySink):
+    """Its first task to close its file takes its worker with it: what the task wrote for other sinks before stays."""
+
+    def __init__(self, name: str, staging: Path, flag: Path) -> None:
+        super().__init__(name, staging=staging)
+        self._flag = flag
+
+    def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> MemorySession:
+        session = super().open(identity, input_, epoch, create=create)
+        files = session.writer()
+        writer = DyingWriter(files.sink, files.directory, files.limits, flag=self._flag)
+        session.writer = lambda: writer  # type: ignore[method-assign]
+        return session
+
+
+@dataclass(frozen=True)
+class DyingWriter(FileWriter):
+    """See `DiesOnce`."""
+
+    flag: Path = Path()
+
+    def open_task(self, context: TaskContext, schema: pa.Schema) -> DyingTask:
+        return DyingTask(self.flag, self.sink, self.directory, context, schema)
+
+
+class DyingTask(ParquetTaskWriter):
+    """See `DiesOnce`."""
+
+    def __init__(self, flag: Path, sink: str, directory: str, context: TaskContext, schema: pa.Schema) -> None:
+        super().__init__(sink, directory, context, schema)
+        self._flag = flag
+
+    def close(self) -> Sequence[PreparedFile]:
+        files = super().close()
+        try:
+            self._flag.touch(exist_ok=False)
+        except FileExistsError:
+            return files
+        os.kill(os.getpid(), signal.SIGKILL)
+        return files
+
+
+def test_files_of_a_task_that_ran_again_go_with_their_txid(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark repeats the task; nobody names what its first run wrote."""
+    w = World([b"a", b"b", b"c", b"d"], tmp_path, fold=False, sinks=1, clock=SystemClock())
+    flag = tmp_path / "flag"
+    second = DiesOnce("second", tmp_path / "second", flag)
+    w.topology = Topology("words")
+    w.topology.stream("lines", w.source).flat_map(str.split, "line", schema="word string").into(*w.sinks, second)
+    seen: list[int] = []
+    with watched(lambda place: seen.append(len(left(tmp_path))) if place == "finish.before" else None):
+        w.run(engine=SparkEngine(spark, 1))
+    assert flag.exists()
+    assert seen[0] > 2, "the first run's files were there"
+    assert w.counts() == Counter("abcd")
+    assert left(tmp_path) == []
+
+
+def left(folder: Path) -> list[Path]:
+    return list(folder.rglob("stormproof-*.parquet"))

@@ -239,10 +239,10 @@ class SimulatedSession:
         sink.add(transaction.txid, attempt, transaction.digest, transaction.files)
         return CommitOutcome.APPLIED
 
-    def sweep(self, is_dead: Callable[[int, int], bool]) -> int:
+    def sweep(self, is_dead: Callable[[int, int, str], bool]) -> int:
         """Forget what dead attempts prepared."""
         staged = self._sink.staged
-        dead = [path for path, s in staged.items() if is_dead(s.context.txid, s.context.attempt)]
+        dead = [path for path, s in staged.items() if is_dead(s.context.txid, s.context.attempt, path)]
         for path in dead:
             del staged[path]
         return len(dead)
