@@ -12,6 +12,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
+from stormproof.core.errors import UsageError
+
 FORK_STATUS: Final = 70
 """Exit status of a fork that came back from a user's function without an exit status of its own."""
 
@@ -37,6 +39,38 @@ os.register_at_fork(after_in_child=_in_child)
 def process_life() -> ProcessLife:
     """This process; another one in each fork of it. Cheap: a system call."""
     return ProcessLife(os.getpid(), _forks)
+
+
+class OneProcess:
+    """Lets one thread at a time in, and no fork of the process that made it: for what lies in a process's memory.
+
+    A fork has a copy of its own, and what it wrote there the parent would never see.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._life = process_life()
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> str:
+        return self._what
+
+    def __setstate__(self, what: str) -> None:
+        OneProcess.__init__(self, what)
+
+    def __enter__(self) -> None:
+        life = process_life()
+        if life != self._life:  # before the lock: another thread may have held it at the fork
+            raise UsageError(
+                f"{self._what} lies in the memory of process {self._life.pid}, and process {life.pid} is a fork of it: what "
+                "it did to its copy would be lost; make one of its own there, or use one that lies in a database",
+                process=life.pid,
+                owner=self._life.pid,
+            )
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 @contextmanager

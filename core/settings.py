@@ -30,6 +30,8 @@ class Settings(BaseSettings):
 
     Raises:
         SettingsError: an unknown name (with the known ones) or a value that cannot be, with the place where it was set.
+
+    Threads: any number. Forks: allowed; each starts or adopts the embedded Postgres for itself.
     """
 
     model_config = SettingsConfigDict(

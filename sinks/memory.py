@@ -16,6 +16,7 @@ from stormproof.core.arguments import require_object, require_path
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
+from stormproof.core.process import OneProcess
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
@@ -59,9 +60,14 @@ class _Log:
 
 
 class MemoryStore:
-    """What a memory sink holds. It outlives sessions and sinks: a crash loses those, and never this."""
+    """What a memory sink holds. It outlives sessions and sinks: a crash loses those, and never this.
+
+    Threads: sinks on several threads may commit to one store, one at a time. Forks: one that commits to its parent's is
+    refused, for it would write to a copy.
+    """
 
     def __init__(self) -> None:
+        self.guard = OneProcess("a memory sink's store")
         self._tables_made = 0
         self.table_id: str | None = None
         self.content: pa.Table | None = None
@@ -105,6 +111,9 @@ class MemorySink:
 
     Prepared files are real ones, in `staging` (a temporary folder of its own by default), so every engine can write to
     it; what is committed is lost with the process.
+
+    Threads: topologies on several threads may share one object; their commits come one after the other. Forks: a topology
+    that runs in a fork needs a sink made there; its parent's is refused.
     """
 
     def __init__(
@@ -213,6 +222,10 @@ class MemorySession:
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
         """Adopt one transaction, by the table of `decide`."""
+        with self._store.guard:
+            return self._commit(transaction, checked=checked)
+
+    def _commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
         self._require_epoch()
         log = self._store.log(self._identity)
         if checked and decide(self._identity, transaction, self.held()) is Decision.SKIP:

@@ -6,6 +6,7 @@ In this order, each part checked after every misfortune, with a line each (``--o
            with 1 and with 4 batches in flight; on the inline engine
 ``states`` the same with states instead of sinks, and Postgres that restarts or loses a COMMIT in a state's commit
 ``races``  two drivers started on one topology at once
+``shared`` one queue object under random threads and forks
 ``rounds`` n random rounds: two or three misfortunes at once, Postgres restarts and lost COMMITs among them
 ``spark``  every failpoint, killed and failed, on Spark
 
@@ -34,14 +35,16 @@ from support.chain import Chain, Ordeal, ordeal, ordeals, shuffled
 from support.races import races
 from support.rounds import ROUNDS_PER_TOPOLOGY, Rounds, lives, stand_on
 from support.shapes import SINKS, Shape
+from support.shared import shared
 from support.spark_driver import TIMEOUT_S, SparkDriver
 from support.states import IN_ALL, IN_MAPS, READ, StateMode, promised
 
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
-PARTS = ("matrix", "states", "races", "rounds", "spark")
+PARTS = ("matrix", "states", "races", "shared", "rounds", "spark")
 RACES = 50
+SHARED = 40
 
 ALONE = (Action.KILL, Action.RAISE, Action.LAPSE)
 WAYS = (*ALONE, Action.TAKE_OVER)
@@ -135,6 +138,7 @@ def main() -> int:
             "matrix": lambda: matrix(server, random.Random(seed)),
             "states": lambda: states(server, random.Random(seed)),
             "races": lambda: races(server, arguments.races, seed),
+            "shared": lambda: shared(server, SHARED, seed),
             "rounds": lambda: random_rounds(server, seed, arguments.first, arguments.rounds),
             "spark": lambda: on_spark(server, random.Random(seed)),
         }

@@ -138,6 +138,8 @@ class Coordinator:
         Visibility at one instant across sinks: each sink commits on its own.
 
     The parts are put together by `stormproof.trident.run`; clock and random source are injected.
+
+    Threads: `run` belongs to one; `request_stop` and `statistics` may be called from any. Forks: none may use it.
     """
 
     def __init__(

@@ -44,6 +44,11 @@ class Topology(TopologyGraph):
     """A topology, built stream by stream; the same object runs under every guarantee.
 
     Everything is checked as it is added, and once more as a whole before it runs.
+
+    Threads: built by one thread at a time; once it is built, any number may run it or read it. Two runs of one topology
+    fence each other, in one process, too: the later one goes on, the earlier one stops with `Fenced`.
+    Forks: one may run it. A fork that a user's function makes never goes on with its parent's run: it ends where it
+    comes back from that function.
     """
 
     def stream(self, name: str, source: Source) -> Stream:

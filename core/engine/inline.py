@@ -32,6 +32,9 @@ class InlineEngine:
 
     `rng` shuffles the order of the tasks, and the order in which rows arrive: a report may not depend on it. `observe` is
     told of everything that components emit, also in tasks that fail later.
+
+    Threads: any number may run jobs and cancel them. Forks: one may run jobs of its own; a fork that a user's function
+    makes ends where it comes back from it.
     """
 
     name = "inline"

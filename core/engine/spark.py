@@ -46,6 +46,7 @@ from stormproof.core.errors import (
     UsageError,
 )
 from stormproof.core.message import storable_text
+from stormproof.core.process import process_life
 from stormproof.core.stage import StageJob, run_task, stage_jobs
 from stormproof.core.wire import WIRE_DDL, WIRE_SCHEMA, job_report
 
@@ -177,6 +178,8 @@ class SparkEngine:
 
     `worker_memory_mb` bounds what a worker may allocate on top of its start: see `stormproof.core.engine.memory_limit`.
     `between` is for tests.
+
+    Threads: any number may run jobs and cancel them. Forks: none may use it, since the session belongs to its process.
     """
 
     name = "spark"
@@ -196,6 +199,7 @@ class SparkEngine:
         self._worker_memory_mb = worker_memory_mb
         self._clock = clock or SystemClock()
         self._between = between
+        self._life = process_life()
         self._lock = threading.Lock()
         self._running: dict[JobKey, _Running] = {}
 
@@ -215,6 +219,11 @@ class SparkEngine:
         """
         if not job.readers:
             raise UsageError("a job needs at least one reader")
+        if process_life() != self._life:
+            raise UsageError(
+                f"this Spark session belongs to process {self._life.pid}, and a fork of it cannot use it: run the topology "
+                "there, or in a process that was started anew"
+            )
         started_s = self._clock.monotonic_s()
         parts = stage_jobs(job, self._parallelism)
         running = _Running(f"stormproof-{uuid.uuid4().hex}")

@@ -43,6 +43,8 @@ class Database:
         No text form (`str`, `repr`, `redacted`, `without_password`) has a password or another secret. Picklable:
         executors receive it.
         `conninfo`, `adbc_uri` and `sqlalchemy_url` do hold the password: pass them on, never print them.
+
+    Threads: any number may share one object, which never changes. Forks: allowed, too; it holds no connection.
     """
 
     parameters: tuple[tuple[str, str], ...] = field(repr=False)

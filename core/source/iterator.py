@@ -16,6 +16,7 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import FatalError, Json, StoreUnavailable, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
+from stormproof.core.postgres.database import Database
 from stormproof.core.process import kept_from_forks
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.decode import Unit
@@ -113,6 +114,9 @@ class IteratorSource(MemorySource):
     Not guaranteed: what is pending survives no process. After a crash it depends on the client: one that delivers
     again what was not confirmed makes it at-least-once; one that does not loses what was in flight. What was applied
     and not yet confirmed when the process ended comes again, so exactly-once is refused. It has one subscription.
+
+    Threads: any number may use one object, one call at a time, but one topology alone: another is refused. Forks: one
+    that uses its parent's object is refused.
     """
 
     def __init__(
@@ -184,6 +188,11 @@ class IteratorSource(MemorySource):
     def view(self, subscription: str) -> MemorySource:
         """Refused: an iterator gives each message once."""
         raise UsageError(f"source {self.name} has one subscription, so there is no view for {subscription!r}")
+
+    def for_run(self, database: Database) -> IteratorSource:
+        """Itself: an iterator gives each message once, so it serves one topology."""
+        del database
+        return self
 
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Act for this subscription from now on, the only one."""

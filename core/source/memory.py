@@ -6,12 +6,14 @@ another subscription its own place in the same messages.
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Protocol, cast
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,7 @@ from stormproof.core.errors import Fenced, Json, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
+from stormproof.core.process import OneProcess
 from stormproof.core.share import tokens
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal, disposal_entry
@@ -39,6 +42,10 @@ from stormproof.core.source.protocol import (
     Slice,
     SliceReader,
 )
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound="MemorySource")
 
 
 def expectation_of(ids: Sequence[int], seed: int) -> Expectation:
@@ -131,6 +138,7 @@ class _Store:
     """The messages and every subscription's place; shared by all views."""
 
     payloads: Payloads
+    guard: OneProcess
     subscriptions: dict[str, _Subscription] = field(default_factory=dict[str, _Subscription])
 
 
@@ -147,10 +155,24 @@ def _checked(payloads: object, where: str) -> list[bytes]:
     return taken
 
 
+def _one_at_a_time(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """One call at a time of all views of a source, in the process that made it."""
+
+    @functools.wraps(method)
+    def called(self: S, /, *arguments: P.args, **keywords: P.kwargs) -> R:
+        with self._store.guard:  # pyright: ignore[reportPrivateUsage] - a part of the class
+            return method(self, *arguments, **keywords)
+
+    return called
+
+
 class MemorySource:
     """Messages in a list, with everything that a pending source promises, for as long as the process lives.
 
-    *Not guaranteed*: it survives no process; two threads must not use it at once.
+    Threads: any number may use one object, one call at a time; topologies that share it read it under subscriptions of
+    their own. Forks: one that uses its parent's object is refused, for it would write to a copy.
+
+    *Not guaranteed*: it survives no process.
     """
 
     def __init__(
@@ -177,7 +199,7 @@ class MemorySource:
         self._backoff = backoff or Backoff()
         self._clock: Clock = clock or SystemClock()
         self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
-        self._store = _Store(_checked(payloads, where))
+        self._store = _Store(_checked(payloads, where), OneProcess(where))
         self._subscription = ""
         self._view_of: str | None = None
 
@@ -193,6 +215,14 @@ class MemorySource:
         view._subscription = view._view_of = subscription
         return view
 
+    def for_run(self, database: Database) -> MemorySource:
+        """The same messages for one run, with a subscription of its own."""
+        del database
+        view = copy.copy(self)
+        view._subscription = ""
+        return view
+
+    @_one_at_a_time
     def put(self, payloads: Sequence[bytes]) -> range:
         """Append messages; returns their ids."""
         start = len(self._store.payloads)
@@ -218,12 +248,14 @@ class MemorySource:
         """It needs none."""
         del database
 
+    @_one_at_a_time
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Act for this subscription from now on; Fenced where it has a newer epoch already."""
         self._subscription = self._view_of or subscription
         self._store.subscriptions.setdefault(self._subscription, _Subscription())
         self._fence(epoch).epoch = epoch
 
+    @_one_at_a_time
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
         """Hand out returned messages first, then due retries, then new ones."""
         del tx
@@ -305,11 +337,13 @@ class MemorySource:
             replayed=tuple((id_, 0) for id_ in ids) if position.get("retry") else (),
         )
 
+    @_one_at_a_time
     def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
         """The expectation for another seed or with messages left out."""
         del tx
         return expectation_of([id_ for id_ in _ids_of(slice_.position) if id_ not in excluded], seed)
 
+    @_one_at_a_time
     def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
         """The slice as contiguous parts of about equal length."""
         ids = _ids_of(slice_.position)
@@ -319,6 +353,7 @@ class MemorySource:
             for low, high in itertools.pairwise(bounds)
         )
 
+    @_one_at_a_time
     def hold(self, lease: Lease, tx: object | None = None) -> None:
         """Open to held, from here on the lease never expires; Fenced where it lapsed, was returned or is another's."""
         del tx
@@ -331,6 +366,7 @@ class MemorySource:
             )
         leased.held = True
 
+    @_one_at_a_time
     def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
         """Confirm all of the lease's messages but those named."""
         del tx
@@ -385,6 +421,7 @@ class MemorySource:
                 retried.append(str(failure.id))
         return Resolution(tuple(retried), tuple(dead))
 
+    @_one_at_a_time
     def abort(self, lease: Lease, tx: object | None = None) -> None:
         """Return all of the lease's messages; no failure is counted."""
         del tx
@@ -393,6 +430,7 @@ class MemorySource:
         if leased is not None:
             leased.owner, leased.held = None, False
 
+    @_one_at_a_time
     def extend(self, lease: Lease) -> None:
         """Move the lease's expiry; Fenced where it is not ours any more."""
         leased = self._mine(lease)
@@ -404,6 +442,7 @@ class MemorySource:
             )
         leased.expires_s = self._clock.monotonic_s() + lease.seconds
 
+    @_one_at_a_time
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
         """Every lease, mine from here on; an open one of an older epoch counts a death."""
         del tx
@@ -420,6 +459,7 @@ class MemorySource:
                 owners.append(leased.owner)
         return tuple(owners)
 
+    @_one_at_a_time
     def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
         """Return the lease's messages in parts: suspects alone, else two halves; a single message is returned whole."""
         del tx, slice_
@@ -437,6 +477,7 @@ class MemorySource:
         bounds = itertools.pairwise((0, *ends, len(leased.ids)))
         sub.slices[place : place + 1] = [replace(leased, ids=leased.ids[low:high]) for low, high in bounds]
 
+    @_one_at_a_time
     def backlog(self) -> Backlog:
         """What is left for this subscription."""
         sub = self._sub()
@@ -454,14 +495,17 @@ class MemorySource:
             next_retry_in_s=max(0.0, min(waiting) - now) if waiting else None,
         )
 
+    @_one_at_a_time
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """Every dead letter of this subscription, those that were disposed of included, oldest first."""
         return tuple(self._sub().dead)
 
+    @_one_at_a_time
     def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
         """Hand these dead letters out again, with their failures counted from 0; returns those that were dead."""
         return self._dispose(ids, Disposal.REQUEUE, by, why)
 
+    @_one_at_a_time
     def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
         """Give these dead letters up for good; returns those that were dead."""
         return self._dispose(ids, Disposal.DROP, by, why)
@@ -511,6 +555,8 @@ class MemorySource:
         return self._store.payloads[number] if edited is None else edited
 
     def _sub(self) -> _Subscription:
+        if not self._subscription and len(self._store.subscriptions) == 1:
+            return next(iter(self._store.subscriptions.values()))  # of the one run that has read it
         if self._subscription not in self._store.subscriptions:
             raise UsageError(f"source {self.name}: subscribe() comes before any other call")
         return self._store.subscriptions[self._subscription]

@@ -37,6 +37,9 @@ class DeltaSink:
         Exactly-once with one driver a topology, by the transaction identifier in the table's log. A second writer of
         the table is met by Delta's own conflict check where it commits through delta-rs too; Spark on a local disk may
         overwrite a log entry that is written at the same instant.
+
+    Threads: a description, which any number of threads and topologies may share; each run opens a session of its own.
+    Forks: one may use it, and opens its own.
     """
 
     def __init__(

@@ -27,6 +27,9 @@ class PostgresSink:
     Guarantee:
         Exactly-once, also where Postgres is restarted or a COMMIT's answer is lost. The table must be logged: what
         a crash of the server empties is refused.
+
+    Threads: a description, which any number of threads and topologies may share; each run opens a session of its own.
+    Forks: one may use it, and opens its own.
     """
 
     def __init__(

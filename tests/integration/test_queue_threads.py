@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,10 +14,12 @@ from typing import Any
 import psycopg
 import pytest
 from support.queues import prepared_database
+from support.shared import SharedQueue, shared
 
 from stormproof import MemorySink, PostgresQueue, Settings, Topology, UsageError
 from stormproof.core.errors import StoreUnavailable
 from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.protocol import Lease, Limit
 
 pytestmark = pytest.mark.postgres
@@ -187,6 +190,20 @@ def test_runs_on_two_databases_leave_open_where_a_put_goes(prepared: Database, p
     queue.bind(postgres.database.with_name("another"))
     with pytest.raises(UsageError, match="name one"):
         queue.put([b"m"])
+
+
+def test_random_threads_and_forks_on_one_object(postgres: EmbeddedPostgres, seed: int) -> None:
+    """The short form of `make torture ARGS='--only shared'`."""
+    assert len(list(shared(postgres, 2, seed))) == 2
+
+
+def test_control_a_put_that_is_undone_is_seen(prepared: Database) -> None:
+    one = SharedQueue(prepared, random.Random(1))
+    reader = one.reader("r")
+    one.put.append(b"returned, and not there")
+    one.run([one.producer("p", random.Random(1))], [reader])
+    with pytest.raises(AssertionError, match=r"1 of .* messages lost"):
+        one.require_exact("control")
 
 
 def test_a_fork_puts_by_a_connection_of_its_own(prepared: Database, queue: PostgresQueue) -> None:

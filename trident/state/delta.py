@@ -147,6 +147,9 @@ class DeltaMap:
     Guarantee:
         A txid's keys are there or not, with its identifier in the table's log. Older drivers are refused from the first
         commit of a newer one on.
+
+    Threads: a description, which any number of threads and topologies may share; each run opens a session of its own.
+    Forks: one may use it, and opens its own.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: StateKind | str = StateKind.OPAQUE) -> None:

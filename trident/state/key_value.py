@@ -18,6 +18,7 @@ from stormproof.core.arguments import require_function, require_object, require_
 from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
+from stormproof.core.process import OneProcess
 from stormproof.core.sink import TableKey, shared_table
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity
@@ -69,9 +70,13 @@ class IdentifiedStore(Protocol):
 
 
 class MemoryStore:
-    """A key-value store in this process's memory: for tests, and for states that need not outlive it."""
+    """A key-value store in this process's memory: for tests, and for states that need not outlive it.
+
+    Threads: any number may use one object. Forks: one that writes to its parent's is refused, for it has a copy.
+    """
 
     def __init__(self) -> None:
+        self._guard = OneProcess("a MemoryStore")
         self.items: dict[bytes, bytes] = {}
 
     def multi_get(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
@@ -80,7 +85,8 @@ class MemoryStore:
 
     def multi_put(self, items: Mapping[bytes, bytes]) -> None:
         """Store these values."""
-        self.items.update(items)
+        with self._guard:
+            self.items.update(items)
 
     def close(self) -> None:
         """Nothing to let go."""
@@ -362,7 +368,11 @@ OpenStore = Callable[[], KeyValueStore]
 
 @dataclass(frozen=True)
 class KeyValueMap:
-    """What the three kinds have in common: `open_store` opens the store, in the driver and in executors that read."""
+    """What the three kinds have in common: `open_store` opens the store, in the driver and in executors that read.
+
+    Threads: a description, which any number of threads may share; each driver opens a store of its own, and one thread at
+    a time uses that. Forks: may use the description; connections that `open_store` made are the user's to keep apart.
+    """
 
     open_store: OpenStore
     name: str = "key-value store"
@@ -405,21 +415,30 @@ class KeyValueMap:
 
 @dataclass(frozen=True)
 class NonTransactionalMap(KeyValueMap):
-    """The value alone is stored of each key. Rows that come again count again, so it serves at-least-once at best."""
+    """The value alone is stored of each key. Rows that come again count again, so it serves at-least-once at best.
+
+    Threads, forks: as `KeyValueMap`.
+    """
 
     state_kind: StateKind = field(default=StateKind.NON_TRANSACTIONAL, init=False)
 
 
 @dataclass(frozen=True)
 class TransactionalMap(KeyValueMap):
-    """Value and txid are stored of each key; a key that holds the txid already is skipped."""
+    """Value and txid are stored of each key; a key that holds the txid already is skipped.
+
+    Threads, forks: as `KeyValueMap`.
+    """
 
     state_kind: StateKind = field(default=StateKind.TRANSACTIONAL, init=False)
 
 
 @dataclass(frozen=True)
 class OpaqueMap(KeyValueMap):
-    """Value, previous value and txid are stored of each key; the same txid begins again from the previous value."""
+    """Value, previous value and txid are stored of each key; the same txid begins again from the previous value.
+
+    Threads, forks: as `KeyValueMap`.
+    """
 
     state_kind: StateKind = field(default=StateKind.OPAQUE, init=False)
 
@@ -428,6 +447,9 @@ class MemoryMap:
     """A map in this process's memory, for tests: what it holds outlives drivers, and is lost with the process.
 
     It stands where the driver is, so executors in other processes cannot query it.
+
+    Threads: as its `MemoryStore`; a map has one writer, so a second topology on it is refused. Forks: a fork that writes
+    is refused.
     """
 
     def __init__(

@@ -197,6 +197,9 @@ class PostgresMap:
     Guarantee:
         A txid's keys, the guard and the evidence are one database transaction under the topology's fence: after any
         crash all of it is there or nothing, and an older driver is refused.
+
+    Threads: a description, which any number of threads and topologies may share; each run opens a session of its own.
+    Forks: one may use it, and opens its own.
     """
 
     def __init__(

@@ -107,6 +107,9 @@ class StateSink:
 
     Not guaranteed:
         That a store which cannot be fenced refuses a driver that was paused in a commit while another took over.
+
+    Threads: a description, which any number of threads and topologies may share; each run opens a session of its own.
+    Forks: one may use it, and opens its own.
     """
 
     def __init__(

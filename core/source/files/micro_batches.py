@@ -67,6 +67,8 @@ class MicroBatches(FileSource):
     Not guaranteed:
         An order between micro-batches where messages are retried. A query does not take rows back: retries run with a
         later micro-batch, or when the topology is run by itself once the query has stopped.
+
+    Threads: one feed at a time writes to it; each run has a view of its own. Forks: a fork makes connections of its own.
     """
 
     def __init__(
