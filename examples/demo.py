@@ -41,6 +41,7 @@ from rich.text import Text
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.trident.cli.layout import print_table
 
 CLONE: Final = Path(__file__).resolve().parents[1]
 JARS: Final = CLONE / ".jars"
@@ -273,7 +274,7 @@ def run_through_kills(
 
         def on_fact(word: str, facts: dict[str, Any]) -> None:
             if word == "recovered":
-                progress.console.print(f"   recovered: {recovery_text(facts)}", soft_wrap=True)
+                progress.console.print(f"   recovered: {recovery_text(facts)}", soft_wrap=not console.is_terminal)
             progress.update(bar, completed=done_messages(database))
 
         for kill in kills:
@@ -289,7 +290,7 @@ def run_through_kills(
             at = Text.assemble(
                 f"{drivers.starts:>2} ", ("SIGKILL", "bold red"), f" at {kill.failpoint}: {about} ({done} done)"
             )
-            progress.console.print(at, soft_wrap=True)
+            progress.console.print(at, soft_wrap=not console.is_terminal)
         progress.update(bar, description=f"start {drivers.starts + 1}: to the end")
         status = drivers.run(None, on_fact)
         if status != 0:
@@ -334,9 +335,7 @@ def tamper(database: Database) -> None:
 def show_replays(console: Console, folder: Path) -> list[str]:
     """What came again, and why."""
     _, report = stormproof(folder, "audit", "replays", TOPOLOGY)
-    table = Table(title="What was replayed, and why (stormproof audit replays)", title_justify="left")
-    for name in ("what", "why", "messages", "in the end"):
-        table.add_column(name, overflow="fold")
+    rows: list[tuple[object, ...]] = []
     kinds = Counter[tuple[str, str]]()
     ends: dict[tuple[str, str], Counter[str]] = {}
     for message in report["messages"]:
@@ -346,15 +345,13 @@ def show_replays(console: Console, folder: Path) -> list[str]:
         ends.setdefault(kind, Counter())[message["end"]["kind"]] += 1
     for kind, number in kinds.most_common(SHOWN):
         end = ", ".join(f"{n} {name}" for name, n in ends[kind].items())
-        table.add_row(Text(f"messages failed in {kind[0]}"), Text(kind[1]), str(number), end)
+        rows.append((f"messages failed in {kind[0]}", kind[1], number, end))
     for batch in report["batches"]:
-        table.add_row(
-            f"txid {batch['txid']} {batch['state']}", Text(batch["reason"]), str(batch["messages"]), "opened again"
-        )
+        rows.append((f"txid {batch['txid']} {batch['state']}", batch["reason"], batch["messages"], "opened again"))
     for held in report["suppressed"]:
-        table.add_row(f"commit of txid {held['txid']}", f"{held['sink']} held it already", "", "suppressed")
-    console.print()
-    console.print(table)
+        rows.append((f"commit of txid {held['txid']}", f"{held['sink']} held it already", None, "suppressed"))
+    console.print("\nWhat was replayed, and why (stormproof audit replays)")
+    print_table(("what", "why", "messages", "in the end"), rows, console.width, sys.stdout)
     replayed = [m for m in report["messages"] if m["failures"] and m["end"]["kind"] == "committed"]
     return [] if replayed else ["no message failed and was replayed"]
 
@@ -366,7 +363,7 @@ def show_dead_letters(console: Console, folder: Path) -> list[str]:
     for letter in letters:
         error = letter["error"].splitlines()[0] if letter["error"] else ""
         text = f"{letter['id']} failed {letter['times_failed']} times ({letter['reason']}: {error}): {letter['text']!r}"
-        console.print(Text.assemble(("\ndead letter  ", "bold"), text), soft_wrap=True)
+        console.print(Text.assemble(("\ndead letter  ", "bold"), text), soft_wrap=not console.is_terminal)
     found = [letter["text"] for letter in letters]
     return [] if found == [POISON] else [f"the dead letters are {found}, not just the poison"]
 
@@ -376,8 +373,8 @@ def show_verdict(console: Console, folder: Path) -> list[str]:
     status, report = stormproof(folder, "audit", "verify", TOPOLOGY, statuses=(0, 1, 4))
     checked = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in report["checked"].items())
     verdict = {0: "clean", 1: "VIOLATIONS", 4: "cannot tell"}[status]
-    console.print(Text.assemble(("audit verify ", "bold"), f"{verdict}: {checked}"), soft_wrap=True)
-    console.print(Text(f"             It proves: {report['proves']}"), soft_wrap=True)
+    console.print(Text.assemble(("audit verify ", "bold"), f"{verdict}: {checked}"), soft_wrap=not console.is_terminal)
+    console.print(Text(f"             It proves: {report['proves']}"), soft_wrap=not console.is_terminal)
     found = [f"audit verify: {item['text']}" for item in (*report["violations"], *report["unknowns"])]
     return found or ([] if status == 0 else [f"audit verify ended with {status}"])
 
