@@ -10,6 +10,7 @@
     │   ├── PositionMismatch    a sink or a source stands elsewhere than the ledger says
     │   ├── SinkRefused         a sink refuses a prepared transaction for good: the txid is blocked
     │   ├── CannotTell          the evidence is gone
+    │   ├── MissingRight        the database's role may not do it: the GRANT is named
     │   └── BatchUnverified     the acker's verdict stayed wrong after every attempt
     └── UsageError              fix the call (also a ValueError)
         ├── TopologyError       a topology that cannot be built
@@ -43,6 +44,7 @@ class ErrorKind(StrEnum):
     SINK_REFUSED = "sink_refused"
     CANNOT_TELL = "cannot_tell"
     BATCH_UNVERIFIED = "batch_unverified"
+    MISSING_RIGHT = "missing_right"
     USAGE = "usage"
     TOPOLOGY = "topology"
     SETTINGS = "settings"
@@ -125,6 +127,12 @@ class CannotTell(FatalError):
     """The evidence that would decide is gone, for example by the table's log retention."""
 
     kind = ErrorKind.CANNOT_TELL
+
+
+class MissingRight(FatalError):
+    """The role that connects to a database lacks a right there. The message names role, object, right, and the GRANT."""
+
+    kind = ErrorKind.MISSING_RIGHT
 
 
 class BatchUnverified(FatalError):

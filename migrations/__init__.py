@@ -48,7 +48,9 @@ def migrate(engine: sa.Engine) -> SchemaState:
     """Bring the database to the newest revision, in one transaction; two at once wait for each other."""
     with engine.begin() as connection:
         connection.execute(sa.text(f"select pg_advisory_xact_lock({_LOCK_KEY})"))
-        connection.execute(sa.text(f"create schema if not exists {SCHEMA}"))
+        # `create schema if not exists` needs the right to make schemas even where there is nothing to make.
+        if connection.execute(sa.text(f"select to_regnamespace('{SCHEMA}') is null")).scalar_one():
+            connection.execute(sa.text(f"create schema {SCHEMA}"))
         config = _config()
         config.attributes["connection"] = connection
         alembic.command.upgrade(config, "head")

@@ -298,7 +298,7 @@ class ForeachBatch(ABC):
             ledger = Ledger(engine, self._clock, lambda: query)
             look = partial(_look, engine, self.name, query, batch)
             handed(self.name, outlasting_outages(look, options, self._clock), query, batch, self._adopt)
-            attach = partial(attached, plan, source, ledger)
+            attach = partial(attached, plan, source, ledger, database)
             run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), options, self._clock)
             life = _Life(query, plan, source, ledger, run, sessions, options, settings, stack.pop_all())
         self._life = life  # from here on an error closes it

@@ -8,10 +8,11 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import psycopg
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from stormproof.core.arguments import lacks, shown
@@ -31,6 +32,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.plan import Plan, compile_topology
 from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.rights import explained
 from stormproof.core.process import kept_from_forks
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit, Source, of_run
@@ -74,18 +76,26 @@ def ledger_engine(database: Database, *, lock_timeout_s: float = LOCK_TIMEOUT_S)
         connection.autocommit = False
         return connection
 
-    return sa.create_engine(database.sqlalchemy_url, creator=connected, pool_size=1, max_overflow=1)
+    def explain(context: Any) -> None:
+        said = explained(context.original_exception, database, "the ledger", statement=context.statement)
+        if said is not None:
+            raise said from context.original_exception
+
+    engine = sa.create_engine(database.sqlalchemy_url, creator=connected, pool_size=1, max_overflow=1)
+    event.listen(engine, "handle_error", explain)
+    return engine
 
 
-def require_schema(engine: sa.Engine, database: Database, *, own: bool) -> None:
+def require_schema(engine: sa.Engine, database: Database, *, own: bool, makes: bool = True) -> None:
     """Make sure that the ledger's schema is the one that this version needs.
 
-    Where there is none, it is made: nothing is there that could be lost. `own` says that the database is the embedded one,
-    which is also migrated without a word.
+    Where there is none, it is made if this `makes` it: nothing is there that could be lost. `own` says that the database
+    is the embedded one, where an old one is also migrated without a word.
 
     Raises:
-        SettingsError: the schema of a user's own database is of another revision.
+        SettingsError: the schema of a user's own database is of another revision, or there is none and it is not to be made.
         StoreUnavailable: it does not answer.
+        MissingRight: the role may not read it, or not make it.
     """
     try:
         found = state(engine)
@@ -96,6 +106,13 @@ def require_schema(engine: sa.Engine, database: Database, *, own: bool) -> None:
         ) from error
     if found.up_to_date:
         return
+    if found.current is None and not makes:
+        raise SettingsError(
+            f"the database {database.redacted} has no Stormproof schema yet: the first stormproof run or stormproof queue "
+            "put makes it, or, as a role that may: stormproof ledger migrate",
+            current=None,
+            head=found.head,
+        )
     if own or found.current is None:
         migrate(engine)
         return
@@ -172,7 +189,7 @@ def driver(
         ledger = Ledger(sql_engine, clock, new_incarnation)
         chosen_options = options or options_of(settings, chosen)
         # Postgres was reached just now: where it goes away again this early, it is waited for as in any later step.
-        attach = partial(attached, plan, source, ledger)
+        attach = partial(attached, plan, source, ledger, database)
         run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), chosen_options, clock)
         coordinator = Coordinator(
             plan,
@@ -194,8 +211,10 @@ def driver(
 
 
 @contextmanager
-def attached(plan: Plan, source: Source, ledger: Ledger) -> Generator[tuple[Run, Sessions]]:
-    """Raise the topology's epoch, subscribe to its source and open its sinks under it.
+def attached(
+    plan: Plan, source: Source, ledger: Ledger, database: Database | None = None
+) -> Generator[tuple[Run, Sessions]]:
+    """Raise the topology's epoch, subscribe to its source and open its sinks under it; `database` is the ledger's.
 
     Raises:
         TopologyError: two sinks have one table.
@@ -216,7 +235,7 @@ def attached(plan: Plan, source: Source, ledger: Ledger) -> Generator[tuple[Run,
         failpoint("start.after_epoch")
         stack.callback(source.close)
         try:
-            ended.sessions = sessions = _open_stores(plan, source, ledger, run, stack)
+            ended.sessions = sessions = _open_stores(plan, source, ledger, run, stack, database)
         except Fenced as error:
             raise _outrun(ledger, run, error) from error
         except TransientError:
@@ -264,7 +283,9 @@ def _outrun(ledger: Ledger, run: Run, error: Fenced) -> Fenced | PositionMismatc
         )
 
 
-def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: ExitStack) -> Sessions:
+def _open_stores(
+    plan: Plan, source: Source, ledger: Ledger, run: Run, stack: ExitStack, database: Database | None
+) -> Sessions:
     source.subscribe(run.incarnation, run.epoch)
     sessions = stack.enter_context(closing(Sessions()))
     for spec in plan.sink_specs:
@@ -282,7 +303,7 @@ def _open_stores(plan: Plan, source: Source, ledger: Ledger, run: Run, stack: Ex
                 if folder is not None:
                     with machine_errors(f"sink {sink.name!r}, the folder for its files"):
                         settle_folder(folder, private=True)
-                description = describe_sink(sink, plan.sinks[sink.name], files=folder)
+                description = describe_sink(sink, plan.sinks[sink.name], files=folder, ledger_database=database)
                 ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
     return sessions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, LiteralString, NamedTuple
@@ -16,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
+from stormproof.core.postgres.rights import require_encoding
 from stormproof.core.postgres.session import OwnedConnection, set_up
 
 DATABASE_URL_FORM: Final = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
@@ -233,10 +235,16 @@ def connect(database: Database, *, application_name: str, autocommit: bool = Fal
 
     Raises:
         StoreUnavailable: there is no connection to be had (the server is down, unknown, or refuses); without secrets.
+        SettingsError: the database is not in UTF-8.
     """
     parameters = {**_DEFAULTS, **dict(database.parameters), "application_name": application_name}
     try:
-        return set_up(OwnedConnection.connect(make_conninfo("", **parameters), autocommit=True), autocommit=autocommit)
+        connection = OwnedConnection.connect(make_conninfo("", **parameters), autocommit=True)
+        with ExitStack() as undo:
+            undo.callback(connection.close)
+            require_encoding(connection, database.redacted)
+            undo.pop_all()
+        return set_up(connection, autocommit=autocommit)
     except psycopg.OperationalError as error:
         lines = (line.strip() for line in database.without_secrets(str(error)).splitlines())
         text = " ".join(

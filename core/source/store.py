@@ -14,6 +14,7 @@ from psycopg.rows import tuple_row
 
 from stormproof.core.errors import StoreUnavailable, UsageError
 from stormproof.core.postgres.database import Database, connect, may_pass
+from stormproof.core.postgres.rights import explained, note_statement
 from stormproof.core.process import ProcessLife, process_life
 
 LOCK_WAIT_S: Final = 10
@@ -23,7 +24,11 @@ IDLE_MAX: Final = 4
 
 def query(cursor: psycopg.Cursor[Any], text: str, *parameters: object) -> psycopg.Cursor[Any]:
     """Run a statement whose text was put together from our own words, checked names and numbers."""
-    return cursor.execute(text.encode(), parameters or None)
+    try:
+        return cursor.execute(text.encode(), parameters or None)
+    except psycopg.errors.InsufficientPrivilege as error:
+        note_statement(error, text)
+        raise
 
 
 class StoreConnection:
@@ -58,6 +63,7 @@ class StoreConnection:
         Raises:
             StoreUnavailable: the database cannot be reached, or a lock was not to be had; its answer may be lost.
             UsageError: `tx` is no psycopg connection, or a table is missing.
+            MissingRight: the role may not do it.
         """
         who = f"{self._kind} {self._name}"
         if tx is not None and not isinstance(tx, psycopg.Connection):
@@ -75,6 +81,8 @@ class StoreConnection:
                 f"{who} at {database().redacted}: a table is missing ({error.diag.message_primary}); {self._missing}",
                 **{self._kind: self._name},
             ) from error
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction) as error:
+            raise explained(error, database(), who) or error from error
         except psycopg.Error as error:
             if not isinstance(error, psycopg.OperationalError) and not may_pass(error):
                 raise

@@ -10,7 +10,6 @@ SCHEMA: Final = "stormproof_sink"
 _LOCK: Final = 0x53746F726D  # "Storm"
 
 _TABLES: Final = (
-    "create schema if not exists stormproof_sink",
     """
     create table if not exists stormproof_sink.fence (
         topology text not null,
@@ -113,5 +112,8 @@ def make(connection: psycopg.Connection) -> None:
         return
     with connection.transaction():
         one_at_a_time(connection)
+        # `create schema if not exists` needs the right to make schemas even where there is nothing to make.
+        if connection.execute("select to_regnamespace('stormproof_sink') is null").fetchone() == (True,):
+            connection.execute("create schema stormproof_sink")
         for statement in _TABLES:
             connection.execute(statement)

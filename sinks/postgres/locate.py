@@ -9,6 +9,7 @@ import psycopg
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.postgres.database import Database, connect, may_pass
+from stormproof.core.postgres.rights import explained
 from stormproof.core.sink import TableKey
 from stormproof.sinks.postgres.table import TableName
 
@@ -47,6 +48,9 @@ def locate(database: Database, name: TableName, where: str) -> TableKey:
                 {"schema": name.schema, "table": name.table, "name": name.identifier.as_string(connection)},
             ).fetchone()
         except psycopg.Error as error:
+            said = explained(error, database, where)
+            if said is not None:
+                raise said from error
             text = database.without_secrets(str(error)).strip()
             if isinstance(error, psycopg.OperationalError) or may_pass(error):
                 raise StoreUnavailable(f"{where}: {text}; nothing was written", sqlstate=error.sqlstate) from error

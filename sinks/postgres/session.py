@@ -16,6 +16,7 @@ from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreU
 from stormproof.core.failpoint import failpoint
 from stormproof.core.message import storable_text
 from stormproof.core.postgres.database import Database, backend_identity, connect, may_pass, terminate_backends
+from stormproof.core.postgres.rights import explained
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.limits import Limits
@@ -668,6 +669,10 @@ class PostgresSession:
             yield
         except psycopg.Error as error:
             state = error.sqlstate
+            said = explained(error, self._database, where)
+            if said is not None:
+                self.close()
+                raise said from error
             if state is None or may_pass(error):
                 # Whether a lost COMMIT took place is unknown: a new connection tells.
                 self.close()

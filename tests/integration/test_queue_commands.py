@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import CommandLine, command_line_in
-from support.queues import put
+from support.queues import prepared_database, put
 
 from stormproof.core.postgres.database import Database
 
@@ -34,6 +34,7 @@ def done(
 def test_queues_are_listed_with_the_topologies_that_read_them(done: CommandLine, database: Database) -> None:
     assert done("queue", "list") == {"queues": []}
     assert "no queues yet" in done.text("queue", "list")
+    prepared_database(database)
     put(database, "lines", [b"a", b"b", b"c"])
     put(database, "unread", [b"x"])
     done("run", "app.py:words", "--engine", "inline", "--until-idle")

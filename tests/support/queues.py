@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 import sqlalchemy as sa
 
@@ -21,6 +22,5 @@ def prepared_database(database: Database) -> Database:
 
 def put(database: Database, queue: str, payloads: Sequence[bytes]) -> None:
     """Put messages, in one transaction."""
-    source = PostgresQueue(queue, schema="line string", database=database)
-    source.put(payloads)
-    source.close()
+    with closing(PostgresQueue(queue, schema="line string", database=database)) as source:
+        source.put(payloads)

@@ -22,6 +22,7 @@ TREE = {
     "SinkRefused": "FatalError",
     "CannotTell": "FatalError",
     "BatchUnverified": "FatalError",
+    "MissingRight": "FatalError",
     "UsageError": "StormproofError",
     "TopologyError": "UsageError",
     "SettingsError": "UsageError",

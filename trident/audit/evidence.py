@@ -71,10 +71,14 @@ EDIT_HASHES_SQL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something wrong with the slices of a source."""
+    """Something wrong with the slices of a source.
+
+    `unreachable`: it is with messages that were never in a slice, and cannot come into one.
+    """
 
     text: str
     txid: int | None = None
+    unreachable: bool = False
 
 
 class SourceEvidence(Protocol):

@@ -22,12 +22,22 @@ SinkOpener: TypeAlias = Callable[[SinkIdentity, SinkBinding], SinkSession]
 """Opens a sink for reading only."""
 
 
-def describe_sink(sink: SinkSpec, input_: SinkInput, *, files: str | None = None) -> dict[str, Json]:
+def describe_sink(
+    sink: SinkSpec, input_: SinkInput, *, files: str | None = None, ledger_database: Database | None = None
+) -> dict[str, Json]:
     """What the ledger keeps of a sink, so that the audit can open it without the topology's code. Never a secret.
 
     A sink of a kind that is not Stormproof's own is described as `other`; its evidence can only be checked by a caller
-    who passes an opener. `files` is the folder of its prepared files.
+    who passes an opener. `files` is the folder of its prepared files. A sink in the ledger's own database is described
+    without a database: restored elsewhere, the ledger must not have the old server's table inspected.
     """
+    description = _description(sink, input_, files)
+    if ledger_database is not None and description.get("database") == ledger_database.without_password:
+        description["database"] = None
+    return description
+
+
+def _description(sink: SinkSpec, input_: SinkInput, files: str | None) -> dict[str, Json]:
     from stormproof.sinks.delta import DeltaSink
     from stormproof.sinks.postgres import PostgresSink
     from stormproof.trident.state.sink import StateSink

@@ -38,6 +38,8 @@ class ViolationKind(StrEnum):
     MESSAGE_TWICE = "message_twice"
     MESSAGE_LOST = "message_lost"
     MESSAGE_UNKNOWN = "message_unknown"
+    UNREACHABLE = "unreachable"
+    """Messages wait that no reader can open as things stand: the queue is of another server, and not adopted."""
 
 
 class NoticeKind(StrEnum):

@@ -15,6 +15,7 @@ from stormproof.core.source.group import SpoutPart, combined, member_subscriptio
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span
+from stormproof.core.source.postgres_queue.slices import Position
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.evidence import (
     EDIT_HASHES_SQL,
@@ -29,6 +30,7 @@ from stormproof.trident.audit.evidence import (
 from stormproof.trident.audit.files import find_files
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.streams import find_stream
+from stormproof.trident.audit.unreachable import count, unreachable
 from stormproof.trident.ledger.rows import Txn
 
 _SHOWN: Final = re.compile(r"(\d+)-(\d+)")
@@ -146,7 +148,7 @@ class QueueEvidence:
             " where queue = :queue and subscription = :subscription and disposal is null"
         )[0].n
         return Backlog(
-            ready=self._count_unopened() + leased.get(("main", True), 0),
+            ready=count(self._connection, self._table, self._unopened()) + leased.get(("main", True), 0),
             pending=leased.get(("main", False), 0) + leased.get(("retry", False), 0),
             waiting=waiting + leased.get(("retry", True), 0),
             dead=dead,
@@ -155,7 +157,7 @@ class QueueEvidence:
 
     def _unopened_age_s(self) -> float | None:
         """How long the first message that was never opened has waited; None where there is none."""
-        conditions = [condition for span in self._unopened() for condition in span.conditions()]
+        conditions = self._unopened()
         first = " union all ".join(
             f"(select put_at from {self._table.sql} where {condition} order by xid, id limit 1)"
             for condition in conditions
@@ -267,7 +269,7 @@ class QueueEvidence:
             )
         if trusted is not None:
             order.setdefault((str(trusted.start), str(trusted.end)), 0)
-        return self._tiled(pieces, order, trusted) + self._retry_findings()
+        return self._tiled(pieces, order, trusted) + self._retry_findings() + self._unreachable()
 
     def _retry_findings(self) -> list[Finding]:
         """A retry that belongs to a slice which is not there would never be opened again."""
@@ -348,13 +350,12 @@ class QueueEvidence:
         count: int = self._connection.exec_driver_sql(f"select count(*) from ({statement}) m").scalar_one()
         return count
 
-    def _count_unopened(self) -> int:
-        return sum(self._count(span) for span in self._unopened())
+    def _unreachable(self) -> list[Finding]:
+        return unreachable(self._connection, self._table, self._unopened())
 
-    def _unopened(self) -> tuple[Span, ...]:
+    def _unopened(self) -> list[str]:
         start, end, after = self._position()
-        now = Snapshot.parse(str(self._connection.execute(sa.text("select pg_current_snapshot()::text")).scalar_one()))
-        return (Span(start, now),) if end is None else (Span(start, end, after), Span(end, now))
+        return Position(0, start, end, after, "", 0).unopened_conditions()
 
     def _position(self) -> tuple[Snapshot, Snapshot | None, Place | None]:
         row = self._rows(
@@ -469,7 +470,7 @@ class GroupEvidence:
                 for txn in txns
                 if spout in (parts := _parts_of(txn.position))
             ]
-            findings += [Finding(f"spout {spout}: {f.text}", f.txid) for f in member.slice_findings(mine)]
+            findings += [replace(f, text=f"spout {spout}: {f.text}") for f in member.slice_findings(mine)]
         return findings
 
     def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
@@ -486,7 +487,7 @@ class GroupEvidence:
         for spout, member in self._members.items():
             if isinstance(member, PrunableEvidence):
                 of_spout = member.slice_findings_behind(self._parts(spout, txns), self._parts(spout, forgotten))
-                findings += [Finding(f"spout {spout}: {f.text}", f.txid) for f in of_spout]
+                findings += [replace(f, text=f"spout {spout}: {f.text}") for f in of_spout]
         return findings
 
     def _parts(self, spout: str, txns: Sequence[Txn]) -> list[Txn]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from stormproof.core.errors import UsageError
 from stormproof.core.failpoint import failpoint
+from stormproof.core.source.group import sources_in
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import Checked, Findings, NoticeKind, VerifyReport, ViolationKind
 from stormproof.trident.audit.source import SourceReader, queue_reader
 from stormproof.trident.audit.streams import place_of
+from stormproof.trident.audit.unreachable import unreachable_without_reader
 from stormproof.trident.audit.verify_ledger import LedgerRows, verify_ledger
 from stormproof.trident.audit.verify_messages import verify_messages
 from stormproof.trident.audit.verify_sinks import Later, verify_sinks
@@ -145,6 +147,9 @@ def _source(
 ) -> SourceEvidence | None:
     row = snapshot.topology(topology)
     found = reader(snapshot, row)
+    if found is None and snapshot.is_postgres:
+        for finding in unreachable_without_reader(snapshot.connection, [row.source, *sources_in(row.source).values()]):
+            findings.violation(ViolationKind.UNREACHABLE, finding.text)
     if found is None and opened:  # a driver may have ended before it subscribed: then there is nothing to compare
         findings.unknown(
             f"source {row.source!r} is not a queue in the ledger's database: its messages were not compared"

@@ -38,7 +38,8 @@ def verify_messages(
     if source is not None:
         for finding in _slice_findings(source, txns, pruned):
             if within(finding.txid):
-                findings.violation(ViolationKind.SLICES, finding.text, txid=finding.txid)
+                kind = ViolationKind.UNREACHABLE if finding.unreachable else ViolationKind.SLICES
+                findings.violation(kind, finding.text, txid=finding.txid)
         if whole and last is None:
             _strangers(failed, records, findings)
             _unrecorded(failed, records, findings)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stormproof.core.role import RoleKind
 from stormproof.trident.cli import letters_app
 from stormproof.trident.cli.command_group import GuardedGroup
 from stormproof.trident.cli.options import AsJson, By, MessageId, QueueName, SinkName, TopologyName, Txid, Why
@@ -162,12 +163,15 @@ def retry(
 @app.command()
 def doctor(
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Also start Spark (some seconds).")] = True,
+    kind: Annotated[
+        RoleKind, typer.Option("--for", help="What the database's role must be able to do.", case_sensitive=False)
+    ] = RoleKind.DRIVER,
     as_json: AsJson = False,
 ) -> None:
     """Check all that a run needs, and say what to do about what is missing; exit status 1 where something is."""
     from stormproof.trident.cli.doctor import examine
 
-    examine(spark=spark, as_json=as_json)
+    examine(spark=spark, kind=kind, as_json=as_json)
 
 
 @app.command()
@@ -265,6 +269,26 @@ def queue_list(as_json: AsJson = False) -> None:
     from stormproof.trident.cli.queue import list_queues
 
     list_queues(as_json=as_json)
+
+
+@queue_app.command("adopt")
+def queue_adopt(
+    queue: QueueName,
+    accept_unproven: Annotated[
+        bool, typer.Option("--accept-unproven", help="Also where something is not proven; needs --why, on record.")
+    ] = False,
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Take a queue over to this server: after a dump and restore, a fail-over to a standby, or pg_upgrade.
+
+    Compares ledger, sinks and queue first. Status 0: adopted, or nothing to adopt. Status 4: something is not proven; each
+    is named, and nothing was changed.
+    """
+    from stormproof.trident.cli.adopt_queue import adopt
+
+    adopt(queue, accept_unproven=accept_unproven, by=by, why=why, as_json=as_json)
 
 
 @audit_app.command("verify")
@@ -452,8 +476,22 @@ def ledger_prune(
 
 
 @ledger_app.command("sql")
-def ledger_sql(as_json: AsJson = False) -> None:
-    """Print the SQL that `migrate` would run on an empty database, for a person to run."""
-    from stormproof.trident.cli.schema import print_sql
+def ledger_sql(
+    grants: Annotated[
+        str | None, typer.Option("--grants", metavar="ROLE", help="Print the least rights of this role instead.")
+    ] = None,
+    kind: Annotated[
+        RoleKind, typer.Option("--for", help="With --grants: what the role is for.", case_sensitive=False)
+    ] = RoleKind.DRIVER,
+    driver: Annotated[
+        str | None, typer.Option(metavar="ROLE", help="With --grants: the role that makes queues later.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the SQL that `migrate` would run on an empty database, or the GRANT statements for a role. Needs no database."""
+    from stormproof.trident.cli.schema import print_grants, print_sql
 
-    print_sql(as_json=as_json)
+    if grants is None:
+        print_sql(as_json=as_json)
+    else:
+        print_grants(grants, kind, driver, as_json=as_json)

@@ -11,7 +11,9 @@ from typing import Final, TypeVar
 from uuid import uuid4
 
 from stormproof.core.errors import SettingsError, StormproofError
+from stormproof.core.role import RoleKind
 from stormproof.core.settings import Settings
+from stormproof.trident.cli.doctor_database import queues, rights, writes
 from stormproof.trident.cli.output import Exit, emit, finish, say
 
 POSTGRES_MIN: Final = 140_000
@@ -28,7 +30,7 @@ class Check:
     advice: str | None = None
 
 
-def examine(*, spark: bool, as_json: bool) -> None:
+def examine(*, spark: bool, kind: RoleKind = RoleKind.DRIVER, as_json: bool) -> None:
     """Look at everything, whatever failed before; status 1 where something did."""
     checks = [Check("python", True, f"{sys.version.split()[0]} at {sys.executable}")]
     settings = _looked("settings", Settings, _settings_text, "repair what it names", checks)
@@ -45,7 +47,14 @@ def examine(*, spark: bool, as_json: bool) -> None:
             "postgres", lambda: _postgres(settings), lambda found: found, "start it, or name another", checks
         )
         if database is not None:
-            _looked("ledger schema", lambda: _schema(settings), str, "run: stormproof ledger migrate", checks)
+            schema = _looked("ledger schema", lambda: _schema(settings), str, "run: stormproof ledger migrate", checks)
+            grants = f"as the schema's owner run what this prints: stormproof ledger sql --grants ROLE --for {kind}"
+            if schema is not None:
+                _looked(f"rights of a {kind}", lambda: rights(settings, kind), str, grants, checks)
+            if kind is not RoleKind.AUDITOR:
+                _looked("writes", lambda: writes(settings), str, "name the primary, or let the role write", checks)
+            advice = "see what is proven, and go on, with: stormproof queue adopt QUEUE"
+            _looked("queues", lambda: queues(settings), str, advice, checks)
         _looked(
             "staging", lambda: _writable(settings.staging_path), str, "make it writable, or set staging_dir", checks
         )

@@ -22,7 +22,7 @@ def put_lines(queue: str, source: str, *, as_json: bool) -> None:
     """Put a file's lines; all of them or, where it fails, none."""
     if source != "-" and not Path(source).is_file():
         raise UsageError(f"--lines {source}: there is no such file", file=source)
-    with opened() as stores:
+    with opened(makes=True) as stores:
         into = PostgresQueue(queue, database=stores.database)
         try:
             receipt = into.put_lines(source)
@@ -69,17 +69,19 @@ def stats(queue: str, *, as_json: bool) -> None:
                 for name, b in found.subscriptions.items()
             ],
         )
+        if found.refused is not None:
+            say(f"refused: {found.refused}")
 
     emit({**_fields(found), "topologies": readers}, as_json=as_json, text=text)
 
 
 def list_queues(*, as_json: bool) -> None:
     """Show every queue with its readers; also where there is none yet."""
-    with opened() as stores:
-        with stores.engine.connect() as connection:
-            names: list[str] = list(
-                connection.execute(sa.text("select queue from stormproof.queue order by 1")).scalars()
-            )
+    with opened(may_be_empty=True) as stores:
+        names: list[str] = []
+        if not stores.is_empty:
+            with stores.engine.connect() as connection:
+                names += connection.execute(sa.text("select queue from stormproof.queue order by 1")).scalars()
         found = [_stats_of(name, stores) for name in names]
         readers = _readers(stores, found)
 
@@ -119,6 +121,8 @@ def _readers(stores: Stores, queues: Sequence[QueueStats]) -> dict[str, str | No
 
     A topology subscribes under its incarnation, not under its name: a new life of the name begins anew.
     """
+    if not queues:
+        return {}
     with stores.engine.connect() as connection:
         rows = connection.execute(sa.text("select incarnation, name from stormproof.topology")).all()
     names: dict[str, str] = {row.incarnation: row.name for row in rows}

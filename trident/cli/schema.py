@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from stormproof.core.role import RoleKind
 from stormproof.migrations import migrate, sql, state
 from stormproof.trident.cli.output import Exit, emit, finish, printed, say
 from stormproof.trident.cli.stores import opened
+from stormproof.trident.grants import grants_sql
 
 
 def migrate_schema(*, as_json: bool) -> None:
@@ -33,3 +35,9 @@ def print_sql(*, as_json: bool) -> None:
     lines: list[str] = []
     sql(lines.append)
     emit({"sql": "\n".join(lines)}, as_json=as_json, text=lambda: printed("\n".join(lines)))
+
+
+def print_grants(role: str, kind: RoleKind, driver: str | None, *, as_json: bool) -> None:
+    """The GRANT statements, for a person to run; needs no database."""
+    text = "\n".join(grants_sql(role, kind, driver))
+    emit({"sql": text}, as_json=as_json, text=lambda: printed(text))

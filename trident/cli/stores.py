@@ -23,6 +23,8 @@ class Stores:
     settings: Settings
     database: Database
     engine: sa.Engine
+    is_empty: bool = False
+    """There is no schema yet, and the command was content with that."""
 
     @property
     def audit(self) -> AuditLedger:
@@ -33,15 +35,18 @@ class Stores:
 
 
 @contextmanager
-def opened(*, checked: bool = True) -> Generator[Stores]:
-    """The settings' database; `checked` sees to its schema.
+def opened(*, checked: bool = True, makes: bool = False, may_be_empty: bool = False) -> Generator[Stores]:
+    """The settings' database; `checked` requires its schema, which is made only where the command `makes` things.
+    Where there is none, and it `may_be_empty`, the command is told.
 
     Raises:
-        SettingsError: none is named, or its schema is missing or old (the embedded one is migrated silently).
+        SettingsError: none is named, or its schema is missing or old (an old one of the embedded database is migrated).
         StoreUnavailable: it cannot be reached.
+        MissingRight: its role may not read the schema, or not make it.
     """
     from stormproof.core.postgres.database import connect
     from stormproof.core.settings import Settings
+    from stormproof.migrations import state
     from stormproof.trident.run import ledger_engine, require_schema
 
     settings = Settings()
@@ -50,9 +55,10 @@ def opened(*, checked: bool = True) -> Generator[Stores]:
     connect(database, application_name="stormproof").close()
     engine = ledger_engine(database)
     try:
-        if checked:
-            require_schema(engine, database, own=settings.uses_embedded)
-        yield Stores(settings, database, engine)
+        is_empty = may_be_empty and state(engine).current is None
+        if checked and not is_empty:
+            require_schema(engine, database, own=settings.uses_embedded, makes=makes)
+        yield Stores(settings, database, engine, is_empty)
     finally:
         engine.dispose()
 

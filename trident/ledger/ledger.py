@@ -375,6 +375,16 @@ class Ledger:
                 self._raise_fenced(connection, run)
             yield Tx(connection, run)
 
+    @contextlib.contextmanager
+    def unfenced(self) -> Generator[sa.Connection]:
+        """One database transaction behind no fence: for what an operator decides of a store that several topologies read.
+
+        Raises:
+            StoreUnavailable: the connection was lost, or a lock was not to be had.
+        """
+        with self._begin() as connection:
+            yield connection
+
     def _raise_fenced(self, connection: sa.Connection, run: Run) -> None:
         row = connection.execute(sa.select(t.topology).where(t.topology.c.name == run.topology)).one_or_none()
         by = (

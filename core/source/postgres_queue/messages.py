@@ -12,6 +12,7 @@ from psycopg import Cursor
 
 from stormproof.core.errors import UsageError
 from stormproof.core.failpoint import failpoint
+from stormproof.core.source.postgres_queue.numbering import record_new
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA, SCHEMA
 from stormproof.core.source.store import query
 
@@ -61,7 +62,6 @@ class MessageTable:
         if query(cursor, f"select 1 from {SCHEMA}.queue where queue = %s", self.queue).fetchone():
             return
         query(cursor, "select pg_advisory_xact_lock(hashtextextended('stormproof.queue', 0))")
-        query(cursor, f"create schema if not exists {MESSAGE_SCHEMA}")
         query(
             cursor,
             f"create table if not exists {self.sql} ("
@@ -73,12 +73,7 @@ class MessageTable:
             ") partition by range (id)",
         )
         query(cursor, f"create table if not exists {self._partition_sql('rest')} partition of {self.sql} default")
-        query(
-            cursor,
-            f"insert into {SCHEMA}.queue (queue, partition_messages) values (%s, %s) on conflict do nothing",
-            self.queue,
-            partition_messages,
-        )
+        record_new(cursor, self.queue, self.sql, partition_messages)
         self.make_ahead(cursor)
 
     def partitions(self, cursor: Cursor[Any]) -> list[Partition]:

@@ -51,6 +51,12 @@ class Snapshot:
             return self
         return Snapshot(min(self.xmin, xid), self.xmax, tuple(sorted({*self.running, xid})))
 
+    def shifted(self, by: int) -> Snapshot:
+        """The same, with `by` added to every number."""
+        if by == 0:
+            return self
+        return Snapshot(self.xmin + by, self.xmax + by, tuple(xid + by for xid in self.running))
+
 
 NOTHING = Snapshot(FIRST_XID, FIRST_XID)
 """The snapshot from before every message."""

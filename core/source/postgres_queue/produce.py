@@ -13,6 +13,7 @@ import pyarrow as pa
 from psycopg import Cursor
 
 from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.postgres_queue.numbering import assigned_xid_sql, stored_xid_sql
 from stormproof.core.source.store import query
 
 CHUNK_MESSAGES = 10_000
@@ -44,7 +45,7 @@ def copy_in(
     A COPY sees the partitions that stood when it began. So after about `statement_messages` a further one begins, and
     `between` may make partitions first, on a connection of its own.
     """
-    before = query(cursor, "select pg_current_xact_id_if_assigned()::text").fetchone()
+    before = query(cursor, f"select ({assigned_xid_sql(table.queue)})::text").fetchone()
     above = _edge(cursor, table, before[0], "desc") if before and before[0] else None
     size = CHUNK_MESSAGES if statement_messages is None else min(CHUNK_MESSAGES, max(1, statement_messages))
     chunks = _chunks(payloads, size)
@@ -64,7 +65,7 @@ def copy_in(
             copy.write(encoder.finish())
     if not messages:
         return Receipt(0, None, None)
-    row = query(cursor, "select pg_current_xact_id()::text").fetchone()
+    row = query(cursor, f"select ({stored_xid_sql(table.queue)})::text").fetchone()
     xid = row[0] if row else "0"
     first, last = _edge(cursor, table, xid, "asc", above or 0), _edge(cursor, table, xid, "desc")
     return Receipt(messages, f"{xid}-{first}", f"{xid}-{last}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from psycopg.rows import tuple_row
 
 from stormproof.core.arguments import require_seconds, require_text, require_whole, said_of
 from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import Fenced, Json, StoreUnavailable, UsageError
+from stormproof.core.errors import Fenced, Json, MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
@@ -29,6 +30,7 @@ from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.postgres_queue import failures, slices
 from stormproof.core.source.postgres_queue.failures import RetryPolicy
 from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.postgres_queue.numbering import OTHER_SERVER, standing
 from stormproof.core.source.postgres_queue.position import NOTHING
 from stormproof.core.source.postgres_queue.produce import Receipt, copy_in, lines_from
 from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
@@ -36,6 +38,8 @@ from stormproof.core.source.postgres_queue.slices import SliceRow, Subscriber
 from stormproof.core.source.postgres_queue.tables import SCHEMA
 from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
 from stormproof.core.source.store import StoreConnection, query
+
+_LOG = logging.getLogger("stormproof.queue")
 
 PARTITION_MESSAGES = 2_000_000
 MAINTAIN_INTERVAL_S = 10.0
@@ -54,13 +58,17 @@ class Peeked:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """A queue at one moment. `messages_put` counts ids given out, those of rolled back producers included."""
+    """A queue at one moment. `messages_put` counts ids given out, those of rolled back producers included.
+
+    `refused` says why nobody may open the queue before ``stormproof queue adopt``; None where readers may go on.
+    """
 
     queue: str
     messages_put: int
     partitions: int
     bytes_on_disk: int
     subscriptions: dict[str, Backlog]
+    refused: str | None = None
 
 
 class PostgresQueue:
@@ -230,8 +238,8 @@ class PostgresQueue:
             )
         with self._transaction(None) as cursor:
             self.table.create(cursor, self._partition_messages)
-        with self._transaction(None) as cursor:
-            server = slices.look(cursor)
+        with self._transaction(None) as cursor, slices.index_ranges_only(cursor):
+            server = slices.look(cursor, who)
             query(
                 cursor,
                 f"insert into {SCHEMA}.queue_subscription (queue, subscription, epoch, from_snapshot, server, timeline)"
@@ -243,7 +251,7 @@ class PostgresQueue:
                 server.timeline,
             )
             position = slices.lock(cursor, who, epoch)
-            slices.check_server(who, position, slices.look(cursor))
+            slices.check_server(who, position, slices.look(cursor, who))
             self._raise_epoch(cursor, who, epoch)
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
@@ -252,10 +260,10 @@ class PostgresQueue:
         seed = signed(seed)
         with self._transaction(tx) as cursor:
             position = slices.lock(cursor, who, lease.epoch)
-            server = slices.look(cursor)
-            slices.check_server(who, position, server)
             try:
                 with slices.index_ranges_only(cursor):
+                    server = slices.look(cursor, who)
+                    slices.check_server(who, position, server)
                     return (
                         slices.reopen(cursor, who, lease, limit, seed)
                         or (slices.open_due(cursor, who, lease, limit, seed) if limit.retries else None)
@@ -442,9 +450,9 @@ class PostgresQueue:
 
     def _unopened(self, cursor: psycopg.Cursor[Any], who: Subscriber) -> tuple[int, float | None]:
         """Number of the messages that were never opened, and how long the first of them has waited."""
+        # Not up to a snapshot of now: messages that lie above the server's numbers are left, too, though none reaches them.
         position = slices.position_of(cursor, who)
-        spans = () if position is None else position.unopened(slices.look(cursor).snapshot)
-        conditions = [condition for span in spans for condition in span.conditions()]
+        conditions = [] if position is None else position.unopened_conditions()
         with slices.index_ranges_only(cursor):
             count = query(cursor, f"select count(*) from ({self.table.select('id', conditions)}) m").fetchone()
             first = query(
@@ -505,15 +513,17 @@ class PostgresQueue:
             UsageError: `connection` commits each statement by itself (autocommit), and no transaction is open on it.
             StoreUnavailable: the database did not answer. Where it was the answer to the commit that was lost, the
                 messages may be there.
+            PositionMismatch: the queue was restored from another server and is not adopted: new messages would get numbers
+                that do not compare with the restored ones. The database refuses plain SQL inserts likewise.
         """
         if connection is not None:
             self._require_transaction(connection)
-            with connection.cursor(row_factory=tuple_row) as cursor:
+            with self._server_required(), connection.cursor(row_factory=tuple_row) as cursor:
                 receipt = copy_in(cursor, self.table, payloads)
             failpoint("queue.put.before_commit")
             return receipt
         self._make_ready()
-        with self._transaction(None) as cursor:
+        with self._server_required(), self._transaction(None) as cursor:
             half = self._partition_messages // 2  # so much always stands ready
             receipt = copy_in(cursor, self.table, payloads, statement_messages=half, between=self._make_ready)
             failpoint("queue.put.before_commit")
@@ -532,6 +542,20 @@ class PostgresQueue:
                 "connection= out",
                 queue=self.queue,
             )
+
+    @contextmanager
+    def _server_required(self) -> Generator[None]:
+        """Say in our own words that the message table refused to mix this server's numbers with another's."""
+        try:
+            yield
+        except psycopg.DatabaseError as error:
+            if error.sqlstate != OTHER_SERVER:
+                raise
+            raise PositionMismatch(
+                f"{error.diag.message_primary}. Nothing was put. See what is proven, and go on, with: "
+                f"stormproof queue adopt {self.queue}",
+                queue=self.queue,
+            ) from error
 
     def put_lines(self, source: str | Path | BinaryIO, *, connection: psycopg.Connection | None = None) -> Receipt:
         r"""Put the lines of a file (or of standard input: ``-``), split at ``\n`` only; empty lines are messages."""
@@ -565,12 +589,21 @@ class PostgresQueue:
                 partitions=len(parts),
                 bytes_on_disk=size[0] if size else 0,
                 subscriptions={name: self._backlog(cursor, Subscriber(self.table, name)) for (name,) in names},
+                refused=self._refused(cursor),
             )
+
+    def _refused(self, cursor: psycopg.Cursor[Any]) -> str | None:
+        with slices.index_ranges_only(cursor):
+            return standing(cursor, self.queue, self.table.sql).refusal
 
     # ---- housekeeping
 
     def maintain(self) -> None:
-        """Make partitions ahead, drop those that every subscription is done with; at most every 10 seconds."""
+        """Make partitions ahead, drop those that every subscription is done with; at most every 10 seconds.
+
+        Only the owner of the message table may do that. Under another role messages collect in the default partition, and
+        nothing is dropped; that is logged.
+        """
         clock = self._clock = self._clock or SystemClock()
         if clock.monotonic_s() - self._maintained_s < MAINTAIN_INTERVAL_S:
             return
@@ -583,7 +616,10 @@ class PostgresQueue:
                 f" and lapsed_at < clock_timestamp() - make_interval(days => {LAPSE_KEPT_DAYS})",
                 self.queue,
             )
-        self.drop_consumed()
+        try:
+            self.drop_consumed()
+        except MissingRight as error:
+            _LOG.warning("queue %s keeps messages that everybody has read: %s", self.queue, error)
 
     def drop_consumed(self) -> tuple[str, ...]:
         """Drop the partitions in which no subscription has anything left; returns their names.
@@ -646,8 +682,10 @@ class PostgresQueue:
             try:
                 with cursor.connection.transaction():
                     self._ready_to = self.table.make_ahead(cursor)
-            except psycopg.errors.LockNotAvailable:
-                self._ready_to = 1  # a slow producer has rows in the default partition: the next time will do
+            except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege):
+                # A slow producer has rows in the default partition, or this role may only put: then the reader's makes
+                # partitions, or the next time will do. Until then messages go to the default partition.
+                self._ready_to = 1
 
     # ---- shared steps
 

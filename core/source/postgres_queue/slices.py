@@ -13,6 +13,7 @@ from psycopg import Cursor
 from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
 from stormproof.core.source.parts import inner_ends
 from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL, Numbering, above_sql
 from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span, place_of
 from stormproof.core.source.postgres_queue.tables import SCHEMA
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice
@@ -76,11 +77,17 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server at this moment; `snapshot` takes this very transaction for running."""
+    """The server at this moment, as a queue sees it.
+
+    `snapshot` is in the queue's own numbers, and takes this very transaction for running. `numbers` is whose numbers the
+    queue's messages carry; `above` says that some lie above the server's.
+    """
 
     snapshot: Snapshot
     identifier: str
     timeline: int
+    numbers: Numbering
+    above: bool
 
 
 class Totals(NamedTuple):
@@ -184,19 +191,27 @@ def index_ranges_only(cursor: Cursor[Any]) -> Generator[None]:
     cursor.execute("; ".join(f"set local {name} to default" for name in _PLANNER).encode())
 
 
-def look(cursor: Cursor[Any]) -> Server:
-    """The server's snapshot and identity now.
+def look(cursor: Cursor[Any], who: Subscriber) -> Server:
+    """The server's snapshot and identity now, and the queue's numbering; within `index_ranges_only`.
 
     Guarantee: one's own transaction does not count as ended in the snapshot. So messages that it has put, or will put,
     come with a later slice, also where producer and reader share a transaction.
     """
+    table = who.table
     row = query(
         cursor,
-        "select pg_current_snapshot()::text, pg_current_xact_id()::text, (pg_control_system()).system_identifier::text,"
-        " pg_walfile_name(pg_current_wal_lsn())",
+        "with here as materialized (select pg_current_snapshot() as snapshot, pg_current_xact_id()::text::bigint as xid)"
+        f" select here.snapshot::text, here.xid, {SERVER_SQL}, {TIMELINE_SQL}, q.server, q.timeline, q.xid_shift,"
+        f" exists (select {above_sql(table.sql, 'here.snapshot', 'q.xid_shift')}"
+        "  and m.xid <> ((here.xid + q.xid_shift)::text)::xid8)"
+        f" from here cross join {SCHEMA}.queue q where q.queue = %s",
+        table.queue,
     ).fetchone()
-    assert row is not None
-    return Server(Snapshot.parse(row[0]).before(int(row[1])), row[2], int(row[3][:8], 16))
+    if row is None:
+        raise UsageError(f"there is no queue {table.queue!r}: put() or subscribe() makes it", queue=table.queue)
+    numbers = Numbering(row[4], row[5], row[6])
+    snapshot = Snapshot.parse(row[0]).before(int(row[1])).shifted(numbers.shift)
+    return Server(snapshot, row[2], row[3], numbers, row[7])
 
 
 def lock(cursor: Cursor[Any], who: Subscriber, epoch: int) -> Position:
@@ -232,25 +247,35 @@ def fenced(who: Subscriber, epoch: int, newer: int) -> Fenced:
 
 
 def check_server(who: Subscriber, position: Position, server: Server) -> None:
-    """Refuse a position that was not taken from this server, or that lies ahead of it.
+    """Refuse a queue or a position whose transaction numbers are not this server's, or that lie ahead of it.
 
     Raises:
         PositionMismatch: after a dump and restore, or a fail-over: messages would be skipped for ever.
     """
     where = f"queue {who.table.queue}, subscription {who.subscription}"
-    if (position.server, position.timeline) != (server.identifier, server.timeline):
+    way_on = f"Nothing was opened. See what is proven, and go on, with: stormproof queue adopt {who.table.queue}"
+    here = (server.identifier, server.timeline)
+    for what, numbers in (
+        ("its messages were put", server.numbers.is_of),
+        ("its position was taken", (position.server, position.timeline)),
+    ):
+        if numbers != here:
+            raise PositionMismatch(
+                f"{where}: {what} under server {numbers[0]}, timeline {numbers[1]}, and this is server {here[0]}, "
+                f"timeline {here[1]}: transaction numbers of the two need not compare. {way_on}",
+                position=list(numbers),
+                server=list(here),
+            )
+    if server.above:
         raise PositionMismatch(
-            f"{where}: its position was taken from server {position.server} on timeline {position.timeline}, this is "
-            f"server {server.identifier} on timeline {server.timeline}: transaction numbers of the two do not compare. "
-            "Look which messages were applied, then subscribe under another name",
-            position=[position.server, position.timeline],
-            server=[server.identifier, server.timeline],
+            f"{where}: it has messages whose transaction numbers lie above this server's own ({server.snapshot.xmax}): "
+            f"they were restored from another server, or this one was set back. {way_on}",
+            server=str(server.snapshot),
         )
     if position.newest.xmax > server.snapshot.xmax:
         raise PositionMismatch(
             f"{where}: its position is at transaction {position.newest.xmax}, but the server is only at "
-            f"{server.snapshot.xmax}: it was restored or set back, and new messages would be skipped. "
-            "Look which messages were applied, then subscribe under another name",
+            f"{server.snapshot.xmax}: it was restored or set back, and new messages would be skipped. {way_on}",
             position=str(position.newest),
             server=str(server.snapshot),
         )

@@ -2,7 +2,8 @@
 
 A message table lies in schema `stormproof_queue` under its queue's name and is made with its queue:
 `(xid xid8, id bigint, put_at timestamptz, payload bytea)`, partitioned by id, never updated. Its primary key is
-(xid, id): the order in which slices are cut, and the only index that a producer pays for.
+(xid, id): the order in which slices are cut, and the only index that a producer pays for. `xid` is the number of the
+transaction that put the message plus the queue's `xid_shift`, which is 0 until the queue is adopted by another server.
 """
 
 from __future__ import annotations
@@ -74,7 +75,30 @@ queue = Table(
     Column("queue", Text, primary_key=True),
     Column("partition_messages", BigInteger, nullable=False, comment="ids to a partition of the message table"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=text("now()")),
+    Column("server", Text, nullable=False, comment="system identifier of the server whose numbers the messages carry"),
+    Column("timeline", BigInteger, nullable=False, comment="and its timeline"),
+    Column(
+        "xid_shift",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="added to the server's own transaction numbers: restored messages stay below new ones",
+    ),
     comment="one row a queue",
+)
+
+queue_adoption = Table(
+    "queue_adoption",
+    metadata,
+    Column("number", BigInteger, Identity(always=True), primary_key=True),
+    Column("queue", Text, nullable=False),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
+    Column("by", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("was", JSONB, nullable=False, comment="server, timeline and xid_shift before"),
+    Column("now", JSONB, nullable=False, comment="and since"),
+    Column("unproven", JSONB, nullable=False, comment="what was accepted without a proof"),
+    comment="queues that an operator took over to another server or timeline",
 )
 
 queue_subscription = Table(

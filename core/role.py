@@ -1,0 +1,16 @@
+"""What a database role is for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RoleKind(StrEnum):
+    """What a role is for, which decides what it must be able to do."""
+
+    PRODUCER = "producer"
+    """Puts messages into queues that are there; reads no ledger."""
+    DRIVER = "driver"
+    """Runs topologies and operators' commands, after `ledger migrate` by the schema's owner; makes and owns its queues."""
+    AUDITOR = "auditor"
+    """Reads everything, changes nothing."""

@@ -1,0 +1,378 @@
+"""Roles that may not do everything: every command either works or names the role, the object, the right and the GRANT.
+
+Real roles in a real Postgres; the grants are those that `ledger sql --grants` prints.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+import typer
+from support.command_line import CommandLine
+from support.operated import Operated
+from support.queues import prepared_database
+from support.servers import sql
+from support.topologies import POISON
+
+from stormproof import PostgresQueue, PostgresSink, Topology
+from stormproof.core.errors import MissingRight, SettingsError, StoreUnavailable
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.core.role import RoleKind
+from stormproof.trident.cli.app import app
+from stormproof.trident.grants import grants_sql, lacking
+from stormproof.trident.ledger.graph import SHOWN_CHARACTERS
+
+pytestmark = pytest.mark.postgres
+
+NAME: Final = "rights"
+NOBODY: Final = "nobody"
+_numbers = itertools.count(1)
+
+COMMANDS: Final[dict[str, tuple[str, ...]]] = {
+    "status": (),
+    "retry": (NAME, "1"),
+    "queue put": (NAME, "--lines", "LINES"),
+    "queue peek": (NAME,),
+    "queue stats": (NAME,),
+    "queue list": (),
+    "queue adopt": (NAME,),
+    "audit verify": (NAME,),
+    "audit replays": (NAME,),
+    "audit txn": (NAME, "1"),
+    "audit message": (NAME, "1-1"),
+    "dead-letters list": (NAME,),
+    "dead-letters show": (NAME, "DEAD"),
+    "dead-letters edit": (NAME, "DEAD", "--payload", "LINES"),
+    "dead-letters requeue": (NAME, "DEAD"),
+    "dead-letters drop": (NAME, "DEAD"),
+    "ledger migrate": (),
+    "ledger check": (),
+    "ledger adopt": (NAME, "other/abc"),
+    "ledger retry": (NAME, "1"),
+    "ledger skip": (NAME, "1", "postgres-append"),
+    "ledger accept-change": (NAME, "0" * SHOWN_CHARACTERS),
+    "ledger adopt-table": (NAME, "postgres-append"),
+    "ledger prune": (NAME, "--older-than", "1d"),
+}
+"""Commands that reach the database, with arguments with which an owner gets past the rights."""
+OTHERS: Final = {
+    "ledger release-table",
+    "run",
+    "explain",
+    "doctor",
+    "ledger sql",
+    "psql",
+    "db url",
+    "init",
+    "jars",
+    "demo",
+}
+"""Commands that reach none, or that have tests of their own below."""
+
+READS: Final = {
+    "status",
+    "queue peek",
+    "queue stats",
+    "queue list",
+    "audit verify",
+    "audit replays",
+    "audit txn",
+    "audit message",
+    "dead-letters list",
+    "dead-letters show",
+    "ledger check",
+}
+PUTS: Final = {"queue put", "queue peek", "ledger check"}
+DENIED: Final = {
+    NOBODY: set(COMMANDS),
+    RoleKind.PRODUCER: set(COMMANDS) - PUTS - {"ledger migrate"},
+    RoleKind.AUDITOR: set(COMMANDS)
+    - READS
+    - {"ledger migrate", "queue adopt", "retry", "ledger retry", "ledger prune"},
+    RoleKind.DRIVER: set[str](),
+}
+"""Some only look where there is nothing to do: nothing to migrate, to adopt, to retry or to prune."""
+
+
+def role_of(kind: str) -> str:
+    """A role of this run's own: roles are of the server, which other tests use at the same time."""
+    return f"test_{kind}_{os.getpid()}_{next(_numbers)}"
+
+
+@contextmanager
+def roles(database: Database) -> Generator[dict[str, str]]:
+    """A role of each kind, and one without any right."""
+    made = {kind: role_of(kind) for kind in (*RoleKind, NOBODY)}
+    try:
+        for role in made.values():
+            sql(database, f"create role {role} login")
+        yield made
+    finally:
+        for role in made.values():
+            sql(database, f"reassign owned by {role} to postgres")
+            sql(database, f"drop owned by {role}")
+            sql(database, f"drop role {role}")
+
+
+def as_role(database: Database, role: str) -> Database:
+    return Database.of({**dict(database.parameters), "user": role})
+
+
+def grant(database: Database, kind: RoleKind, role: str, driver: str) -> None:
+    """As an owner does with what the command prints."""
+    for line in grants_sql(role, kind, driver):
+        if not line.startswith("--"):
+            sql(database, line)
+
+
+@pytest.fixture
+def granted(database: Database) -> Iterator[dict[str, str]]:
+    """Roles with their least rights in a database that an owner migrated."""
+    prepared_database(database)
+    with roles(database) as made:
+        sql(database, f"grant create on schema public to {made[RoleKind.DRIVER]}")
+        for kind in RoleKind:
+            grant(database, kind, made[kind], made[RoleKind.DRIVER])
+        yield made
+
+
+def used(operated: Operated, role: str, monkeypatch: pytest.MonkeyPatch) -> Operated:
+    """The same under a role."""
+    database = as_role(operated.cell.database, role)
+    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
+    return replace(operated, cell=replace(operated.cell, database=database))
+
+
+def leaves() -> Iterator[str]:
+    """Every command."""
+
+    def walk(command: Any, path: tuple[str, ...]) -> Iterator[str]:
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield " ".join(path)
+            return
+        for name, one in inner.items():
+            yield from walk(one, (*path, name))
+
+    return walk(typer.main.get_command(app), ())
+
+
+def test_every_command_is_known_here() -> None:
+    assert set(leaves()) - OTHERS <= set(COMMANDS), "say above what the command is given, and who may run it"
+
+
+def test_every_command_under_every_role(
+    operated: Operated,
+    database: Database,
+    granted: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: CommandLine,
+    tmp_path: Any,
+) -> None:
+    driver = used(operated, granted[RoleKind.DRIVER], monkeypatch)
+    with closing(PostgresQueue(NAME, database=driver.cell.database)) as queue:
+        queue.subscribe("makes it", 1)
+    sql(database, "delete from stormproof.queue_subscription")
+    producer = used(operated, granted[RoleKind.PRODUCER], monkeypatch)
+    producer.put(b"a b", POISON, b"c")
+    driver.run()
+    sql(database, f"grant usage on schema stormproof_sink to {granted[RoleKind.AUDITOR]}")
+    sql(database, f"grant select on all tables in schema stormproof_sink, public to {granted[RoleKind.AUDITOR]}")
+    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
+    (dead,) = [one["id"] for one in command("dead-letters", "list", NAME)["dead_letters"]]
+    lines = tmp_path / "lines"
+    lines.write_text("d\n")
+    wrong: dict[tuple[str, str], object] = {}
+    for kind in (
+        NOBODY,
+        RoleKind.PRODUCER,
+        RoleKind.AUDITOR,
+        RoleKind.DRIVER,
+    ):  # the last one may change what they look at
+        role = granted[kind]
+        used(operated, role, monkeypatch)
+        for name, given in COMMANDS.items():
+            arguments = [{"LINES": str(lines), "DEAD": dead}.get(one, one) for one in given]
+            status, out, err = command.ended(*name.split(), *arguments)
+            denied = f'role "{role}"' in err and "As its owner run: GRANT" in err
+            if "unexpected error" in err or denied != (name in DENIED[kind]) or (denied and status != 1):
+                wrong[kind, name] = (status, err or out)
+    assert not wrong, "\n".join(f"{where}: {what}" for where, what in wrong.items())
+
+
+def test_what_each_role_lacks_is_said_by_doctor(
+    operated: Operated,
+    database: Database,
+    granted: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: CommandLine,
+) -> None:
+    def checks(kind: RoleKind, role: str) -> dict[str, Any]:
+        used(operated, role, monkeypatch)
+        _, out, _ = command.ended("doctor", "--no-spark", "--for", kind, "--json")
+        return {check["name"]: check for check in json.loads(out)["checks"]}
+
+    for kind in RoleKind:
+        assert checks(kind, granted[kind])[f"rights of a {kind}"]["ok"]
+        refused = checks(kind, granted[NOBODY])
+        assert not refused["ledger schema"]["ok"]
+    sql(database, f"revoke update on stormproof.txn from {granted[RoleKind.DRIVER]}")
+    found = checks(RoleKind.DRIVER, granted[RoleKind.DRIVER])["rights of a driver"]
+    assert not found["ok"]
+    assert "UPDATE on table stormproof.txn" in found["found"]
+    assert "stormproof ledger sql --grants" in found["advice"]
+    with closing(PostgresQueue("of-the-owner", database=database)) as queue:
+        queue.put([b"x"])
+    sql(database, f"grant update on stormproof.txn to {granted[RoleKind.DRIVER]}")
+    sql(database, f"grant all on all tables in schema stormproof_queue to {granted[RoleKind.DRIVER]}")
+    sql(database, f"grant all on all sequences in schema stormproof_queue to {granted[RoleKind.DRIVER]}")
+    found = checks(RoleKind.DRIVER, granted[RoleKind.DRIVER])["rights of a driver"]
+    assert "does not own the queues of-the-owner" in found["found"]
+
+
+def test_a_role_that_may_make_nothing_is_told_before_and_after(
+    database: Database, monkeypatch: pytest.MonkeyPatch, command: CommandLine
+) -> None:
+    """On a database without a schema: reads make nothing, whoever asks; the rest names what is missing."""
+    with roles(database) as made:
+        nobody = as_role(database, made[NOBODY])
+        monkeypatch.setenv("STORMPROOF_DATABASE_URL", nobody.adbc_uri)
+        for name in sorted(READS - {"ledger check", "queue list"}):
+            arguments = [one.replace("DEAD", "1-1") for one in COMMANDS[name]]
+            status, _, err = command.ended(*name.split(), *arguments)
+            assert (status, "has no Stormproof schema yet" in err) == (2, True), (name, err)
+        for name in ("queue put", "ledger migrate"):
+            status, _, err = command.ended(*name.split(), *(() if "migrate" in name else (NAME, "--lines", __file__)))
+            assert status == 1, (name, err)
+            assert f'role "{made[NOBODY]}" has no right to CREATE on database' in err
+            assert f'GRANT CREATE ON DATABASE {dict(database.parameters)["dbname"]} TO "{made[NOBODY]}";' in err
+        assert command("queue", "list") == {"queues": []}
+        doctor = command("doctor", "--no-spark", status=1)
+        assert any("no right to CREATE" in check["found"] for check in doctor["checks"] if not check["ok"])
+    # Nor does a read under a role that may.
+    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
+    assert command.ended("status")[0] == 2
+    assert sql(database, "select to_regnamespace('stormproof') is null") == [(True,)]
+
+
+def test_a_producer_puts_in_its_own_transaction_and_in_a_users(database: Database, granted: dict[str, str]) -> None:
+    with closing(PostgresQueue(NAME, database=as_role(database, granted[RoleKind.DRIVER]))) as queue:
+        queue.subscribe("makes it", 1)
+    producer = as_role(database, granted[RoleKind.PRODUCER])
+    with closing(PostgresQueue(NAME, database=producer, partition_messages=4)) as queue:
+        assert queue.put([b"%d" % n for n in range(40)]).messages == 40
+        with connect(producer, application_name="tests") as connection:
+            assert queue.put([b"x"], connection=connection).messages == 1
+        with pytest.raises(MissingRight, match=r"INSERT.*stormproof\.queue_subscription"):
+            queue.subscribe("a reader", 1)
+    with (
+        closing(PostgresQueue("absent", database=producer)) as queue,
+        pytest.raises(MissingRight, match="GRANT CREATE ON SCHEMA stormproof_queue"),
+    ):
+        queue.put([b"x"])
+
+
+def test_a_driver_that_owns_no_queue_goes_on_without_housekeeping(database: Database, granted: dict[str, str]) -> None:
+    with closing(PostgresQueue(NAME, database=database, partition_messages=2)) as queue:
+        queue.put([b"%d" % n for n in range(9)])
+    driver = as_role(database, granted[RoleKind.DRIVER])
+    with closing(PostgresQueue(NAME, database=driver, partition_messages=2)) as queue:
+        queue.subscribe("a", 1)
+        queue.maintain()
+        queue.put([b"more"])
+    with closing(PostgresQueue(NAME, database=database)) as queue:
+        assert len(queue.peek(20)) == 10
+
+
+def test_a_sink_without_rights_stops_by_name_and_goes_on_once_granted(
+    operated: Operated, database: Database, granted: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = used(operated, granted[RoleKind.DRIVER], monkeypatch)
+    with closing(PostgresQueue(NAME, database=driver.cell.database)) as queue:
+        queue.put([b"a b"])
+    driver.run()
+    sql(database, "alter table rights_postgres_append owner to postgres")
+    driver.put(b"c")
+    with pytest.raises(MissingRight, match=r"role .* (on|of) table public\.rights_postgres_append.*GRANT"):
+        driver.run()
+    assert driver.command("status")["topologies"][0]["backlog"]["dead"] == 0
+    sql(database, f"grant select, insert on rights_postgres_append to {granted[RoleKind.DRIVER]}")
+    driver.run()
+    assert ("c",) in sql(database, "select word from rights_postgres_append")
+    driver.verify()
+
+
+def test_a_server_that_takes_no_writes_says_so(
+    operated: Operated, database: Database, monkeypatch: pytest.MonkeyPatch, command: CommandLine
+) -> None:
+    operated.put(b"a b")
+    operated.run()
+    name = dict(database.parameters)["dbname"]
+    sql(database, f"alter database {name} set default_transaction_read_only = on")
+    for read in (("status",), ("audit", "verify", NAME), ("queue", "stats", NAME), ("dead-letters", "list", NAME)):
+        command(*read)
+    for write in (("queue", "put", NAME, "--lines", __file__), ("ledger", "prune", NAME, "--older-than", "1d")):
+        status, _, err = command.ended(*write)
+        assert "unexpected error" not in err
+        assert (status, "takes no writes" in err) in ((1, True), (0, False)), (write, err)
+    with pytest.raises(StoreUnavailable, match="takes no writes"):
+        operated.put(b"c")
+    found = {check["name"]: check for check in command("doctor", "--no-spark", status=1)["checks"]}
+    assert "takes no writes" in found["writes"]["found"]
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_in_another_encoding_is_refused_by_name(
+    operated: Operated,
+    postgres: EmbeddedPostgres,
+    encoding: str,
+    monkeypatch: pytest.MonkeyPatch,
+    command: CommandLine,
+) -> None:
+    name = f"encoded_{encoding.lower()}_{os.getpid()}"
+    sql(postgres.database, f"create database {name} encoding '{encoding}' template template0 locale 'C'")
+    try:
+        other = postgres.database.with_name(name)
+        refused = rf"{name}.* has encoding {encoding}; Stormproof needs UTF8.*CREATE DATABASE"
+
+        def raises() -> Any:
+            return pytest.raises(SettingsError, match=refused)
+
+        with raises():
+            connect(other, application_name="tests")
+        with raises(), closing(PostgresQueue("q", database=other)) as queue:
+            queue.put([b"x"])
+        operated.put(b"a b")
+        topology = Topology(NAME)
+        words = topology.stream("lines", PostgresQueue(NAME, database=operated.cell.database))
+        words.into(PostgresSink("elsewhere", name="s", database=other))
+        with raises():
+            operated.run(topology)
+        monkeypatch.setenv("STORMPROOF_DATABASE_URL", other.adbc_uri)
+        for arguments in (("status",), ("ledger", "migrate"), ("queue", "put", "q", "--lines", __file__)):
+            status, _, err = command.ended(*arguments)
+            assert (status, f"has encoding {encoding}" in err) == (2, True), err
+        found = {check["name"]: check for check in command("doctor", "--no-spark", status=1)["checks"]}
+        assert f"has encoding {encoding}" in found["postgres"]["found"]
+    finally:
+        sql(postgres.database, f"drop database {name} with (force)")
+
+
+def test_the_printed_grants_are_statements(database: Database, command: CommandLine) -> None:
+    prepared_database(database)
+    with roles(database) as made:
+        for kind in RoleKind:
+            printed = command.text(
+                "ledger", "sql", "--grants", made[kind], "--for", kind, "--driver", made[RoleKind.DRIVER]
+            )
+            sql(database, printed)
+            with connect(as_role(database, made[kind]), application_name="tests", autocommit=True) as connection:
+                assert lacking(connection, kind) == []

@@ -1,0 +1,114 @@
+"""`doctor`'s questions to the ledger's database: what its role may do, whether it takes writes, whose its queues are."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import psycopg
+
+from stormproof.core.errors import MissingRight, PositionMismatch, SettingsError
+from stormproof.core.postgres.database import connect
+from stormproof.core.postgres.rights import explained
+from stormproof.core.role import RoleKind
+from stormproof.core.settings import Settings
+from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL
+from stormproof.trident.grants import lacking
+
+SHOWN_MAX = 5
+
+
+@contextmanager
+def _asked(settings: Settings) -> Generator[psycopg.Connection]:
+    database = settings.resolve_database()
+    with connect(database, application_name="stormproof doctor", autocommit=True) as connection:
+        try:
+            yield connection
+        except psycopg.Error as error:
+            raise explained(error, database, "the ledger") or error from error
+
+
+def _is_made(connection: psycopg.Connection) -> bool:
+    # From the catalogue: `to_regclass` refuses a role that may not use the schema.
+    row = connection.execute(
+        "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where n.nspname = 'stormproof' and c.relname = 'queue')"
+    ).fetchone()
+    return row == (True,)
+
+
+def rights(settings: Settings, kind: RoleKind) -> str:
+    """What the role has of what its kind needs; where there is no schema yet, whether it may make it.
+
+    Raises:
+        MissingRight: it lacks something.
+    """
+    with _asked(settings) as connection:
+        (role,) = connection.execute("select current_user::text").fetchone() or ("",)
+        if not _is_made(connection):
+            may = connection.execute("select has_database_privilege(current_database(), 'CREATE')").fetchone()
+            if may != (True,):
+                raise MissingRight(
+                    f"role {role} has no right to CREATE on this database, so it cannot make the schema: a role that may "
+                    "has to run stormproof ledger migrate first"
+                )
+            return f"role {role} may make the schema"
+        missing = lacking(connection, kind)
+        if missing:
+            more = f" and {len(missing) - SHOWN_MAX} more" if len(missing) > SHOWN_MAX else ""
+            raise MissingRight(f"role {role} lacks {', '.join(missing[:SHOWN_MAX])}{more}", lacking=list(missing))
+        strange = _others_queues(connection) if kind is RoleKind.DRIVER else []
+        if strange:
+            raise MissingRight(
+                f"role {role} does not own the queues {', '.join(strange)}: it cannot make partitions there, nor drop what "
+                "everybody has read. As their owner give it each message table and its partitions (ALTER TABLE ... OWNER "
+                "TO), or the owner's role (GRANT)"
+            )
+    return f"role {role} has those of a {kind}"
+
+
+def _others_queues(connection: psycopg.Connection) -> list[str]:
+    rows = connection.execute(
+        "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where n.nspname = 'stormproof_queue' and c.relkind = 'p' and not pg_has_role(c.relowner, 'USAGE') order by 1"
+    )
+    return [name for (name,) in rows]
+
+
+def writes(settings: Settings) -> str:
+    """Whether the server takes them.
+
+    Raises:
+        SettingsError: it is a standby, or read-only by a setting.
+    """
+    with _asked(settings) as connection:
+        row = connection.execute("select pg_is_in_recovery(), current_setting('transaction_read_only')").fetchone()
+    where = settings.resolve_database().redacted
+    if row is not None and row[0]:
+        raise SettingsError(f"{where} is a standby: it takes no writes")
+    if row is not None and row[1] == "on":
+        raise SettingsError(f"{where} takes no writes: default_transaction_read_only is on")
+    return "taken"
+
+
+def queues(settings: Settings) -> str:
+    """Whether the queues are of this server.
+
+    Raises:
+        PositionMismatch: some are of another server or timeline, and were not adopted.
+    """
+    with _asked(settings) as connection:
+        if not _is_made(connection):
+            return "none yet"
+        may = connection.execute(
+            "select has_schema_privilege('stormproof', 'USAGE') and has_table_privilege('stormproof.queue', 'SELECT')"
+        ).fetchone()
+        if may != (True,):
+            return "none that this role sees"
+        rows = connection.execute(
+            f"select queue, server = {SERVER_SQL} and timeline = {TIMELINE_SQL} from stormproof.queue order by 1".encode()
+        ).fetchall()
+    strange = [queue for queue, is_ours in rows if not is_ours]
+    if strange:
+        raise PositionMismatch(f"of another server or timeline, and not adopted: {', '.join(strange)}")
+    return f"{len(rows)}, all of this server"

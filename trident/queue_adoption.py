@@ -1,0 +1,251 @@
+"""Takes a queue over to the server that it is in now, once ledger, sinks and queue agree on what was read from it.
+
+After a dump and restore, a fail-over or `pg_upgrade` a queue's database agrees with itself: messages, positions and slices
+were copied at one instant. What can be wrong lies outside: a sink, or the ledger, that stands further than the copy, so
+that messages would be read twice, or less far, so that some are never read. `audit verify` compares just that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+import sqlalchemy as sa
+
+from stormproof.core.errors import Json, UsageError
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.group import sources_in
+from stormproof.core.source.postgres_queue import numbering
+from stormproof.core.source.postgres_queue.failures import shown_id
+from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.postgres_queue.numbering import Numbering, Standing
+from stormproof.core.source.postgres_queue.slices import index_ranges_only
+from stormproof.core.source.store import StoreConnection
+from stormproof.trident.audit import AuditLedger, SinkOpener, verify
+from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
+from stormproof.trident.audit.report import ViolationKind
+from stormproof.trident.audit.source import QueueEvidence, group_sources, queue_reader
+from stormproof.trident.audit.status import DriverState, driver_state
+from stormproof.trident.ledger.ledger import Ledger, Tx
+from stormproof.trident.ledger.rows import Event, Run
+from stormproof.trident.transaction import EventKind
+
+PROVES: Final = (
+    "ledger, sinks and queue agree: whatever a sink holds was read from the queue before, once, and whatever was read is in "
+    "the sinks, dead, dropped, or waits. Nothing that is in the queue is skipped or doubled by the adoption"
+)
+NOT_PROVABLE: Final = (
+    "messages that a producer put after this copy was made, and that no sink holds, left no trace here: compare the newest "
+    "message with the producers' own record"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewestMessage:
+    """The message that was put last."""
+
+    id: str
+    put_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What was found of a queue, and what was done.
+
+    `unproven` is what speaks against an adoption, or could not be compared. `adopted` says that the queue is this server's
+    now; `changed`, that this call made it so.
+    """
+
+    queue: str
+    adopted: bool
+    changed: bool
+    was: Numbering
+    now: Numbering
+    subscriptions: Mapping[str, str | None]
+    """The topology of each; None where the ledger knows none."""
+    unreachable: int
+    newest: NewestMessage | None
+    unproven: tuple[str, ...]
+    by: str
+    why: str
+    proves: str = PROVES
+    not_provable: str = NOT_PROVABLE
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    """One queue in the ledger's database."""
+
+    database: Database
+    table: MessageTable
+
+    @contextmanager
+    def cursor(self, connection: sa.Connection | None = None) -> Generator[psycopg.Cursor[Any]]:
+        """In the ledger's transaction, or in one of its own."""
+        store = StoreConnection(
+            "queue", self.table.queue, application="adopt", missing="run: stormproof ledger migrate"
+        )
+        tx = None if connection is None else connection.connection.driver_connection
+        try:
+            with store.transaction(lambda: self.database, tx) as cursor, index_ranges_only(cursor):
+                yield cursor
+        finally:
+            store.close()
+
+
+def adopt_queue(
+    queue: str,
+    database: Database,
+    ledger: Ledger,
+    audit: AuditLedger,
+    opener: SinkOpener,
+    *,
+    by: str,
+    why: str,
+    accept_unproven: bool = False,
+) -> Adoption:
+    """Make a queue this server's, all its subscriptions at once; where something is unproven, only if that is accepted.
+
+    Guarantee:
+        Nothing is changed unless `adopted` and `changed` are both true in the answer. No message is touched. The
+        decision, who took it and what was not proven stand in `stormproof.queue_adoption`, and as an event of each
+        topology that reads the queue, all in the transaction that adopts.
+
+    Not guaranteed:
+        What `NOT_PROVABLE` says. That the old server is not used any more.
+
+    Raises:
+        UsageError: no such queue; a proof is waived without a reason; the queue changed meanwhile.
+        StoreUnavailable: the database does not answer.
+    """
+    if accept_unproven and not why:
+        raise UsageError("what is accepted without a proof needs a reason: give --why", argument="why")
+    store = _Store(database, MessageTable(queue))
+    with store.cursor() as cursor:
+        found = numbering.standing(cursor, queue, store.table.sql)
+    with audit.snapshot() as snapshot:
+        readers = _readers(snapshot, queue)
+    by_subscription = {name: row.name if (row := readers.get(name)) else None for name in found.subscriptions}
+    if found.is_adopted:
+        return _answer(found, by_subscription, (), by=by, why=why, adopted=True, changed=False)
+    unproven = tuple(_unproven(audit, opener, found, readers))
+    if unproven and not accept_unproven:
+        return _answer(found, by_subscription, unproven, by=by, why=why, adopted=False, changed=False)
+    with ledger.unfenced() as connection:
+        with store.cursor(connection) as cursor:
+            now = numbering.standing(cursor, queue, store.table.sql, locked=True)
+            if (now.was, now.subscriptions) != (found.was, found.subscriptions):
+                raise UsageError(f"queue {queue} was changed meanwhile by somebody else: run this again", queue=queue)
+            numbering.adopt(cursor, store.table.sql, now, by=by, why=why, unproven=unproven)
+        detail: dict[str, Json] = {
+            "action": "adopt queue",
+            "queue": queue,
+            "was": now.was.to_json(),
+            "now": now.now.to_json(),
+            "unproven": list(unproven),
+            "by": by,
+            "why": why,
+        }
+        for row in {row.name: row for row in readers.values()}.values():
+            run = Run(row.name, row.incarnation, row.epoch)
+            event = Event(EventKind.OPERATOR, reason=f"adopt queue {queue} by {by}", detail=detail)
+            ledger.record(Tx(connection, run), [event])
+    return _answer(now, by_subscription, unproven, by=by, why=why, adopted=True, changed=True)
+
+
+def _answer(
+    found: Standing,
+    subscriptions: Mapping[str, str | None],
+    unproven: tuple[str, ...],
+    *,
+    by: str,
+    why: str,
+    adopted: bool,
+    changed: bool,
+) -> Adoption:
+    newest = found.newest
+    return Adoption(
+        queue=found.queue,
+        adopted=adopted,
+        changed=changed,
+        was=found.was,
+        now=found.now,
+        subscriptions=subscriptions,
+        unreachable=found.above,
+        newest=None if newest is None else NewestMessage(shown_id(newest.id, newest.xid), newest.put_at),
+        unproven=unproven,
+        by=by,
+        why=why,
+    )
+
+
+def _readers(snapshot: LedgerSnapshot, queue: str) -> dict[str, TopologyRow]:
+    """The topologies that read the queue, by subscription."""
+    readers: dict[str, TopologyRow] = {}
+    for row in snapshot.topologies():
+        if sources_in(row.source):
+            found = list(group_sources(snapshot, row).values())
+        else:
+            source = queue_reader(snapshot, row)
+            found = [source] if isinstance(source, QueueEvidence) else []
+        readers |= {one.subscription: row for one in found if isinstance(one, QueueEvidence) and one.name == queue}
+    return readers
+
+
+def _unproven(
+    audit: AuditLedger, opener: SinkOpener, found: Standing, readers: Mapping[str, TopologyRow]
+) -> Generator[str]:
+    """What speaks against the adoption, or could not be compared, one by one."""
+    for subscription in found.subscriptions:
+        if subscription not in readers:
+            yield (
+                f"subscription {subscription} is of no topology in this ledger: what it has read cannot be compared with "
+                "anything"
+            )
+    for row in {row.name: row for row in readers.values()}.values():
+        if found.was.server != found.now.server and driver_state(row) is DriverState.RUNNING:
+            yield (
+                f"topology {row.name}: its driver {row.driver_host}:{row.driver_pid} runs, and may still work on the old "
+                "server: stop it first"
+            )
+        report = verify(audit, row.name, opener)
+        for violation in report.violations:
+            if violation.kind is not ViolationKind.UNREACHABLE:  # which is what the adoption mends
+                yield f"topology {row.name}: {violation.text}{_way_on(row.name, violation.kind, violation.sink)}"
+        for unknown in report.unknowns:
+            yield f"topology {row.name}: cannot tell: {unknown.text}"
+
+
+def _way_on(topology: str, kind: ViolationKind, sink: str | None) -> str:
+    replaced = kind is ViolationKind.TABLE_REPLACED
+    return f"; first run: stormproof ledger adopt-table {topology} {sink}" if replaced else ""
+
+
+def texts(found: Adoption) -> Sequence[str]:
+    """The answer for people, line by line."""
+    if found.adopted and not found.changed:
+        return [f"{found.queue}: it is of this server ({found.now}) already; there was nothing to adopt"]
+    lines = [
+        f"{found.queue}: was of {found.was}; this is {found.now}",
+        *(f"  read by {topology or 'no topology of this ledger'} ({s})" for s, topology in found.subscriptions.items()),
+        f"  {found.unreachable} messages lie above this server's transaction numbers",
+        "  it is empty"
+        if found.newest is None
+        else f"  newest message: {found.newest.id}, put at {found.newest.put_at.isoformat(sep=' ', timespec='seconds')}",
+        *(f"NOT PROVEN {text}" for text in found.unproven),
+    ]
+    if not found.unproven:
+        lines.append(f"proven: {found.proves}")
+    lines.append(f"not provable by anybody: {found.not_provable}")
+    if found.changed:
+        lines.append(f"{found.queue}: adopted by {found.by}; readers and producers may go on")
+    else:
+        lines.append(
+            f"{found.queue}: nothing was changed. Mend what is named, or accept it, on record: stormproof queue adopt "
+            f"{found.queue} --accept-unproven --why REASON"
+        )
+    return lines
