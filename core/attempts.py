@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from stormproof.core.breaker import Breaker, Breaks, Shortages
 from stormproof.core.engine.protocol import JobReport
-from stormproof.core.errors import BatchUnverified
+from stormproof.core.errors import BatchUnverified, JobFailed, MachineUnavailable, TasksBroken
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.machine import OUTSIDE
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token, storable_text
 from stormproof.core.share import Rows
 from stormproof.core.source.protocol import Expectation, Slice, Source
+from stormproof.core.usercode import lacked_in
 from stormproof.core.verdict import mismatches, misread
 
 log = logging.getLogger("stormproof.attempts")
@@ -61,12 +64,19 @@ class Attempt:
 class JobDied:
     """A job that ended without a report. `suspects` are ids of messages that were in hand when it died, if it is known.
 
-    `timed_out`: it was cancelled, for it made no progress.
+    `timed_out`: it was cancelled, for it made no progress. `outside` names the error outside user code that ended it, by
+    its class and place; empty where user code did, or a worker was lost and nothing is known.
     """
 
     error: str
     timed_out: bool = False
     suspects: tuple[int, ...] = ()
+    outside: str = ""
+
+    @classmethod
+    def of(cls, error: JobFailed, *, suspects: tuple[int, ...] = ()) -> JobDied:
+        """What an engine's error says."""
+        return cls(storable_text(error), suspects=suspects, outside=str(error.details.get(OUTSIDE, "")))
 
 
 RunJob: TypeAlias = Callable[[Attempt], "JobReport | JobDied"]
@@ -147,7 +157,28 @@ class Abandoned:
     attempts: int
 
 
-Outcome: TypeAlias = Complete | AllFailed | Divided | GivenUp | Abandoned
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Unrelated messages, or under at-most-once batches, ended with one error outside user code: stop, blame nobody."""
+
+    error: str
+    outside: str
+    messages: int
+    attempts: int
+
+    def raised(self, where: str) -> TasksBroken:
+        """The error that ends the run."""
+        return TasksBroken(
+            f"{where}: {self.messages} unrelated messages in a row failed alone with one error outside user code "
+            f"({self.outside}), and nothing else went through in between: {self.error}. No message is to blame, and none "
+            "was counted a failure for it. Repair what the error names, then start the run again: it goes on from there",
+            error=self.error,
+            outside=self.outside,
+            messages=self.messages,
+        )
+
+
+Outcome: TypeAlias = Complete | AllFailed | Divided | GivenUp | Abandoned | Broken
 
 Attempts: TypeAlias = Generator[Attempt, JobReport | JobDied, Outcome]
 """The attempts at one batch, one after another: see `BatchRunner.attempts`."""
@@ -192,7 +223,8 @@ class BatchRunner:
         Under at-least-once a message that failed late may have left rows behind: they come again when it is replayed.
 
     A job that fails is bisected, down to the message that stands alone, which then has failed by name; messages that
-    were in hand when it died are set apart first. Only a message that is named, or that stood alone, counts a failure.
+    were in hand when it died are set apart first. Only a message that is named, or that stood alone, counts a failure;
+    where messages stand alone with one error outside user code, as far as `stormproof.core.breaker` lets it.
     """
 
     def __init__(self, source: Source, guarantee: Guarantee, *, component: str, new_seed: Callable[[], int]) -> None:
@@ -201,6 +233,9 @@ class BatchRunner:
         self._component = component
         self._new_seed = new_seed
         self._unverified = 0
+        self._breaker = Breaker()
+        self._shortages = Shortages()
+        self._lost_batches = 0
 
     def run(self, name: str, slice_: Slice, seed: int, journal: Journal, run_job: RunJob) -> Outcome:
         """Run jobs until there is an outcome. `name` is what the batch is called in logs and errors.
@@ -230,7 +265,9 @@ class BatchRunner:
             if outcome is not None:
                 return outcome
 
-    def failed_alone(self, name: str, slice_: Slice, seed: int, reason: FailureReason, error: str) -> AllFailed:
+    def failed_alone(
+        self, name: str, slice_: Slice, seed: int, reason: FailureReason, error: str
+    ) -> AllFailed | Broken:
         """The outcome of a batch of one message that is not to be run any more."""
         batch = _Batch(name, slice_, NullJournal(self._source, slice_), Attempt(1, seed, slice_.expected))
         return self._fail_alone(batch, reason, error)
@@ -240,6 +277,9 @@ class BatchRunner:
     def _died(self, batch: _Batch, died: JobDied) -> Outcome | None:
         log.warning("%s attempt %d: %s: %s", batch.name, batch.attempt.number, AttemptEnd.JOB_FAILED, died.error)
         if self._guarantee is Guarantee.AT_MOST_ONCE:
+            self._lost_batches += 1  # its messages are gone: what fails next is unrelated
+            if self._breaker.failed_alone(self._lost_batches, died.outside) is Breaks.STOP:
+                return self._broken(batch, died)
             return Abandoned(f"{AttemptEnd.JOB_FAILED}: {died.error}", batch.attempt.number)
         batch.died += 1
         if batch.died < 2:
@@ -250,12 +290,20 @@ class BatchRunner:
             alone = tuple(sorted(set(died.suspects) - batch.attempt.excluded))
             return _divided(batch, AttemptEnd.JOB_FAILED, died.error, alone)
         reason = FailureReason.TIMEOUT if died.timed_out else FailureReason.WORKER_LOST
-        return self._fail_alone(batch, reason, died.error)
+        return self._fail_alone(batch, reason, died.error, died)
 
-    def _fail_alone(self, batch: _Batch, reason: FailureReason, error: str) -> AllFailed:
-        """Fail the one message that is left, whatever it was that failed."""
+    def _broken(self, batch: _Batch, died: JobDied) -> Broken:
+        return Broken(died.error, died.outside, self._breaker.messages, batch.attempt.number)
+
+    def _fail_alone(
+        self, batch: _Batch, reason: FailureReason, error: str, died: JobDied | None = None
+    ) -> AllFailed | Broken:
+        """Fail the one message that is left, whatever it was that failed, as far as the breaker lets it."""
         attempt = batch.attempt
         for id_, origin, token, payload in self._read(batch.slice, attempt.seed, attempt.excluded, 1):
+            breaks = Breaks.COUNT if died is None else self._breaker.failed_alone(id_, died.outside)
+            if died is not None and breaks is Breaks.STOP:
+                return self._broken(batch, died)
             failure = MessageFailure(
                 id=MessageId(id_),
                 origin=origin,
@@ -264,6 +312,7 @@ class BatchRunner:
                 component=self._component,
                 error=storable_text(error),
                 input=storable_text(repr(payload[:_SHOWN_BYTES])),
+                counted=breaks is Breaks.COUNT,
             )
             batch.carry([failure])
             return self._all_failed(batch)
@@ -272,6 +321,9 @@ class BatchRunner:
     # -- a job that reported -----------------------------------------------------------------------------------------
 
     def _judge(self, batch: _Batch, report: JobReport) -> Outcome | None:
+        self._breaker.reported()
+        if self._guarantee.tracked:
+            report = self._without_shortages(batch, report)
         attempt, tracked = batch.attempt, self._guarantee.tracked
         wrong = mismatches(report, attempt.expected, tracked=tracked, per_message=attempt.per_message)
         match self._guarantee:
@@ -281,6 +333,32 @@ class BatchRunner:
                 return self._judge_at_least_once(batch, report, wrong)
             case Guarantee.EXACTLY_ONCE:
                 return self._judge_exactly_once(batch, report, wrong)
+
+    def _without_shortages(self, batch: _Batch, report: JobReport) -> JobReport:
+        """The report, with failures that may be the machine's not counted.
+
+        Raises:
+            MachineUnavailable: unrelated messages' functions met what the machine lacks.
+        """
+        lacking = {f.id: f for f in (*report.failures, *report.late) if lacked_in(f.error) is not None}
+        held = self._shortages.met_by(lacking.keys())
+        if held is None:
+            first = next(iter(lacking.values()))
+            raise MachineUnavailable(
+                f"{batch.name}: {first.component}: unrelated messages met what a machine lacks: {first.error}. None of them "
+                "is to blame, and none counts a failure. What to do: see that the machines which run tasks have it again",
+                error=first.error,
+                errno=lacked_in(first.error),
+                component=first.component,
+                messages=len(lacking),
+            )
+        if not held:
+            return report
+
+        def spared(failures: Sequence[MessageFailure]) -> tuple[MessageFailure, ...]:
+            return tuple(replace(f, counted=False) if f.id in held else f for f in failures)
+
+        return replace(report, failures=spared(report.failures), late=spared(report.late))
 
     def _judge_untracked(self, batch: _Batch, report: JobReport, wrong: tuple[str, ...]) -> Outcome:
         if wrong:
@@ -443,7 +521,7 @@ def _divided(batch: _Batch, end: AttemptEnd, error: str, alone: tuple[int, ...] 
 def _summary(failures: Sequence[MessageFailure], wrong: Sequence[str]) -> str:
     counted = _once(failure for failure in failures if failure.counted)
     returned = len(_once(failures)) - len(counted)
-    first = counted[0]
+    first = (*counted, *failures)[0]
     text = f"{len(counted)} messages failed, {returned} are returned with them; the first: {first.component}: {first.error}"
     return "; ".join([text, *wrong])
 

@@ -38,9 +38,9 @@ def refuse_unfit_call(component: str, where: str, function: Any, given: Sequence
     try:
         signature.bind(*given)
     except TypeError:
-        name = name_of(function)
+        name, place = name_of(function), place_of_function(function)
         raise TopologyError(
-            f"{where}: function {name}{_place(function)} gets {_counted(given)}; it takes {_taken(signature)}; {instead}",
+            f"{where}: function {name}{place} gets {_counted(given)}; it takes {_taken(signature)}; {instead}",
             component=component,
             function=name,
         ) from None
@@ -96,7 +96,7 @@ def name_of(function: object) -> str:
     return storable_text(shown.rpartition("<locals>.")[2], _NAME_MAX)
 
 
-def _place(function: Any) -> str:
+def place_of_function(function: Any) -> str:
     """Where it is defined, if that is known."""
     function = _unwrapped(function)
     if isinstance(function, type):

@@ -4,14 +4,17 @@
     ├── TransientError          try again: nothing was decided
     │   ├── JobFailed           a batch's job ended without a verdict: it is the next attempt
     │   ├── StoreUnavailable    a database or a table could not be reached, or its answer was lost
-    │   └── BoltUnavailable     a bolt raised in prepare or cleanup, where no message is to blame
+    │   ├── BoltUnavailable     a bolt raised in prepare or cleanup, where no message is to blame
+    │   └── MachineUnavailable  a machine lacks what may come back: disk space, memory, file handles, the network
     ├── Fenced                  another driver took over: stop, touch nothing
     ├── FatalError              stop and look: going on could lose or double a message
     │   ├── PositionMismatch    a sink or a source stands elsewhere than the ledger says
     │   ├── SinkRefused         a sink refuses a prepared transaction for good: the txid is blocked
     │   ├── CannotTell          the evidence is gone
     │   ├── MissingRight        the database's role may not do it: the GRANT is named
-    │   └── BatchUnverified     the acker's verdict stayed wrong after every attempt
+    │   ├── BatchUnverified     the acker's verdict stayed wrong after every attempt
+    │   ├── MachineUnfit        a machine cannot run any task: a module is missing, a disk is read-only, a right is missing
+    │   └── TasksBroken         unrelated messages failed alone with one error outside user code: no message is to blame
     └── UsageError              fix the call (also a ValueError)
         ├── TopologyError       a topology that cannot be built
         ├── SettingsError       a setting that is missing or wrong
@@ -49,6 +52,9 @@ class ErrorKind(StrEnum):
     TOPOLOGY = "topology"
     SETTINGS = "settings"
     ROUTING = "routing"
+    MACHINE_UNAVAILABLE = "machine_unavailable"
+    MACHINE_UNFIT = "machine_unfit"
+    TASKS_BROKEN = "tasks_broken"
 
 
 class StormproofError(Exception):
@@ -99,6 +105,15 @@ class BoltUnavailable(TransientError):
     kind = ErrorKind.BOLT_UNAVAILABLE
 
 
+class MachineUnavailable(TransientError):
+    """A machine lacks what may come back: disk space, memory, file handles, the network. No message is to blame, and none
+    counts a failure. The batch is opened again until the machine has it, for as long as a store may stay away; then the
+    run ends. `details` has the `host`, the `error`'s class, and its `errno` by name where it has one.
+    """
+
+    kind = ErrorKind.MACHINE_UNAVAILABLE
+
+
 class Fenced(StormproofError):
     """Another driver runs this topology now. Stop, and touch nothing: the other one goes on from here."""
 
@@ -139,6 +154,23 @@ class BatchUnverified(FatalError):
     """Every attempt at a batch ended with a verdict that does not add up."""
 
     kind = ErrorKind.BATCH_UNVERIFIED
+
+
+class MachineUnfit(FatalError):
+    """A machine cannot run any task before somebody changes it: it cannot import the package or a user's module, a disk
+    is read-only, a right is missing. No message is to blame, and none counts a failure. `details` are those of
+    `MachineUnavailable`.
+    """
+
+    kind = ErrorKind.MACHINE_UNFIT
+
+
+class TasksBroken(FatalError):
+    """Unrelated messages failed alone, one after the other, with one and the same error outside user code. None of them
+    counts a failure for it. `details` has the `error`, the place where it is raised (`outside`), and how many `messages`.
+    """
+
+    kind = ErrorKind.TASKS_BROKEN
 
 
 class UsageError(StormproofError, ValueError):

@@ -19,6 +19,7 @@ from stormproof.core.attempts import (
     AllFailed,
     Attempt,
     BatchRunner,
+    Broken,
     Complete,
     Divided,
     FailedIn,
@@ -32,7 +33,7 @@ from stormproof.core.engine.protocol import Engine, Job, JobReport
 from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, TransientError, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import FailureReason, storable_text
+from stormproof.core.message import FailureReason
 from stormproof.core.plan import Plan
 from stormproof.core.sink import PreparedFile, SinkWriter, files_of
 from stormproof.core.source.protocol import Lease, Limit, Resolution, Slice, Source
@@ -220,6 +221,8 @@ class Loop:
         Raises:
             Fenced: another driver took over.
             BatchUnverified: every attempt at a batch ended with a verdict that does not add up.
+            TasksBroken: unrelated messages in a row failed alone with one error outside user code.
+            MachineUnfit: a task met what somebody must mend on its machine.
             TransientError: a store stayed away.
         """
         in_a_row, recovered = 0, False
@@ -330,7 +333,7 @@ class Loop:
         try:
             return self._engine.run(job)
         except JobFailed as error:
-            return JobDied(storable_text(error))
+            return JobDied.of(error)
 
     def _conclude(self, number: int, lease: Lease, slice_: Slice, outcome: Outcome) -> LoopBatch:
         """Act on the outcome: to the batch's end."""
@@ -349,6 +352,8 @@ class Loop:
                 return replace(batch, end=BatchEnd.DIVIDED)
             case Abandoned():
                 return replace(batch, end=BatchEnd.ABANDONED)
+            case Broken():
+                raise outcome.raised(self._name(number))
             case GivenUp():
                 raise BatchUnverified(
                     f"{self._name(number)}: attempt {outcome.attempts} does not add up ({outcome.error}); nothing was "

@@ -183,6 +183,15 @@ class SinkWriter(Protocol):
 
 
 @runtime_checkable
+class WritesFiles(Protocol):
+    """A sink that knows, before it is opened, the folder in which executors write its files."""
+
+    def files_in(self, input_: SinkInput) -> str | None:
+        """The folder; None where it is not known yet. No connection is made."""
+        ...
+
+
+@runtime_checkable
 class OffersResource(Protocol):
     """A sink's writer that also brings what bolts may use in executors, by the name `state:SINK`. Picklable."""
 

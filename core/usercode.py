@@ -6,7 +6,9 @@ asyncio's CancelledError and GeneratorExit among it); only Ctrl-C is nobody's fa
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import traceback
 from typing import Final
 
@@ -16,6 +18,8 @@ from stormproof.core.process import end_if_fork
 CAUGHT: Final = BaseException
 """What is caught around a call of a user's code; `blame` lets Ctrl-C through again."""
 
+_SHORTAGE: Final = re.compile(r"OSError: \[Errno (\d+)\]")
+_SHORTAGES: Final = frozenset({"ENOSPC", "EDQUOT", "EROFS", "EMFILE", "ENFILE", "ENOMEM"})
 _OWN_FOLDER: Final = os.path.dirname(__file__) + os.sep
 
 
@@ -45,6 +49,13 @@ def blame(error: BaseException) -> tuple[FailureReason, str]:
         said = storable_text(error.reason_text) if error.reason_text else "raised FailTuple without a reason"
         return FailureReason.FAILED, f"{said}{_place(error)}"
     return FailureReason.ERROR, error_text(error)
+
+
+def lacked_in(text: str) -> str | None:
+    """What the machine lacks by an error's text as `error_text` makes it: the errno's name; None: nothing of that kind."""
+    found = _SHORTAGE.match(text)
+    name = None if found is None else errno.errorcode.get(int(found[1]))
+    return name if name in _SHORTAGES else None
 
 
 def error_text(error: BaseException) -> str:

@@ -142,6 +142,11 @@ class MemorySink:
         """The store, which is an object of this process."""
         return "memory", id(self.store)
 
+    def files_in(self, input_: SinkInput) -> str:
+        """The staging folder."""
+        del input_
+        return self._staging
+
     def placed(self, database: Database, staging: Path) -> MemorySink:
         """This sink: it needs no database, and says itself where its staged files go."""
         del database, staging

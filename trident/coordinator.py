@@ -12,7 +12,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar, cast
@@ -23,6 +23,7 @@ from stormproof.core.attempts import (
     Attempt,
     Attempts,
     BatchRunner,
+    Broken,
     Complete,
     Divided,
     FailedIn,
@@ -32,9 +33,17 @@ from stormproof.core.attempts import (
 )
 from stormproof.core.clock import Clock
 from stormproof.core.engine.protocol import Engine, Job, JobKey, JobReport
-from stormproof.core.errors import BatchUnverified
+from stormproof.core.errors import (
+    BatchUnverified,
+    BoltUnavailable,
+    MachineUnavailable,
+    MachineUnfit,
+    StormproofError,
+    TasksBroken,
+)
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.machine import own_faults
 from stormproof.core.message import FailureReason, storable_text
 from stormproof.core.plan import Plan
 from stormproof.core.process import kept_from_forks
@@ -70,6 +79,9 @@ RETRY_SHARE: Final = 0.1
 """While other messages wait, retries take no more than this part of the time: each batch of them costs a whole job."""
 
 RETRY_WAIT_MAX_S: Final = 30.0
+
+NOBODYS_DEATH: Final = (MachineUnavailable, MachineUnfit, TasksBroken, BoltUnavailable)
+"""Errors that end a run and are no message's fault."""
 
 FULL: Final = 0.9
 """A batch with so great a part of its limit is full: the source may have more."""
@@ -137,7 +149,8 @@ class Coordinator:
     Not guaranteed:
         Visibility at one instant across sinks: each sink commits on its own.
 
-    The parts are put together by `stormproof.trident.run`; clock and random source are injected.
+    The parts are put together by `stormproof.trident.run`; clock and random source are injected. `preflight` asks the
+    machines for what tasks need: it is called again before the next batch where one of them had lacked something.
 
     Threads: `run` belongs to one; `request_stop` and `statistics` may be called from any. Forks: none may use it.
     """
@@ -156,6 +169,7 @@ class Coordinator:
         rng: random.Random,
         on_batch: Callable[[BatchResult], None] | None = None,
         jobs: Jobs | None = None,
+        preflight: Callable[[], None] | None = None,
     ) -> None:
         self._plan = plan
         self._source = source = SerialisedSource(source)
@@ -166,6 +180,8 @@ class Coordinator:
         self._clock = clock
         self._rng = rng
         self._on_batch = on_batch
+        self._preflight = preflight
+        self._machines_lacked = False
         self._stop = threading.Event()
         self._runner = BatchRunner(
             source, options.guarantee, component=plan.topology, new_seed=lambda: rng.getrandbits(SEED_BITS)
@@ -228,8 +244,10 @@ class Coordinator:
                 if not self._outlasting_outages(self._wait):
                     stopped = "idle"
                     break
-        except Exception:
+        except Exception as error:
             self._drop_in_flight()
+            if isinstance(error, NOBODYS_DEATH):
+                self._give_back()
             raise
         except BaseException:
             self._cancel_jobs()  # who interrupts does not wait until they are gone
@@ -240,6 +258,13 @@ class Coordinator:
             elapsed_s = self._clock.monotonic_s() - started_s
             self._statistics = replace(self._statistics, elapsed_s=elapsed_s, stopped=stopped)
         return self.statistics
+
+    def _give_back(self) -> None:
+        """Return what is open: a run that ends for a machine's fault is no death of a driver, which would count against
+        the messages that it had open. Best effort: what stays open counts one death, and five fail a message.
+        """
+        with suppress(StormproofError), own_faults():
+            self.recover()
 
     def recover(self, *, sweep: bool = False) -> RecoveryReport:
         """Bring ledger, source and sinks to one state: see `stormproof.trident.recovery`.
@@ -261,11 +286,28 @@ class Coordinator:
     def _outlasting_outages(self, step: Callable[[], R]) -> R:
         """Call `step`; after a transient error drop every connection and recover first, then call it again."""
 
+        def guarded_step() -> R:
+            try:
+                with own_faults():
+                    if self._machines_lacked and self._preflight is not None:
+                        self._preflight()  # before anything is opened again: under at-most-once it would be lost
+                    self._machines_lacked = False
+                    return step()
+            except MachineUnavailable:
+                self._machines_lacked = True
+                raise
+
         def recover() -> bool:
-            return bool(self.recover().rolled_forward)
+            with own_faults():
+                return bool(self.recover().rolled_forward)
 
         return outlasting_outages(
-            step, self._options, self._clock, self._stop.is_set, let_go=self._let_go_of_stores, recover=recover
+            guarded_step,
+            self._options,
+            self._clock,
+            self._stop.is_set,
+            let_go=self._let_go_of_stores,
+            recover=recover,
         )
 
     def _let_go_of_stores(self) -> None:
@@ -377,7 +419,7 @@ class Coordinator:
             batch = self._in_flight[txid]
             if batch.outcome is None or batch.committing is not None:
                 continue
-            if txid == min(self._in_flight) or isinstance(batch.outcome, AllFailed | Divided | Abandoned):
+            if txid == min(self._in_flight) or isinstance(batch.outcome, AllFailed | Divided | Abandoned | Broken):
                 return batch
         return None
 
@@ -539,6 +581,8 @@ class Coordinator:
             case Abandoned() as outcome:
                 self._steps.abandon(opened.txid, outcome.reason)
                 return replace(self._result(batch, TxnState.ABANDONED), reason=outcome.reason)
+            case Broken() as outcome:
+                raise outcome.raised(f"txid {opened.txid} of topology {self._run.topology!r}")
             case GivenUp() as outcome:
                 raise BatchUnverified(
                     f"txid {opened.txid} of topology {self._run.topology!r}: attempt {batch.attempt} does not add up "

@@ -27,6 +27,8 @@ from sqlalchemy.exc import OperationalError
 from stormproof.core.arguments import shown
 from stormproof.core.attempts import FailedIn
 from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.errors import Fenced, JobFailed, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
@@ -71,6 +73,7 @@ from stormproof.trident.ledger.streams import (
     take,
 )
 from stormproof.trident.outages import outlasting_outages
+from stormproof.trident.preflight import Preflight
 from stormproof.trident.recovery import recover
 from stormproof.trident.run import attached, ledger_engine, options_of, require_schema
 from stormproof.trident.sessions import Sessions
@@ -193,6 +196,7 @@ class _Life:
     sessions: Sessions
     options: RunOptions
     settings: Settings
+    preflight: Preflight
     stack: ExitStack
 
 
@@ -284,6 +288,7 @@ class ForeachBatch(ABC):
         """Open everything; the epoch is raised last, so that what cannot run fences nobody."""
         self._frames.require(frame)
         plan, source = self._plan(frame)
+        functions = require_shippable(plan)
         settings = self._settings or Settings()
         with ExitStack() as stack:
             database = settings.resolve_database()
@@ -298,13 +303,18 @@ class ForeachBatch(ABC):
             ledger = Ledger(engine, self._clock, lambda: query)
             look = partial(_look, engine, self.name, query, batch)
             handed(self.name, outlasting_outages(look, options, self._clock), query, batch, self._adopt)
+            preflight = Preflight(self._engine(frame, settings), plan, functions, source, settings.staging_path)
+            outlasting_outages(preflight, options, self._clock)
             attach = partial(attached, plan, source, ledger, database)
             run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), options, self._clock)
-            life = _Life(query, plan, source, ledger, run, sessions, options, settings, stack.pop_all())
+            life = _Life(query, plan, source, ledger, run, sessions, options, settings, preflight, stack.pop_all())
         self._life = life  # from here on an error closes it
         self.statistics = replace(self.statistics, epoch=run.epoch)
         self._recovered(life)
         return life
+
+    def _engine(self, frame: Frame, settings: Settings) -> Engine:
+        return self._frames.engine(frame, settings.parallelism, settings.worker_memory_mb)
 
     def _let_go(self) -> None:
         life, self._life = self._life, None
@@ -769,7 +779,7 @@ class _TopologyStream(ForeachBatch):
 
     def _run(self, life: _Life, frame: Frame, txids: list[int]) -> RunStatistics:
         """Take batches until nothing is left to open now."""
-        engine = self._frames.engine(frame, life.settings.parallelism, life.settings.worker_memory_mb)
+        engine = self._engine(frame, life.settings)
         coordinator = Coordinator(
             life.plan,
             life.source,
@@ -781,6 +791,7 @@ class _TopologyStream(ForeachBatch):
             clock=self._clock,
             rng=self._rng,
             on_batch=lambda result: txids.append(result.txid),
+            preflight=life.preflight,
         )
         self._source.feeding = True
         try:

@@ -9,7 +9,6 @@ from stormproof.core.attempts import JobDied
 from stormproof.core.clock import Clock
 from stormproof.core.engine.protocol import Engine, Job, JobReport
 from stormproof.core.errors import JobFailed, TransientError
-from stormproof.core.message import storable_text
 from stormproof.core.pulse import job_folder, suspects
 from stormproof.core.source.protocol import Lease, Source
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
@@ -65,9 +64,8 @@ def run_watched(
                     "STORMPROOF_START_TIMEOUT_S allows more time",
                     txid=job.txid,
                 ) from error
-            text = f"cancelled: no progress for {watch.message_timeout_s} s" if keeper.timed_out else str(error)
-            return JobDied(
-                storable_text(text),
-                timed_out=keeper.timed_out,
-                suspects=() if folder is None else suspects(folder),
-            )
+            in_hand = () if folder is None else suspects(folder)
+            if keeper.timed_out:
+                text = f"cancelled: no progress for {watch.message_timeout_s} s"
+                return JobDied(text, timed_out=True, suspects=in_hand)
+            return JobDied.of(error, suspects=in_hand)

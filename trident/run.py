@@ -19,6 +19,7 @@ from stormproof.core.arguments import lacks, shown
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
+from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.errors import (
     Fenced,
     PositionMismatch,
@@ -30,6 +31,7 @@ from stormproof.core.errors import (
 )
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.machine import own_faults
 from stormproof.core.plan import Plan, compile_topology
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.rights import explained
@@ -48,6 +50,7 @@ from stormproof.trident.ledger.rows import Run
 from stormproof.trident.opening import claim_table, open_bound, refusal_on_record
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.own_table import require_own_stores, require_own_tables
+from stormproof.trident.preflight import Preflight
 from stormproof.trident.sessions import Sessions, machine_errors
 from stormproof.trident.statistics import BatchResult, RunStatistics
 
@@ -137,7 +140,7 @@ def make_engine(choice: EngineChoice, settings: Settings) -> tuple[Engine, bool]
 
         session, memory_mb = spark_session(settings), settings.worker_memory_mb
         return SparkEngine(session, settings.parallelism, worker_memory_mb=memory_mb), True
-    if lacks(choice, "name", "parallelism", "run", "cancel", "close"):
+    if lacks(choice, "name", "parallelism", "run", "ask", "cancel", "close"):
         raise UsageError(f"no engine {shown(choice)}; known: 'spark', 'inline', or an object such as InlineEngine(2)")
     return choice, False
 
@@ -164,13 +167,16 @@ def driver(
     everything stands, before the first batch: the place to install signal handlers, since PySpark installs its own.
 
     Raises:
-        TopologyError: the topology cannot be run so.
+        TopologyError: the topology cannot be run so, or a function of it cannot be sent to a worker.
         SettingsError: a setting is missing or wrong.
+        MachineUnfit: a machine cannot run tasks; names it, and what to do.
+        MachineUnavailable: a machine lacks disk space or the like, and did for `outage_s`.
         StoreUnavailable: a store cannot be reached.
         PositionMismatch: source or sink are not those that the ledger knows.
     """
     chosen = as_guarantee(guarantee or topology.guarantee or Guarantee.EXACTLY_ONCE)
     plan = compile_topology(topology, chosen)
+    functions = require_shippable(plan)
     settings = settings or Settings()
     clock = clock or SystemClock()
     rng = rng or random.Random()  # noqa: S311 - seeds need spread, not secrecy
@@ -188,9 +194,12 @@ def driver(
         plan = replace(plan, sink_specs=tuple(placed))
         ledger = Ledger(sql_engine, clock, new_incarnation)
         chosen_options = options or options_of(settings, chosen)
+        preflight = Preflight(running, plan, functions, source, settings.staging_path)
+        outlasting_outages(preflight, chosen_options, clock)
         # Postgres was reached just now: where it goes away again this early, it is waited for as in any later step.
         attach = partial(attached, plan, source, ledger, database)
-        run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), chosen_options, clock)
+        with own_faults():
+            run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), chosen_options, clock)
         coordinator = Coordinator(
             plan,
             source,
@@ -202,6 +211,7 @@ def driver(
             clock=clock,
             rng=rng,
             on_batch=on_batch,
+            preflight=preflight,
         )
         if on_ready is not None:
             with kept_from_forks():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from typing import Any, Final, Protocol, cast
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.taskcontext import TaskContext as SparkTask
@@ -25,13 +23,16 @@ from stormproof.core.compute import pc
 from stormproof.core.convert import nulls_refused
 from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.protocol import Engine
+from stormproof.core.engine.shipping import packed
 from stormproof.core.engine.spark import (
     SETTINGS,
     SparkEngine,
+    carried,
+    raised_by_job,
     require_settings,
 )
-from stormproof.core.engine.spark_error import what_happened
-from stormproof.core.errors import JobFailed, UsageError
+from stormproof.core.errors import StormproofError, UsageError
+from stormproof.core.machine import classified, unpickled
 from stormproof.core.message import storable_text
 from stormproof.core.schema import parse_schema
 from stormproof.core.sink import PreparedFile, SinkWriter, TaskContext, TaskWriter, files_to_json
@@ -45,7 +46,6 @@ CHUNK_ROWS: Final = 16 * 1024
 
 _SUMMARY_DDL: Final = "rows bigint, files string, problems string"
 _SUMMARY: Final = pa.schema([("rows", pa.int64()), ("files", pa.string()), ("problems", pa.string())])
-_cloudpickle: Final[Any] = cloudpickle  # it has no types
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,7 @@ class Frames(Protocol):
 
         Raises:
             JobFailed: a task failed for good, or the job was cancelled.
+            MachineUnavailable, MachineUnfit: a task met a fault of its machine.
         """
         ...
 
@@ -135,11 +136,11 @@ class SparkFrames:
         self, frame: DataFrame, writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema
     ) -> Written:
         """One Spark job."""
-        packed: bytes = _cloudpickle.dumps(_Part(writers, context, schema))
+        data = packed(_Part(writers, context, schema))
         try:
-            summary = frame.mapInArrow(functools.partial(_run, packed), _SUMMARY_DDL).toArrow()
+            summary = frame.mapInArrow(functools.partial(_run, data), _SUMMARY_DDL).toArrow()
         except (PySparkException, Py4JError, OSError) as error:
-            raise JobFailed(f"the Spark job failed: {what_happened(str(error))}", error=type(error).__name__) from error
+            raise raised_by_job(error) from error
         return written_of(summary.to_pylist())
 
     def read_in_vain(self, frame: DataFrame) -> None:
@@ -163,14 +164,19 @@ def written_of(summaries: Sequence[Mapping[str, Any]]) -> Written:
     return Written(rows, () if problems else tuple(files), tuple(problems[:PROBLEMS_MAX]))
 
 
-def _run(packed: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _run(data: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """One task, inside a worker."""
     end_in_silence_when_idle()
-    part = cast("_Part", pickle.loads(packed))  # noqa: S301 - what this driver packed
     task = SparkTask.get()
     if task is None:
         raise RuntimeError("not inside a Spark task")
-    yield write_part(batches, part.writers, replace(part.context, task=task.partitionId()), part.schema)
+    try:
+        part = cast("_Part", unpickled(data))
+        yield write_part(batches, part.writers, replace(part.context, task=task.partitionId()), part.schema)
+    except StormproofError as error:
+        raise RuntimeError(carried(error)) from error
+    except Exception as error:
+        raise RuntimeError(carried(classified(error, "a task that writes a micro-batch"))) from error
 
 
 def write_part(

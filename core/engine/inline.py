@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
@@ -14,7 +14,8 @@ import pyarrow as pa
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.errors import JobFailed, StormproofError, UsageError
-from stormproof.core.message import storable_text
+from stormproof.core.machine import classified
+from stormproof.core.preflight import Probe, first_fault
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader
 from stormproof.core.stage import Observer, StageJob, run_task, stage_jobs
@@ -69,6 +70,7 @@ class InlineEngine:
 
         Raises:
             JobFailed: a task ended with an error (which is its cause), or `cancel` was called.
+            MachineUnavailable, MachineUnfit: a task met a fault of this machine.
         """
         if not job.readers:
             raise UsageError("a job needs at least one reader")
@@ -82,6 +84,16 @@ class InlineEngine:
                 rows = self._run_stage(part, rows)
         elapsed_ms = (self._clock.monotonic_s() - started_s) * 1_000
         return job_report(rows, parts[0].tasks, {"job": elapsed_ms})
+
+    def ask(self, probes: Sequence[Probe]) -> None:
+        """Try everything in this process, which runs all tasks.
+
+        Raises:
+            MachineUnfit, MachineUnavailable, StoreUnavailable: this machine lacks something.
+        """
+        fault = first_fault(probes)
+        if fault is not None:
+            raise fault
 
     def cancel(self, key: JobKey) -> None:
         """End the job with this key at its next record batch; its `run` raises JobFailed. Without effect where none runs."""
@@ -107,11 +119,7 @@ class InlineEngine:
         except StormproofError:
             raise
         except Exception as error:
-            raise JobFailed(
-                f"task {task} of stage {part.stage} failed: {type(error).__name__}: {storable_text(error)}",
-                stage=part.stage,
-                task=task,
-            ) from error
+            raise classified(error, f"task {task} of stage {part.stage}") from error
 
     def _watched(self, incoming: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in self._shuffled(incoming):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from stormproof.core.message import MessageFailure
 from stormproof.core.plan import Plan
+from stormproof.core.preflight import Probe
 from stormproof.core.sink import PreparedFile, SinkWriter
 from stormproof.core.source.protocol import SliceReader
 
@@ -94,7 +95,21 @@ class Engine(Protocol):
         """Run one attempt to its end. Several threads may run jobs at once.
 
         Raises:
-            JobFailed: the job ended without a report; nothing of it counts, its files belong to a dead attempt.
+            JobFailed: the job ended without a report; nothing of it counts, its files belong to a dead attempt. Where an
+                error outside user code ended it, the detail `outside` names that one.
+            MachineUnavailable, MachineUnfit: a task met what is a machine's fault; no message may be blamed for it.
+        """
+        ...
+
+    def ask(self, probes: Sequence[Probe]) -> None:
+        """Have the machines that run tasks try what every task needs, before any message is opened.
+
+        Each slot of the engine is asked once, where it is free; no more than that is promised of machines that are busy or
+        come later.
+
+        Raises:
+            MachineUnfit: one cannot run tasks; names it, and what to do.
+            MachineUnavailable, StoreUnavailable: one lacks what may come back.
         """
         ...
 

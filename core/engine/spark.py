@@ -10,20 +10,17 @@ import gc
 import json
 import logging
 import os
-import pickle
 import re
 import sys
-import sysconfig
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Final, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.taskcontext import TaskContext
@@ -35,6 +32,7 @@ from stormproof.core.engine.jars import delta_jars
 from stormproof.core.engine.java import find_java
 from stormproof.core.engine.memory_limit import limit_memory
 from stormproof.core.engine.protocol import Job, JobKey, JobReport
+from stormproof.core.engine.shipping import packed, unshippable
 from stormproof.core.engine.spark_error import what_happened
 from stormproof.core.errors import (
     FatalError,
@@ -42,10 +40,12 @@ from stormproof.core.errors import (
     Json,
     SettingsError,
     StormproofError,
-    TopologyError,
+    TransientError,
     UsageError,
 )
-from stormproof.core.message import storable_text
+from stormproof.core.machine import classified, fault_told_by_spark, unpickled
+from stormproof.core.plan import Plan
+from stormproof.core.preflight import Probe, first_fault
 from stormproof.core.process import process_life
 from stormproof.core.stage import StageJob, run_task, stage_jobs
 from stormproof.core.wire import WIRE_DDL, WIRE_SCHEMA, job_report
@@ -83,7 +83,7 @@ SETTINGS: Final = {
     "spark.log.level": "OFF",  # what fails is in the error that the driver raises
 }
 
-_cloudpickle: Final[Any] = cloudpickle  # it has no types
+_ANSWER: Final = pa.schema([("fault", pa.string())])
 _CARRIED: Final = "stormproof-error"
 _CARRIED_PATTERN: Final = re.compile(rf"<{_CARRIED}>(.*?)</{_CARRIED}>", re.DOTALL)
 
@@ -215,6 +215,7 @@ class SparkEngine:
             JobFailed: a task failed more often than Spark tries it, a worker or the JVM died, or `cancel` was called.
             FatalError: the JVM was gone before.
             TopologyError: a function cannot be sent to a worker.
+            MachineUnavailable, MachineUnfit: a task, or Spark itself, met a fault of a machine.
             StormproofError: what a task raised of these.
         """
         if not job.readers:
@@ -230,12 +231,29 @@ class SparkEngine:
         with self._lock:
             self._running[job.key] = running
         try:
-            rows = self._collect(self._planned(parts), running)
+            rows = self._collect(self._planned(lambda: self._plan(job.plan, parts)), running)
         finally:
             with self._lock:
                 del self._running[job.key]
         elapsed_ms = (self._clock.monotonic_s() - started_s) * 1_000
         return job_report(rows, parts[0].tasks, {"job": elapsed_ms})
+
+    def ask(self, probes: Sequence[Probe]) -> None:
+        """Have a task in each of Spark's slots try everything, as one small job.
+
+        Raises:
+            MachineUnfit: a machine cannot run tasks (it cannot import the package, say); names it, and what to do.
+            MachineUnavailable, StoreUnavailable: a machine lacks what may come back.
+            FatalError: the JVM is gone.
+        """
+        slots = max(self._session.sparkContext.defaultParallelism, self._parallelism)
+        asked = functools.partial(_answer, packed(tuple(probes)), self._worker_memory_mb)
+        running = _Running(f"stormproof-{uuid.uuid4().hex}")
+        rows = self._collect(self._planned(lambda: self._rows(slots).mapInArrow(asked, "fault string")), running)
+        faults = [fault_in(text) for batch in rows for text in batch.column(0).to_pylist()]
+        found = [fault for fault in faults if fault is not None]
+        if found:
+            raise min(found, key=lambda fault: isinstance(fault, TransientError))  # what no wait mends comes first
 
     def cancel(self, key: JobKey) -> None:
         """End the job with this key, from another thread; its `run` raises JobFailed. Without effect where none runs."""
@@ -252,9 +270,9 @@ class SparkEngine:
     def close(self) -> None:
         """Nothing to let go: the session is not the engine's own."""
 
-    def _planned(self, parts: tuple[StageJob, ...]) -> DataFrame:
+    def _planned(self, plan: Callable[[], DataFrame]) -> DataFrame:
         try:
-            return self._plan(parts)
+            return plan()
         except (Py4JError, OSError) as error:  # no job runs yet: it is Spark itself that does not answer
             raise FatalError(
                 f"Spark is gone: its JVM has died, or the session was stopped ({what_happened(str(error))}). No message is "
@@ -262,14 +280,17 @@ class SparkEngine:
                 "JVM's end in the machine's log (was it killed for its memory?)"
             ) from error
 
-    def _plan(self, parts: tuple[StageJob, ...]) -> DataFrame:
-        number = parts[0].tasks[0]
-        frame = self._session.range(0, number, 1, number)
+    def _rows(self, number: int) -> DataFrame:
+        """One row a task."""
+        return self._session.range(0, number, 1, number)
+
+    def _plan(self, plan: Plan, parts: tuple[StageJob, ...]) -> DataFrame:
+        frame = self._rows(parts[0].tasks[0])
         for part in parts:
             if part.stage:
                 frame = self._between(part.stage, frame) if self._between else frame
                 frame = frame.repartitionById(part.tasks[part.stage], frame["dest"])
-            frame = frame.mapInArrow(_task_of(part, self._worker_memory_mb), WIRE_DDL)
+            frame = frame.mapInArrow(_task_of(plan, part, self._worker_memory_mb), WIRE_DDL)
         return frame
 
     def _collect(self, frame: DataFrame, running: _Running) -> list[pa.RecordBatch]:
@@ -285,31 +306,48 @@ class SparkEngine:
         except (PySparkException, Py4JError, OSError) as error:
             if running.cancelled:
                 raise JobFailed("the job was cancelled") from error
-            text = str(error)
-            carried = _CARRIED_PATTERN.search(text)
-            if carried is not None:
-                raise _unpacked(carried[1]) from error
-            raise JobFailed(f"the Spark job failed: {what_happened(text)}", error=type(error).__name__) from error
+            raise raised_by_job(error) from error
 
 
-def _task_of(part: StageJob, memory_mb: int | None) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that Spark runs; the user's own modules travel with it, since workers need not have them."""
-    _by_value.register()
+def _task_of(
+    plan: Plan, part: StageJob, memory_mb: int | None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that Spark runs."""
     try:
-        packed: bytes = _cloudpickle.dumps(part)
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
-        raise TopologyError(
-            f"stage {part.stage} can't be sent to Spark's workers: {storable_text(error)}; functions must not hold "
-            "connections, locks, open files or sessions: open them inside"
-        ) from error
-    return functools.partial(_run, packed, memory_mb)
+        data = packed(part)
+    except Exception as error:
+        raise unshippable(plan, error) from error
+    return functools.partial(_run, data, memory_mb)
 
 
-def _run(packed: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One task, inside a worker."""
+def _answer(data: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One machine's answer to a preflight, inside a worker."""
     end_in_silence_when_idle()
-    limit_memory(memory_mb)
-    part = cast("StageJob", pickle.loads(packed))  # noqa: S301 - what this driver packed
+    for _ in batches:
+        try:
+            limit_memory(memory_mb)
+            fault = first_fault(unpickled(data))
+        except StormproofError as error:
+            fault = error
+        yield pa.RecordBatch.from_pydict({"fault": [None if fault is None else carried(fault)]}, schema=_ANSWER)
+    _loaded.freeze()
+
+
+def _run(data: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One task, inside a worker."""
+    try:
+        end_in_silence_when_idle()
+        limit_memory(memory_mb)
+        part = unpickled(data)
+        yield from _run_part(part, batches)
+    except StormproofError as error:
+        raise RuntimeError(carried(error)) from error
+    except Exception as error:
+        raise RuntimeError(carried(classified(error, "a task"))) from error
+    _loaded.freeze()
+
+
+def _run_part(part: StageJob, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     incoming: Iterator[pa.RecordBatch] = batches
     if part.stage == 0:
         (task,) = (number for batch in batches for number in batch.column(0).to_pylist())  # of `range`: one row a task
@@ -319,12 +357,8 @@ def _run(packed: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]
         if context is None:
             raise RuntimeError("not inside a Spark task")
         task = context.partitionId()
-    try:
-        for batch in run_task(part, task, incoming):
-            yield batch.select(WIRE_SCHEMA.names)  # Spark matches columns by position
-    except StormproofError as error:
-        raise RuntimeError(_packed(error)) from error
-    _loaded.freeze()
+    for batch in run_task(part, task, incoming):
+        yield batch.select(WIRE_SCHEMA.names)  # Spark matches columns by position
 
 
 class _LoadedModules:
@@ -348,37 +382,29 @@ class _LoadedModules:
 _loaded: Final = _LoadedModules()
 
 
-class _UserModules:
-    """Registers, once each, the loaded modules that are neither installed nor ours, to be pickled by value."""
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-        self._lock = threading.Lock()
-        paths = {sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")}
-        self._installed = tuple(f"{path}{os.sep}" for path in paths)
-
-    def register(self) -> None:
-        """Look at the modules that were loaded since the last time."""
-        with self._lock:
-            for name in set(sys.modules) - self._seen:
-                self._seen.add(name)
-                file = getattr(sys.modules.get(name), "__file__", None)
-                if name == "__main__" or name.partition(".")[0] == "stormproof" or not isinstance(file, str):
-                    continue
-                if not os.path.abspath(file).startswith(self._installed):
-                    _cloudpickle.register_pickle_by_value(sys.modules[name])
+def fault_in(text: str | None) -> StormproofError | None:
+    """The error of ours that a text carries."""
+    found = None if text is None else _CARRIED_PATTERN.search(text)
+    return None if found is None else _brought(found[1])
 
 
-_by_value: Final = _UserModules()
+def raised_by_job(error: Exception) -> StormproofError:
+    """What a Spark job ended with: what a task raised of ours, a machine's fault that Spark tells of, or JobFailed."""
+    text = str(error)
+    found = fault_in(text)
+    if found is not None:
+        return found
+    told = what_happened(text)
+    return fault_told_by_spark(text, told) or JobFailed(f"the Spark job failed: {told}", error=type(error).__name__)
 
 
-def _packed(error: StormproofError) -> str:
+def carried(error: StormproofError) -> str:
     """An error as text that survives Spark's wrapping of it."""
     parts: list[Json] = [error.kind.value, error.message, dict(error.details)]
     return f"<{_CARRIED}>{json.dumps(parts).replace('<', chr(92) + 'u003c')}</{_CARRIED}>"
 
 
-def _unpacked(text: str) -> StormproofError:
+def _brought(text: str) -> StormproofError:
     kind, message, details = cast("tuple[str, str, dict[str, Json]]", json.loads(text))
     todo: list[type[StormproofError]] = [StormproofError]
     for cls in todo:  # grows: parents before children, so the class that has the kind first is its own

@@ -21,6 +21,7 @@ from stormproof.core.errors import Fenced, Json, PositionMismatch, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, MessageId
 from stormproof.core.postgres.database import Database
+from stormproof.core.preflight import Probe, probes_of
 from stormproof.core.share import GAMMA, Rows, mix64, unsigned, xor_signed
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.kind import WEAKEST_FIRST, SourceKind, kind_of
@@ -259,6 +260,10 @@ class SourceGroup:
         """``SPOUT:`` and the id as the spout's source shows it."""
         member, id_ = self._of(message)
         return shown(member.spout, member.source.shown_id(id_, origin))
+
+    def probes(self) -> tuple[Probe, ...]:
+        """What the spouts' readers need inside executors."""
+        return tuple(probe for member in self._members for probe in probes_of(member.source))
 
     def bind(self, database: Database) -> None:
         """Bind every source."""

@@ -72,6 +72,10 @@ class DeltaSink:
         """The folder itself, or the place where it would be made."""
         return locate(self._path, f"sink {self._name!r} ({self._path})")
 
+    def files_in(self, input_: SinkInput) -> str:
+        """The table's own folder where files are adopted, else the staging folder beside it."""
+        return self._staging if input_.is_fold else self._path
+
     def placed(self, database: Database, staging: Path) -> DeltaSink:
         """This sink: it needs no database, and says itself where its staged files go."""
         del database, staging
@@ -119,7 +123,7 @@ class DeltaSink:
             raise StoreUnavailable(f"{where}: the table cannot be opened: {error}") from error
 
     def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, reading: bool) -> DeltaSession:
-        directory = self._staging if input_.is_fold else self._path
+        directory = self.files_in(input_)
         return DeltaSession(self._path, directory, identity=identity, input_=input_, epoch=epoch, reading=reading)
 
     def _create(self, identity: SinkIdentity, input_: SinkInput) -> None:

@@ -76,6 +76,11 @@ class PostgresSink:
         """The table that has this name in the database, or would be made."""
         return locate(self._known_database(), self._table, f"sink {self._name!r} ({self.target})")
 
+    def files_in(self, input_: SinkInput) -> str:
+        """The staging folder."""
+        del input_
+        return str((STAGING_FOLDER / self._name).absolute() if self._staging is None else self._staging)
+
     def placed(self, database: Database, staging: Path) -> PostgresSink:
         """This sink, with what was not given taken from here; files go to a folder of `staging` named after it."""
         return PostgresSink(
@@ -112,9 +117,9 @@ class PostgresSink:
         )
 
     def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int | None) -> PostgresSession:
-        staging = (STAGING_FOLDER / self._name).absolute() if self._staging is None else self._staging
+        staging = self.files_in(input_)
         return PostgresSession(
-            self._known_database(), self._table, staging=str(staging), identity=identity, input_=input_, epoch=epoch
+            self._known_database(), self._table, staging=staging, identity=identity, input_=input_, epoch=epoch
         )
 
     def _known_database(self) -> Database:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -18,7 +19,15 @@ from support.jobs import FIRST_ID, Ran, run_job, source
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.spark import SparkEngine
-from stormproof.core.errors import JobFailed, SettingsError, TopologyError
+from stormproof.core.errors import (
+    JobFailed,
+    MachineUnavailable,
+    MachineUnfit,
+    SettingsError,
+    StormproofError,
+    TopologyError,
+)
+from stormproof.core.preflight import PackageProbe, marked, package_fingerprint
 from stormproof.core.source.memory import MemorySliceReader
 from stormproof.core.wire import CONTROL
 from stormproof.sinks.memory import MemorySink
@@ -139,14 +148,44 @@ def test_a_killed_worker_is_replaced_and_counts_once(engine: SparkEngine, tmp_pa
 
 @dataclass(frozen=True)
 class Breaking(MemorySliceReader):
+    error: Exception
+
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
-        raise ConnectionError("the store is gone")
+        raise self.error
 
 
 def test_what_a_task_dies_of_is_told_in_few_words(engine: SparkEngine, tmp_path: Path) -> None:
-    with pytest.raises(JobFailed, match="ConnectionError: the store is gone") as raised:
-        run_job(engine, word_count(tmp_path), LINES, tmp_path, readers=(Breaking((), ()),))
+    with pytest.raises(JobFailed, match="LookupError: no such page") as raised:
+        run_job(engine, word_count(tmp_path), LINES, tmp_path, readers=(Breaking((), (), LookupError("no such page")),))
     assert len(str(raised.value).splitlines()) < 6
+    assert str(raised.value.details["outside"]).startswith("LookupError (test_spark_engine.py:")
+
+
+@pytest.mark.parametrize(
+    ("error", "cls"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), MachineUnavailable),
+        (ConnectionError("the store is gone"), MachineUnavailable),
+        (PermissionError(errno.EACCES, "Permission denied"), MachineUnfit),
+        (ModuleNotFoundError("No module named 'orders'", name="orders"), MachineUnfit),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_a_machines_fault_arrives_as_one(
+    engine: SparkEngine, tmp_path: Path, error: Exception, cls: type[StormproofError]
+) -> None:
+    with pytest.raises(cls, match="No message is to blame") as raised:
+        run_job(engine, word_count(tmp_path), LINES, tmp_path, readers=(Breaking((), (), error),))
+    assert raised.value.details["error"] == type(error).__name__
+
+
+def test_every_slot_is_asked_before_the_first_batch(engine: SparkEngine, tmp_path: Path) -> None:
+    with marked([("the staging folder", tmp_path)]) as folders:
+        engine.ask((PackageProbe(package_fingerprint()), *folders))
+        next(tmp_path.iterdir()).unlink()
+        with pytest.raises(MachineUnfit, match="is not the driver's folder"):
+            engine.ask(folders)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_our_own_errors_arrive_as_they_were_raised(engine: SparkEngine, tmp_path: Path) -> None:

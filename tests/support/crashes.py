@@ -58,6 +58,8 @@ class Cell:
 
 PRELOADED = [
     "stormproof.trident.run",
+    "stormproof.trident.preflight",
+    "stormproof.trident.cli.output",
     "stormproof.trident.stream",
     "stormproof.core.source.postgres_queue",
     "stormproof.sinks.delta",
@@ -102,7 +104,12 @@ class Driver(Protocol):
 
 def start(cell: Cell, environment: Mapping[str, str]) -> Driver:
     """Start one driver; it runs until its queue is idle, or until a failpoint ends it."""
-    child = _context().Process(target=drive_and_exit, args=(cell, "inline", dict(environment)), daemon=True)
+    return child_of(drive_and_exit, (cell, "inline", dict(environment)))
+
+
+def child_of(target: Callable[..., None], args: tuple[object, ...]) -> Driver:
+    """A process that runs a module's function, forked with everything loaded."""
+    child = _context().Process(target=target, args=args, daemon=True)
     child.start()
     return child
 

@@ -16,6 +16,7 @@ TREE = {
     "JobFailed": "TransientError",
     "StoreUnavailable": "TransientError",
     "BoltUnavailable": "TransientError",
+    "MachineUnavailable": "TransientError",
     "Fenced": "StormproofError",
     "FatalError": "StormproofError",
     "PositionMismatch": "FatalError",
@@ -23,6 +24,8 @@ TREE = {
     "CannotTell": "FatalError",
     "BatchUnverified": "FatalError",
     "MissingRight": "FatalError",
+    "MachineUnfit": "FatalError",
+    "TasksBroken": "FatalError",
     "UsageError": "StormproofError",
     "TopologyError": "UsageError",
     "SettingsError": "UsageError",
@@ -31,6 +34,7 @@ TREE = {
 KINDS = {
     "stormproof", "transient", "job_failed", "store_unavailable", "fenced", "fatal", "position_mismatch",
     "sink_refused", "bolt_unavailable", "cannot_tell", "batch_unverified", "usage", "topology", "settings", "routing",
+    "machine_unavailable", "machine_unfit", "tasks_broken",
 }  # fmt: skip
 
 

@@ -386,13 +386,14 @@ def test_a_tuple_that_is_never_acked_is_seen(tmp_path: Path, monkeypatch: pytest
 @dataclass(frozen=True)
 class Breaking(MemorySliceReader):
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
-        raise ConnectionError("gone")
+        raise LookupError("gone")
 
 
 def test_any_error_of_a_task_is_a_failed_job_with_its_cause(tmp_path: Path) -> None:
-    with pytest.raises(JobFailed, match="ConnectionError: gone") as raised:
+    with pytest.raises(JobFailed, match="LookupError: gone") as raised:
         run_job(InlineEngine(), word_count(tmp_path), LINES, tmp_path, readers=(Breaking((), ()),))
-    assert isinstance(raised.value.__cause__, ConnectionError)
+    assert isinstance(raised.value.__cause__, LookupError)
+    assert str(raised.value.details["outside"]).startswith("LookupError (test_inline_engine.py:")
 
 
 def test_a_job_is_cancelled_from_within(tmp_path: Path) -> None:

@@ -175,6 +175,11 @@ class StateSink:
         """The state's table by what its store says, where it can tell without being opened."""
         return self._factory.find_table(self._database) if isinstance(self._factory, TellsTable) else None
 
+    def files_in(self, input_: SinkInput) -> str:
+        """The staging folder."""
+        del input_
+        return str((STAGING_FOLDER / self._name).absolute() if self._staging is None else self._staging)
+
     def placed(self, database: Database, staging: Path) -> StateSink:
         """This state, with the database and a folder of `staging` that a run has, where it names none itself."""
         return StateSink(
@@ -239,11 +244,12 @@ class StateSink:
         return {**ready, **self._merges}
 
     def _session(self, context: StateContext, input_: SinkInput) -> StateSession:
-        staging = (STAGING_FOLDER / self._name).absolute() if self._staging is None else self._staging
         # Behind a grouping each key comes once in a batch: its rows are written as they are read.
         once = self._updater is None and bool(input_.keys) and context.keys == input_.keys
         updater = MapUpdater(each_once=once) if self._updater is None else self._updater
-        return StateSession(self._factory, context, updater, str(staging), unique_keys=once, target=self.target)
+        return StateSession(
+            self._factory, context, updater, self.files_in(input_), unique_keys=once, target=self.target
+        )
 
 
 @dataclass(frozen=True, slots=True)

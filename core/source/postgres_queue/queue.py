@@ -22,6 +22,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
+from stormproof.core.preflight import DatabaseProbe, Probe
 from stormproof.core.share import signed
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
@@ -194,6 +195,10 @@ class PostgresQueue:
             _bring_up_to_date(database)
         self._database = database
         return database
+
+    def probes(self) -> tuple[Probe, ...]:
+        """Executors read the queue's database."""
+        return (DatabaseProbe(f"the database of queue {self.name!r}", self.database),)
 
     def bind(self, database: Database) -> None:
         """Use this database, where none was named."""

@@ -1,0 +1,215 @@
+"""What travels to Spark's workers: pickled with the user's own modules, refused by name where it cannot be.
+
+A function that holds what no process can be sent (a connection, a lock, an open file, `random.SystemRandom()`) is found
+when a run starts, on every engine: a test on the inline engine finds it, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from pyspark import cloudpickle
+
+from stormproof.core.calls import name_of, place_of_function
+from stormproof.core.errors import StormproofError, TopologyError
+from stormproof.core.message import storable_text
+from stormproof.core.plan import BoltNode, CombineNode, GatherNode, OperationNode, Plan, SendNode
+
+DEPTH_MAX: Final = 12
+"""How deep a culprit is looked for: a global of a function of an attribute of a bolt is three."""
+
+_cloudpickle: Final[Any] = cloudpickle  # it has no types
+_INSTEAD: Final = (
+    "Make it inside the function; or in `prepare` of a Bolt, which runs in each worker; or in a function with "
+    "@functools.cache, which makes it once a worker"
+)
+
+
+class _UserModules:
+    """Registers, once each, the loaded modules that are neither installed nor ours, to be pickled by value."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._lock = threading.Lock()
+        paths = {sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")}
+        self._installed = tuple(f"{path}{os.sep}" for path in paths)
+
+    def register(self) -> None:
+        """Look at the modules that were loaded since the last time."""
+        with self._lock:
+            for name in set(sys.modules) - self._seen:
+                self._seen.add(name)
+                file = getattr(sys.modules.get(name), "__file__", None)
+                if name == "__main__" or name.partition(".")[0] == "stormproof" or not isinstance(file, str):
+                    continue
+                if not os.path.abspath(file).startswith(self._installed):
+                    _cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
+_by_value: Final = _UserModules()
+
+
+def packed(value: object) -> bytes:
+    """For a worker; the user's own modules travel with it, since workers need not have them.
+
+    Raises:
+        Exception: whatever pickling a user's object raises.
+    """
+    _by_value.register()
+    made: bytes = _cloudpickle.dumps(value)
+    return made
+
+
+def require_shippable(plan: Plan) -> bytes:
+    """A topology's functions, packed as workers will be sent them.
+
+    Raises:
+        TopologyError: names the component, its function, what in it cannot be sent, and what to do.
+    """
+    try:
+        return packed((plan.stages, dict(plan.decoders)))
+    except Exception as error:
+        raise unshippable(plan, error) from error
+
+
+def unshippable(plan: Plan, error: Exception) -> TopologyError:
+    """The error for a plan that cannot be pickled."""
+    for component, what, value in _code_of(plan):
+        culprit = _refusal(value)
+        if culprit is None:
+            continue
+        path, held, why = _culprit(value, culprit)
+        function = name_of(value)
+        kind = "" if held is value else f" ({type(held).__name__})"
+        where = f": {', '.join(path)}" if path else ""
+        return TopologyError(
+            f"component {component!r}: {what} {function}{place_of_function(value)} can't be sent to Spark's workers{where}"
+            f"{kind}: {type(why).__name__}: {storable_text(why)}. {_INSTEAD}",
+            component=component,
+            function=function,
+            culprit=path[-1] if path else function,
+        )
+    return TopologyError(
+        f"topology {plan.topology!r} can't be sent to Spark's workers: {type(error).__name__}: {storable_text(error)}. "
+        f"Functions must not hold connections, locks, open files or sessions. {_INSTEAD}"
+    )
+
+
+def _code_of(plan: Plan) -> Iterator[tuple[str, str, object]]:
+    """The user's code in a plan: component, what it is there, and the code."""
+    for stage in plan.stages:
+        for node in stage.nodes.values():
+            match node:
+                case OperationNode():
+                    yield node.component, "function", node.function
+                case BoltNode():
+                    yield node.component, "bolt", node.bolt
+                case CombineNode() | GatherNode():
+                    for aggregation in node.group.aggregations:
+                        yield node.group.component, "aggregate", getattr(aggregation, "code", aggregation)
+                case SendNode():
+                    yield node.component, "grouping", node.grouping.function
+                case _:
+                    continue
+        for entry in stage.entries:
+            if entry.edge is not None and entry.edge.group is not None:
+                for aggregation in entry.edge.group.aggregations:
+                    yield entry.edge.group.component, "aggregate", getattr(aggregation, "code", aggregation)
+    for spout, decoder in plan.decoders.items():
+        yield spout, "decoder", decoder
+
+
+def _refusal(value: object) -> Exception | None:
+    """What pickling raises; None where it can be pickled."""
+    try:
+        packed(value)
+    except StormproofError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a user's object may raise anything where it is asked for its state
+        return error
+    return None
+
+
+def _culprit(value: object, error: Exception) -> tuple[list[str], object, Exception]:
+    """The innermost part that cannot be pickled: the way to it, itself, and why."""
+    path: list[str] = []
+    seen = {id(value)}
+    while len(path) < DEPTH_MAX:
+        for label, part in _parts(value):
+            refused = None if id(part) in seen else _refusal(part)
+            if refused is not None:
+                seen.add(id(part))
+                path.append(label)
+                value, error = part, refused
+                break
+        else:
+            break
+    return path, value, error
+
+
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
+    """What pickling a value pickles with it, named as people know it."""
+    if isinstance(value, functools.partial):
+        yield "the function of a partial", value.func
+        for number, argument in enumerate(value.args):
+            yield f"argument {number} of a partial", argument
+        for name, argument in value.keywords.items():
+            yield f"argument {name!r} of a partial", argument
+    elif isinstance(value, MethodType):
+        yield "the object whose method it is", value.__self__
+        yield f"its function {value.__func__.__name__!r}", value.__func__
+    elif isinstance(value, FunctionType):
+        for name in _names_in(value.__code__):
+            if name in value.__globals__:
+                yield f"its global {name!r}", value.__globals__[name]
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                yield f"{name!r} of the function around it", cell.cell_contents
+            except ValueError:  # not bound yet
+                continue
+        for number, default in enumerate(value.__defaults__ or ()):
+            yield f"default {number} of its parameters", default
+        for name, default in (value.__kwdefaults__ or {}).items():
+            yield f"the default of its parameter {name!r}", default
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield f"its item {storable_text(repr(key), 80)}", item
+    elif isinstance(value, list | tuple | set | frozenset):
+        for number, item in enumerate(value):
+            yield f"its item {number}", item
+    elif isinstance(value, type):
+        for name, item in vars(value).items():
+            if not name.startswith("__") or name in ("__init__", "__call__"):
+                yield f"{name!r} of its class", item
+    elif not isinstance(value, ModuleType):
+        for name, item in _attributes(value):
+            yield f"its attribute {name!r}", item
+        if type(value).__module__ not in ("builtins", "_thread", "_io"):
+            yield f"its class {type(value).__name__!r}", type(value)
+
+
+def _names_in(code: CodeType) -> list[str]:
+    """The globals that a function's code names, and that of functions inside it."""
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            names += _names_in(constant)
+    return list(dict.fromkeys(names))
+
+
+def _attributes(value: object) -> list[tuple[str, object]]:
+    found = dict(getattr(value, "__dict__", {}))
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name):
+                found.setdefault(name, getattr(value, name))
+    return list(found.items())

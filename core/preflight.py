@@ -1,0 +1,220 @@
+"""What every task needs, tried before the first batch: on each machine that will run tasks, and by name where it is missing.
+
+A run asks its engine once (`Engine.ask`), before its epoch is raised: a run that no machine can serve fences nobody. The
+questions are `Probe`s: picklable, cheap, and without effect once they are answered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import uuid
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
+
+from stormproof.core.errors import (
+    MachineUnavailable,
+    MachineUnfit,
+    StoreUnavailable,
+    StormproofError,
+)
+from stormproof.core.machine import classified, fault_of, unpickled
+from stormproof.core.postgres.database import Database, connect
+
+PROBE_BYTES: Final = 64 * 1024
+"""What is written to a folder: more than a file system keeps for itself in a block."""
+
+_PREFIX: Final = "stormproof-probe-"
+
+
+class Probe(Protocol):
+    """Something that every task needs. Picklable."""
+
+    def probe(self) -> None:
+        """Try it, on this machine.
+
+        Raises:
+            StormproofError: it cannot be had; names the machine, and what to do.
+            Exception: the same, as the machine says it: see `stormproof.core.machine`.
+        """
+        ...
+
+
+@runtime_checkable
+class NeedsOnExecutors(Protocol):
+    """A source that says what its readers need inside executors."""
+
+    def probes(self) -> Sequence[Probe]:
+        """Each of it; no connection is made by this call."""
+        ...
+
+
+def probes_of(source: object) -> tuple[Probe, ...]:
+    """What a source's readers need, where it says so."""
+    return tuple(source.probes()) if isinstance(source, NeedsOnExecutors) else ()
+
+
+def first_fault(probes: Iterable[Probe]) -> StormproofError | None:
+    """The fault of this machine that must be mended first; None where it has everything.
+
+    What no wait mends comes before what may come back.
+    """
+    found: StormproofError | None = None
+    for probe in probes:
+        try:
+            probe.probe()
+        except Exception as error:  # noqa: BLE001 - sorted by class: see `classified`
+            fault = classified(error, f"the preflight on {socket.gethostname()}")
+            if not isinstance(fault, MachineUnavailable | StoreUnavailable):
+                return fault
+            found = found or fault
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PackageProbe:
+    """The worker runs the driver's code: the same files of this package."""
+
+    fingerprint: str
+
+    def probe(self) -> None:
+        """Compare; where a side has no files (it runs from an archive), the import alone has to do."""
+        here = package_fingerprint()
+        if self.fingerprint and here and here != self.fingerprint:
+            host = socket.gethostname()
+            raise MachineUnfit(
+                f"{host} has another version of the package stormproof than the driver: {Path(__file__).parents[1]} there "
+                f"({here[:8]}, not {self.fingerprint[:8]}). No message was opened. Install the driver's version in the "
+                "Python of every executor",
+                host=host,
+                error="version",
+            )
+
+
+@cache
+def package_fingerprint() -> str:
+    """A digest of this package's code; empty where it is not in files. Some 5 ms, once a process."""
+    hasher = hashlib.sha256()
+    core = Path(__file__).parent
+    try:
+        for path in sorted(core.rglob("*.py")):
+            hasher.update(f"{path.relative_to(core)}\n".encode() + path.read_bytes())
+    except OSError:
+        return ""
+    return hasher.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class UnpickleProbe:
+    """A topology's functions, as they are packed for workers."""
+
+    data: bytes
+
+    def probe(self) -> None:
+        """Unpickle them."""
+        unpickled(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderProbe:
+    """A folder that tasks write to, which is to be the driver's own. `marker` is a file that the driver put there."""
+
+    what: str
+    folder: str
+    marker: str
+
+    def probe(self) -> None:
+        """Find the driver's file, then write one, sync it and remove it."""
+        host = socket.gethostname()
+        try:
+            if not os.path.exists(os.path.join(self.folder, self.marker)):
+                raise MachineUnfit(
+                    f"{self.what} ({self.folder}) on {host} is not the driver's folder: a file that the driver has just "
+                    "written there is not seen. No message was opened. Name a folder that the driver and every executor "
+                    "share (STORMPROOF_STAGING_DIR; for a Delta table, its own folder)",
+                    host=host,
+                    file=self.folder,
+                )
+            write_and_sync(os.path.join(self.folder, f"{_PREFIX}{uuid.uuid4().hex}"))
+        except OSError as error:
+            raise _at(error, f"{self.what} ({self.folder})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseProbe:
+    """A database that tasks read from."""
+
+    what: str
+    database: Database
+
+    def probe(self) -> None:
+        """Connect, and ask for one row."""
+        host = socket.gethostname()
+        try:
+            with connect(self.database, application_name="stormproof preflight", autocommit=True) as connection:
+                connection.execute("select 1")
+        except StoreUnavailable as error:
+            raise StoreUnavailable(
+                f"{self.what} is not reached from {host}: {error.message}", host=host, **dict(error.details)
+            ) from error
+
+
+def _at(error: OSError, what: str) -> StormproofError:
+    fault = fault_of(error) or classified(error, what)
+    return type(fault)(f"{what}: {fault.message}", **dict(fault.details))
+
+
+def write_and_sync(path: str) -> None:
+    """Write a small file as tasks write theirs, and remove it.
+
+    Raises:
+        OSError: the machine's word for what is missing.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        view = memoryview(bytes(PROBE_BYTES))
+        while view:
+            view = view[os.write(handle, view) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+        with suppress(OSError):
+            os.unlink(path)
+
+
+@contextmanager
+def marked(folders: Iterable[tuple[str, str | Path]]) -> Generator[tuple[FolderProbe, ...]]:
+    """Probes of these folders (what each is, where), while a file of the driver's lies in each.
+
+    A folder that is not there yet will be made by its first writer: then the folder above that is there is tried.
+
+    Raises:
+        MachineUnavailable, MachineUnfit: the driver itself cannot write there.
+    """
+    probes: dict[str, FolderProbe] = {}
+    try:
+        for what, wanted in folders:
+            folder = str(_existing(Path(wanted)))
+            if folder in probes:
+                continue
+            marker = f"{_PREFIX}{uuid.uuid4().hex}"
+            try:
+                os.close(os.open(os.path.join(folder, marker), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            except OSError as error:
+                raise _at(error, f"{what} ({folder})") from error
+            probes[folder] = FolderProbe(what, folder, marker)
+        yield tuple(probes.values())
+    finally:
+        for folder, probe in probes.items():
+            with suppress(OSError):
+                os.unlink(os.path.join(folder, probe.marker))
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    return next((p for p in (folder, *folder.parents) if p.is_dir()), folder)

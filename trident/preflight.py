@@ -1,0 +1,40 @@
+"""What a run asks of its machines before the first batch, and again once one of them had lacked something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.plan import Plan
+from stormproof.core.preflight import PackageProbe, UnpickleProbe, marked, package_fingerprint, probes_of
+from stormproof.core.sink import WritesFiles
+from stormproof.core.source.protocol import Source
+
+
+class Preflight:
+    """Asks every slot of an engine for what each task of this run will need: the package and the user's functions, the
+    folders that it writes, the databases that it reads. Called again, it asks again.
+
+    `functions` are the topology's, as `stormproof.core.engine.shipping.require_shippable` packed them.
+    """
+
+    def __init__(self, engine: Engine, plan: Plan, functions: bytes, source: Source, staging: Path) -> None:
+        self._engine = engine
+        self._source = source
+        self._functions = functions
+        self._folders: list[tuple[str, str | Path]] = [("the staging folder", staging)]
+        for spec in plan.sink_specs:
+            folder = spec.files_in(plan.sinks[spec.name]) if isinstance(spec, WritesFiles) else None
+            if folder is not None:
+                self._folders.append((f"the folder of sink {spec.name!r}", folder))
+
+    def __call__(self) -> None:
+        """Ask, as one small job.
+
+        Raises:
+            MachineUnfit: a machine cannot run tasks; names it, and what to do. No message was opened.
+            MachineUnavailable, StoreUnavailable: one lacks what may come back.
+        """
+        with marked(self._folders) as folders:
+            package, functions = PackageProbe(package_fingerprint()), UnpickleProbe(self._functions)
+            self._engine.ask((package, functions, *folders, *probes_of(self._source)))
