@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 import pyarrow as pa
@@ -17,6 +17,7 @@ from stormproof.core.arguments import require_text, said_of
 from stormproof.core.clock import Clock
 from stormproof.core.compute import pc
 from stormproof.core.errors import TopologyError, UsageError
+from stormproof.core.postgres.database import Database
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.files import pending
@@ -156,6 +157,11 @@ class MicroBatches(FileSource):
         """Whether every message below this number is confirmed, waits with its payload, or is dead."""
         with self._transaction(None) as cursor:
             return pending.lowest_unresolved(cursor, self._who()) >= stop
+
+    def for_run(self, database: Database) -> Self:
+        """Itself: one object serves one query, which feeds it while it runs."""
+        self.bind(database)
+        return self
 
     def sweep(self, folder: str | Path) -> int:
         """Remove files of the folder that no message needs any more, or that were never registered; gives how many."""
