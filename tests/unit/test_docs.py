@@ -14,6 +14,7 @@ from mkdocs.exceptions import PluginError
 
 import stormproof
 import stormproof.testing
+from stormproof.core import errors
 from stormproof.trident.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +32,17 @@ def test_a_page_made_from_the_code_is_current(name: str) -> None:
 
 @pytest.mark.parametrize("module", [stormproof, stormproof.testing], ids=lambda module: module.__name__)
 def test_the_api_reference_has_every_public_name(module: ModuleType) -> None:
-    listed = set(re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
-    assert {f"{module.__name__}.{name}" for name in module.__all__} <= listed
+    assert {f"{module.__name__}.{name}" for name in module.__all__} <= listed_in_the_reference()
+
+
+def test_the_api_reference_has_every_error() -> None:
+    kinds = [value for value in vars(errors).values() if isinstance(value, type)]
+    known = {kind.__name__ for kind in kinds if issubclass(kind, errors.StormproofError)}
+    assert known <= {name.rpartition(".")[2] for name in listed_in_the_reference()}
+
+
+def listed_in_the_reference() -> set[str]:
+    return set(re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
 
 
 def test_every_failure_in_the_guarantees_has_a_test_that_exists() -> None:
