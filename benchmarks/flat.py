@@ -16,7 +16,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import Limit
 from stormproof.sinks.delta import DeltaSink
-from stormproof.trident.coordinator import RunOptions
+from stormproof.trident.options import RunOptions
 from stormproof.trident.run import driver
 from stormproof.trident.stream import Topology
 

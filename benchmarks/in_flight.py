@@ -21,7 +21,7 @@ from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySession, MemorySink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkIdentity
-from stormproof.trident.coordinator import RunOptions
+from stormproof.trident.options import RunOptions
 from stormproof.trident.run import driver
 
 BATCHES = 24

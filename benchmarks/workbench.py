@@ -24,7 +24,8 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit
 from stormproof.core.topology import TopologyGraph
-from stormproof.trident.coordinator import Coordinator, RunOptions
+from stormproof.trident.coordinator import Coordinator
+from stormproof.trident.options import RunOptions
 from stormproof.trident.run import driver
 from stormproof.trident.statistics import BatchResult
 

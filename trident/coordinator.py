@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final, TypeVar, cast
 
 from stormproof.core.attempts import (
@@ -55,6 +54,7 @@ from stormproof.trident.job import Watch, run_watched
 from stormproof.trident.latency_tuner import LatencyTuner
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, SinkWork
+from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.recovery import recover
 from stormproof.trident.sessions import Sessions
@@ -87,37 +87,6 @@ FULL: Final = 0.9
 """A batch with so great a part of its limit is full: the source may have more."""
 
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How a topology is run.
-
-    `lease_s` is how long a slice stays ours without a sign of life. `pulse_root` is a folder that executors and driver
-    reach, where jobs say how far they are: one that shows no progress for `message_timeout_s` (a topology's own wins),
-    or that has no task running for `start_timeout_s`, is cancelled. Without the folder a job may take
-    `message_timeout_s` in all. `outage_s` is how long a store may stay away before the run gives up. `until_idle` ends
-    the run once nothing is left to read, no retry among it. So many as `max_batches_in_flight` run while the lowest commits;
-    each holds as many messages and bytes as `limit` says. Where a `latency_target_s` is given, both are upper bounds, and
-    tuned while running (`stormproof.trident.latency_tuner`). Without `max_batches_in_flight` that is one batch, with a
-    `latency_target_s` up to four.
-    """
-
-    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
-    limit: Limit = field(default_factory=Limit)
-    lease_s: float = 30.0
-    message_timeout_s: float = 30.0
-    start_timeout_s: float = 300.0
-    pulse_root: Path | None = None
-    outage_s: float = 60.0
-    backoff_base_s: float = 0.1
-    backoff_max_s: float = 5.0
-    poll_interval_s: float = 0.5
-    maintain_interval_s: float = 5.0
-    until_idle: bool = False
-    max_batches: int | None = None
-    max_batches_in_flight: int | None = None
-    latency_target_s: float | None = None
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ from stormproof.core.source.protocol import (
 from stormproof.core.topology import TopologyGraph, as_guarantee, checked_name, require_sink
 from stormproof.sinks.protocol import CommitOutcome, Sink
 from stormproof.sinks.staging import FileWriter, make_folder
-from stormproof.trident.coordinator import SEED_BITS, Coordinator, RunOptions
+from stormproof.trident.coordinator import SEED_BITS, Coordinator
 from stormproof.trident.ledger.ledger import Ledger, Tx
 from stormproof.trident.ledger.rows import Event, Run, Txn
 from stormproof.trident.ledger.streams import (
@@ -72,6 +72,7 @@ from stormproof.trident.ledger.streams import (
     stands_by_name,
     take,
 )
+from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.preflight import Preflight
 from stormproof.trident.recovery import recover

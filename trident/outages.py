@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import tenacity
 
 from stormproof.core.clock import Clock
 from stormproof.core.errors import StoreUnavailable, TransientError
-
-if TYPE_CHECKING:
-    from stormproof.trident.coordinator import RunOptions
+from stormproof.trident.options import RunOptions
 
 log = logging.getLogger("stormproof.txn")
 

@@ -43,11 +43,12 @@ from stormproof.migrations import migrate, state
 from stormproof.sinks.protocol import Sink
 from stormproof.sinks.staging import settle_folder
 from stormproof.trident.audit.inspect import describe_sink
-from stormproof.trident.coordinator import Coordinator, RunOptions
+from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger.graph import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.opening import claim_table, open_bound, refusal_on_record
+from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.own_table import require_own_stores, require_own_tables
 from stormproof.trident.preflight import Preflight

@@ -84,7 +84,7 @@ def test_a_column_takes_what_the_page_says(row: list[str], database: Database, t
     found: dict[str, str] = {}
     for number, column in enumerate(should):
         with psycopg.connect(database.conninfo, autocommit=True) as connection:
-            connection.execute(f"create table t{number} (c {column})")
+            connection.execute(f"create table t{number} (c {column})".encode())
         sink = PostgresSink(f"t{number}", database=database, staging=tmp_path)
         identity = SinkIdentity("topology", "inc-1", f"t{number}")
         found[column] = verdict(sink, identity, input_of(kind))

@@ -226,7 +226,7 @@ def test_other_writers_versions_before_ours_are_synced_with_ours(harness: SinkHa
 def lose_a_file(harness: SinkHarness) -> Path:
     newest = log_of(harness).entry(log_of(harness).versions()[-1])
     assert newest is not None
-    path = Path(log_of(harness).local_path(newest.added[0].path))
+    path = Path(log_of(harness).table, newest.added[0].path)
     path.unlink()
     return path
 
@@ -248,7 +248,7 @@ def test_a_block_of_zeros_anywhere_in_a_merged_file_is_seen(
     only = merging.prepare(session, 1, None, counts)
     session.commit(only, checked=True)
     (added,) = [file for version in (1,) if (e := log_of(merging).entry(version)) for file in e.added]
-    path = Path(log_of(merging).local_path(added.path))
+    path = Path(log_of(merging).table, added.path)
     whole = path.read_bytes()
     assert len(whole) > 100_000
     undecodable, seen, blocks = set(), set(), range(0, len(whole), 4096)

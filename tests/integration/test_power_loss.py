@@ -178,7 +178,7 @@ def lose_files(operated: Operated) -> Path:
     entry = log.entry(log.versions()[-1])
     assert entry is not None
     (added,) = entry.added
-    path = Path(log.local_path(added.path))
+    path = Path(log.table, added.path)
     path.write_bytes(b"")
     return path
 

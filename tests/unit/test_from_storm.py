@@ -13,7 +13,7 @@ from stormproof.core.bolt import Bolt
 from stormproof.core.settings import Settings
 from stormproof.core.topology import OutputStream
 from stormproof.testing import Fault, FaultKind, Faults, Simulation
-from stormproof.trident.coordinator import RunOptions
+from stormproof.trident.options import RunOptions
 from stormproof.trident.statistics import BatchResult, RunStatistics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from_storm.md").read_text()

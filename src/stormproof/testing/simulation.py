@@ -491,7 +491,8 @@ class _Ledgered(_Drivers):
         self._ledger = Ledger(memory_ledger_engine(), world.clock, lambda: OWNER)
 
     def drive(self, epoch: int) -> None:
-        from stormproof.trident.coordinator import Coordinator, RunOptions
+        from stormproof.trident.coordinator import Coordinator
+        from stormproof.trident.options import RunOptions
         from stormproof.trident.run import attached
 
         del epoch  # the ledger knows
