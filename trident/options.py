@@ -19,8 +19,8 @@ class RunOptions:
     `message_timeout_s` in all. `outage_s` is how long a store may stay away before the run gives up. `until_idle` ends
     the run once nothing is left to read, no retry among it. At most `max_batches_in_flight` batches are in
     flight; each holds as many messages and bytes as `limit` says. Where a `latency_target_s` is given, both are upper
-    bounds, and tuned while running (`stormproof.trident.latency_tuner`). Without `max_batches_in_flight` that is one batch, with a
-    `latency_target_s` up to four.
+    bounds, and tuned while running (`stormproof.trident.latency_tuner`). Without `max_batches_in_flight` that is one
+    batch, with a `latency_target_s` up to four.
     """
 
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
