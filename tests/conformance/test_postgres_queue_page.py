@@ -11,11 +11,12 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 
 from stormproof import PostgresQueue, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.decode import decoder_for
-from stormproof.core.source.postgres_queue.tables import metadata
+from stormproof.migrations import migrate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "postgres_queue.md").read_text()
 
@@ -43,12 +44,8 @@ def test_everything_on_the_page_puts_messages(
 
 
 def make_schema(database: Database) -> None:
-    import sqlalchemy as sa
-
     engine = sa.create_engine(database.sqlalchemy_url, poolclass=sa.NullPool)
-    with engine.begin() as connection:
-        connection.execute(sa.text("create schema stormproof"))
-        metadata.create_all(connection)
+    migrate(engine)
     engine.dispose()
 
 
