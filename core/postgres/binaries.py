@@ -7,6 +7,7 @@ import os
 import pwd
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,6 +38,30 @@ class RunAs:
 
     prefix: tuple[str, ...] = ()
     owner: tuple[int, int] | None = None
+
+    def require_reach(self, *folders: Path) -> None:
+        """That the other user can enter these folders.
+
+        Raises:
+            SettingsError: names the first folder that it cannot enter, and the ways on.
+        """
+        if self.owner is None:
+            return
+        for folder in folders:
+            for each in reversed([folder.resolve(), *folder.resolve().parents]):
+                if not _may_enter(each.stat(), *self.owner):
+                    raise SettingsError(
+                        f"Postgres does not run as root, and user {self.owner[0]} (nobody), as whom it is started, may not "
+                        f"enter {each} on the way to {folder}; run Stormproof as an ordinary user, install and work "
+                        "outside of that folder, or name a Postgres in STORMPROOF_DATABASE_URL",
+                        path=str(each),
+                    )
+
+
+def _may_enter(status: os.stat_result, user: int, group: int) -> bool:
+    if status.st_uid == user:
+        return bool(status.st_mode & stat.S_IXUSR)
+    return bool(status.st_mode & (stat.S_IXGRP if status.st_gid == group else stat.S_IXOTH))
 
 
 def run_as() -> RunAs:

@@ -372,6 +372,7 @@ class EmbeddedPostgres:
         binaries = find_binaries(self._data_version())
         if as_user.owner is not None:
             self._folder.chmod(0o711)  # nobody must reach its data
+            as_user.require_reach(binaries.folder, self._folder)
         self._initialise(binaries, as_user)
         locks: list[int] = []
 

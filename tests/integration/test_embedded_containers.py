@@ -20,6 +20,7 @@ from support.processes import Child
 
 from stormproof.core.errors import SettingsError, StoreUnavailable
 from stormproof.core.postgres import embedded
+from stormproof.core.postgres.binaries import RunAs, _may_enter
 from stormproof.core.postgres.data_lock import is_data_locked, take_data_lock
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
@@ -302,3 +303,26 @@ def test_a_folder_of_another_user_is_refused(home: Path) -> None:
     os.chown(home / "postgres", 4711, 4711)
     with pytest.raises(SettingsError, match="it belongs to user 4711"):
         EmbeddedPostgres(home).acquire()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Postgres as another user")
+def test_a_folder_that_the_server_s_user_cannot_enter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    monkeypatch.setattr("stormproof.core.postgres.embedded.run_as", lambda: RunAs(owner=(65534, 65534)))
+    with pytest.raises(SettingsError, match=r"nobody.*may not enter .*STORMPROOF_DATABASE_URL"):
+        EmbeddedPostgres(closed / ".stormproof").acquire()
+
+
+def test_a_folder_is_entered_by_its_owner_s_group_s_or_others_right(tmp_path: Path) -> None:
+    folder = tmp_path.resolve()
+    ours = (os.geteuid(), os.getegid())
+    for mode, user, enters in (
+        (0o100, ours, True),
+        (0o011, ours, False),
+        (0o010, (4711, ours[1]), True),
+        (0o001, (4711, 4712), True),
+    ):
+        folder.chmod(mode)
+        assert _may_enter(folder.stat(), *user) is enters
+    folder.chmod(0o700)
