@@ -18,13 +18,14 @@ SOURCES := core trident sinks migrations tests examples benchmarks src/stormproo
 EXISTING = $(wildcard $(SOURCES))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format docs bench torture clean
+.PHONY: help setup demo test check format docs fresh-install bench torture clean
 
 help:
 	@echo "make demo      the word count through kill -9, with its proof (a few minutes)"
 	@echo "make test      every test                    (ARGS='-k name' for pytest, WORKERS=0 for one process)"
 	@echo "make check     formatter, linter, type checkers"
 	@echo "make docs      the documentation's site, in build/site; a broken link is an error"
+	@echo "make fresh-install   the wheel in a fresh environment, without Java and Postgres, then with the extras"
 	@echo "make bench     measurements                  (BENCH='P1a P2' JSON=file PAIRS=n)"
 	@echo "make torture   every failpoint in every way, two drivers at once, random rounds, Spark    (ROUNDS=n SEED=s)"
 	@echo "make setup     what the others do first      (PYTHON=python3.12 for another interpreter)"
@@ -56,6 +57,9 @@ format: $(STAMP)
 docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
 	@echo "the site is in build/site: open build/site/index.html"
+
+fresh-install: $(STAMP)
+	@tools/fresh_install.sh $(ARGS)
 
 bench: $(STAMP)
 	@$(PY) -m benchmarks $(BENCH) $(if $(JSON),--json $(JSON)) $(if $(PAIRS),--pairs $(PAIRS)) $(ARGS)
