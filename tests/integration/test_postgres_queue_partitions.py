@@ -244,6 +244,55 @@ def test_a_partition_that_another_drops_meanwhile_is_no_error(store: Store) -> N
     assert source.drop_consumed() == ()
 
 
+@pytest.mark.parametrize("way", ["own", "outbox", "control"])
+def test_a_put_whose_partition_is_attached_meanwhile(store: Store, way: str) -> None:
+    """The COPY has read the partitions, and waits; its ids outrun them, and another session attaches the next range."""
+    source, queue = store.view(), store.queue()
+    queue.put(numbered(2))
+    store.execute(
+        "create function wait() returns trigger language plpgsql as"
+        " $$ begin perform pg_advisory_xact_lock_shared(7); return null; end $$"
+    )
+    store.execute(
+        "create trigger wait before insert on stormproof_queue.lines for each statement execute function wait()"
+    )
+    raised = list[BaseException]()
+
+    def put() -> None:
+        try:
+            if way == "own":
+                queue.put([b"x", b"y"])
+                return
+            with store.producer() as connection:
+                if way == "outbox":
+                    queue.put([b"x", b"y"], connection=connection)
+                else:
+                    insert(connection, b"x")
+                connection.commit()
+        except psycopg.errors.CheckViolation as error:
+            raised.append(error)
+
+    with store.producer() as gate:
+        gate.execute("select pg_advisory_lock(7)")
+        gate.commit()
+        thread = threading.Thread(target=put)
+        thread.start()
+        while not store.waits_for_lock():
+            assert thread.is_alive()
+        store.execute(
+            "select count(nextval(pg_get_serial_sequence('stormproof_queue.lines', 'id'))) from generate_series(1, 50)"
+        )
+        before = store.tables()
+        source._make_ready()  # pyright: ignore[reportPrivateUsage]
+        assert store.tables() != before
+        gate.execute("select pg_advisory_unlock(7)")
+        gate.commit()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert len(raised) == (way == "control")
+    assert opened(source) == numbered(2) + ([] if way == "control" else [b"x", b"y"])
+
+
 def test_housekeeping_beside_producers_and_other_drivers(store: Store) -> None:
     """Partitions come and go under everybody: nobody meets one that is half there."""
     puts, at_once = 25, 6

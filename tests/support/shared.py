@@ -31,7 +31,7 @@ class SharedQueue:
 
     def __init__(self, database: Database, rng: random.Random) -> None:
         self.database = database
-        self.queue = PostgresQueue("lines", database=database, partition_messages=rng.choice([200, 2_000]))
+        self.queue = PostgresQueue("lines", database=database, partition_messages=20)
         self.queue.put([])
         self.put = list[bytes]()
         self.read = list[list[bytes]]()

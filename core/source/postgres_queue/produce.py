@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import pgpq
 import pyarrow as pa
 from psycopg import Cursor
+from psycopg.errors import CheckViolation
 
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.numbering import assigned_xid_sql, stored_xid_sql
@@ -42,33 +43,56 @@ def copy_in(
 ) -> Receipt:
     """Copy the payloads into the queue, inside the cursor's transaction.
 
-    A COPY sees the partitions that stood when it began. So after about `statement_messages` a further one begins, and
-    `between` may make partitions first, on a connection of its own.
+    Each COPY is of one chunk in memory, in a savepoint, and can be repeated. After about each `statement_messages`
+    `between` may make partitions, on a connection of its own.
     """
     before = query(cursor, f"select ({assigned_xid_sql(table.queue)})::text").fetchone()
     above = _edge(cursor, table, before[0], "desc") if before and before[0] else None
     size = CHUNK_MESSAGES if statement_messages is None else min(CHUNK_MESSAGES, max(1, statement_messages))
     chunks = _chunks(payloads, size)
     chunk = next(chunks, None)
-    messages = 0
+    messages = since = 0
     while chunk is not None:
-        if messages and between is not None:
+        if since and since + len(chunk) > max(size, statement_messages or sys.maxsize) and between is not None:
             between()
-        encoder = pgpq.ArrowToPostgresBinaryEncoder(_SCHEMA)
-        stop = messages + max(size, statement_messages or sys.maxsize)
-        with cursor.copy(f"copy {table.sql} (payload) from stdin (format binary)".encode()) as copy:
-            copy.write(encoder.write_header())
-            while chunk is not None and messages + len(chunk) <= stop:
-                messages += len(chunk)
-                copy.write(encoder.write_batch(pa.record_batch([pa.array(chunk, pa.binary())], schema=_SCHEMA)))
-                chunk = next(chunks, None)
-            copy.write(encoder.finish())
+            since = 0
+        _copy(cursor, table, chunk)
+        messages += len(chunk)
+        since += len(chunk)
+        chunk = next(chunks, None)
     if not messages:
         return Receipt(0, None, None)
     row = query(cursor, f"select ({stored_xid_sql(table.queue)})::text").fetchone()
     xid = row[0] if row else "0"
     first, last = _edge(cursor, table, xid, "asc", above or 0), _edge(cursor, table, xid, "desc")
     return Receipt(messages, f"{xid}-{first}", f"{xid}-{last}")
+
+
+def _copy(cursor: Cursor[Any], table: MessageTable, payloads: list[bytes]) -> None:
+    """Copy one chunk. Where partitions are attached meanwhile, once more, with that locked out.
+
+    A COPY sees the partitions that stood when it began. A row that it routes to the default partition, while another
+    session attaches the partition that the row belongs to, is refused by the default partition's constraint.
+    """
+    try:
+        with cursor.connection.transaction():
+            _copy_once(cursor, table, payloads)
+    except CheckViolation as error:
+        if error.diag.constraint_name is not None:
+            raise  # one that somebody gave the table; a partition's own has no name
+        with cursor.connection.transaction():
+            # The partitions' locks as well: ATTACH needs the default partition's in full. By the parent's name, since a
+            # producer has no rights on partitions.
+            query(cursor, f"lock table {table.sql} in row exclusive mode")
+            _copy_once(cursor, table, payloads)
+
+
+def _copy_once(cursor: Cursor[Any], table: MessageTable, payloads: list[bytes]) -> None:
+    encoder = pgpq.ArrowToPostgresBinaryEncoder(_SCHEMA)
+    with cursor.copy(f"copy {table.sql} (payload) from stdin (format binary)".encode()) as copy:
+        copy.write(encoder.write_header())
+        copy.write(encoder.write_batch(pa.record_batch([pa.array(payloads, pa.binary())], schema=_SCHEMA)))
+        copy.write(encoder.finish())
 
 
 def _edge(cursor: Cursor[Any], table: MessageTable, xid: str, order: str, above: int = 0) -> int | None:
