@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Final, LiteralString, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -19,6 +20,7 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
 from stormproof.core.postgres.rights import require_encoding
 from stormproof.core.postgres.session import OwnedConnection, set_up
+from stormproof.core.postgres.startup import require_own_backend, started
 
 DATABASE_URL_FORM: Final = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 CONNECT_TIMEOUT_S: Final = 10
@@ -235,16 +237,24 @@ def connect(database: Database, *, application_name: str, autocommit: bool = Fal
 
     Raises:
         StoreUnavailable: there is no connection to be had (the server is down, unknown, or refuses); without secrets.
-        SettingsError: the database is not in UTF-8.
+        SettingsError: the database is not in UTF-8, or it is a pooler that gives another backend in each transaction.
     """
     parameters = {**_DEFAULTS, **dict(database.parameters), "application_name": application_name}
-    try:
-        connection = OwnedConnection.connect(make_conninfo("", **parameters), autocommit=True)
+
+    def opened(known: Mapping[str, str]) -> OwnedConnection:
+        return OwnedConnection.connect(make_conninfo("", **known), autocommit=True)
+
+    def start(known: Mapping[str, str]) -> OwnedConnection:
+        connection = opened(known)
         with ExitStack() as undo:
             undo.callback(connection.close)
             require_encoding(connection, database.redacted)
+            require_own_backend(connection, partial(opened, known), database.redacted)
             undo.pop_all()
         return set_up(connection, autocommit=autocommit)
+
+    try:
+        return started(parameters, start, psycopg.OperationalError)
     except psycopg.OperationalError as error:
         lines = (line.strip() for line in database.without_secrets(str(error)).splitlines())
         text = " ".join(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from support.pooler import Pooler
 from support.queues import prepared_database
 
 from stormproof import (
@@ -15,6 +16,7 @@ from stormproof import (
     PostgresQueue,
     PostgresSink,
     Settings,
+    SettingsError,
     StoreUnavailable,
     Topology,
     sum_,
@@ -129,6 +131,46 @@ def test_options_in_the_url_are_the_users_own_word(database: Database) -> None:
     assert shown(database, "statement_timeout") == "0"
     chosen = Database.of({**dict(database.parameters), "options": "-c statement_timeout=7s"})
     assert shown(chosen, "statement_timeout") == "7s"
+
+
+@pytest.mark.parametrize("limit", ["statement_timeout", "idle_session_timeout", "transaction_timeout"])
+def test_a_time_limit_of_a_millisecond_by_default_is_lifted(database: Database, tmp_path: Path, limit: str) -> None:
+    prepared_database(database)
+    with closing(psycopg.connect(database.conninfo, autocommit=True)) as connection:
+        known = connection.execute("select 1 from pg_settings where name = %s", (limit,)).fetchone()
+    if known is None:
+        pytest.skip(f"this Postgres has no {limit}")
+    set_default(database, f"{limit} = '1ms'")
+    with closing(PostgresQueue("lines", database=database)) as queue:
+        assert queue.put(PAYLOADS).messages == 4
+    found = topology().run(engine="inline", settings=settings_of(database, tmp_path), until_idle=True, max_batches=6)
+    assert (found.messages, found.failed) == (3, 1)
+
+
+def test_options_of_the_environment_and_of_the_url_stand_beside_ours(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_default(database, "statement_timeout = '1ms'")
+    monkeypatch.setenv("PGOPTIONS", "-c work_mem=5MB")
+    assert (shown(database, "statement_timeout"), shown(database, "work_mem")) == ("0", "5MB")
+    chosen = Database.of({**dict(database.parameters), "options": "-c work_mem=6MB"})
+    assert (shown(chosen, "statement_timeout"), shown(chosen, "work_mem")) == ("0", "6MB")
+
+
+def test_a_pooler_of_sessions_serves_without_our_options(database: Database) -> None:
+    set_default(database, "synchronous_commit = off")
+    with Pooler(database, "session") as pooler:
+        assert shown(pooler.database, "synchronous_commit") == "on"
+        assert shown(pooler.database, "jit") == "off"
+
+
+def test_a_pooler_of_transactions_is_refused(database: Database, tmp_path: Path) -> None:
+    prepared_database(database)
+    with Pooler(database, "transaction") as pooler:
+        with pytest.raises(SettingsError, match=r"another backend in each transaction.* pool_mode = session"):
+            shown(pooler.database, "jit")
+        with pytest.raises(SettingsError, match="another backend"):
+            topology().run(engine="inline", settings=settings_of(pooler.database, tmp_path), until_idle=True)
 
 
 @pytest.mark.parametrize("level", ["local", "remote_apply"])

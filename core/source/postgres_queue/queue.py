@@ -21,7 +21,7 @@ from stormproof.core.errors import Fenced, Json, MissingRight, PositionMismatch,
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
-from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.database import Database, connect
 from stormproof.core.preflight import DatabaseProbe, Probe
 from stormproof.core.share import signed
 from stormproof.core.source.backoff import Backoff
@@ -745,6 +745,10 @@ def _bring_up_to_date(database: Database) -> None:
 
     from stormproof.migrations import migrate, state
 
-    engine = sa.create_engine(database.sqlalchemy_url, poolclass=sa.NullPool)
+    engine = sa.create_engine(
+        database.sqlalchemy_url,
+        creator=lambda: connect(database, application_name="stormproof queue"),
+        poolclass=sa.NullPool,
+    )
     if not state(engine).up_to_date:
         migrate(engine)

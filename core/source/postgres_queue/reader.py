@@ -15,6 +15,7 @@ from adbc_driver_postgresql import dbapi
 
 from stormproof.core.errors import StoreUnavailable
 from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.startup import started
 from stormproof.core.source.protocol import READER_SCHEMA
 
 # Idle connections of this process, by (process, database). A forked child finds its parent's under another process id
@@ -99,7 +100,11 @@ class PostgresSliceReader:
             )
 
     def _connect(self) -> dbapi.Connection:
-        connection = dbapi.connect(self.database.adbc_uri, autocommit=True)
+        connection = started(
+            dict(self.database.parameters),
+            lambda known: dbapi.connect(Database.of(known).adbc_uri, autocommit=True),
+            adbc_driver_manager.Error,
+        )
         with closing(connection.cursor()) as cursor:
             for statement in _SETUP:
                 cursor.execute(statement)
