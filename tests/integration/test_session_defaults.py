@@ -182,11 +182,11 @@ def test_a_commit_that_is_durable_already_stays_as_it_is(database: Database, lev
 def test_a_database_that_takes_no_writes_is_named(database: Database, tmp_path: Path) -> None:
     prepared_database(database)
     set_default(database, "default_transaction_read_only = on")
-    with pytest.raises(StoreUnavailable, match=r"takes no writes \(default_transaction_read_only is on"):
+    with pytest.raises(StoreUnavailable, match=r"takes no writes.*default_transaction_read_only is on"):
         topology().run(engine="inline", settings=settings_of(database, tmp_path), until_idle=True)
     with (
         closing(PostgresQueue("lines", database=database)) as queue,
-        pytest.raises(StoreUnavailable, match="read-only transaction"),
+        pytest.raises(StoreUnavailable, match="takes no writes"),
     ):
         queue.put([b"m"])
 
