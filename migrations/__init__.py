@@ -17,6 +17,8 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from stormproof.core.errors import SettingsError
+
 SCHEMA: Final = "stormproof"
 _LOCK_KEY: Final = 7_308_332_045_718_122_101
 """Of the advisory lock that lets one migration run at a time."""
@@ -28,24 +30,50 @@ class SchemaState:
 
     current: str | None
     head: str
+    is_known: bool = True
+    """False where this version knows nothing of the revision: a newer one made it."""
 
     @property
     def up_to_date(self) -> bool:
         """Whether nothing is to be migrated."""
         return self.current == self.head
 
+    @property
+    def advice(self) -> str:
+        """What to do where it is not up to date."""
+        if self.is_known:
+            return "run: stormproof ledger migrate (stormproof ledger sql prints what it would do)"
+        return (
+            "a newer Stormproof made it, and there is no way back: install that version or a newer one here (pip install "
+            "--upgrade stormproof)"
+        )
+
 
 def state(engine: sa.Engine) -> SchemaState:
     """Read which revision the database is at; changes nothing."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
+    scripts = ScriptDirectory.from_config(_config())
+    head = scripts.get_current_head()
     assert head is not None
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
-        return SchemaState(context.get_current_revision(), head)
+        current = context.get_current_revision()
+    return SchemaState(current, head, current is None or current in {s.revision for s in scripts.walk_revisions()})
 
 
 def migrate(engine: sa.Engine) -> SchemaState:
-    """Bring the database to the newest revision, in one transaction; two at once wait for each other."""
+    """Bring the database to the newest revision, in one transaction; two at once wait for each other.
+
+    Raises:
+        SettingsError: a newer version's schema is there already.
+    """
+    found = state(engine)
+    if not found.is_known:
+        raise SettingsError(
+            f"the database has schema revision {found.current}, which this version does not know (it needs {found.head}): "
+            f"{found.advice}",
+            current=found.current,
+            head=found.head,
+        )
     with engine.begin() as connection:
         connection.execute(sa.text(f"select pg_advisory_xact_lock({_LOCK_KEY})"))
         # `create schema if not exists` needs the right to make schemas even where there is nothing to make.

@@ -117,12 +117,12 @@ def require_schema(engine: sa.Engine, database: Database, *, own: bool, makes: b
             current=None,
             head=found.head,
         )
-    if own or found.current is None:
+    if found.is_known and (own or found.current is None):
         migrate(engine)
         return
     raise SettingsError(
-        f"the database {database.redacted} has schema revision {found.current}, this version needs {found.head}; run: "
-        f"stormproof ledger migrate (stormproof ledger sql prints what it would do)",
+        f"the database {database.redacted} has schema revision {found.current}, this version needs {found.head}; "
+        f"{found.advice}",
         current=found.current,
         head=found.head,
     )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy.dialects.postgresql.base import PGDialect
+from support.command_line import command_line_in
+from support.queues import prepared_database
 
+from stormproof.core.errors import SettingsError
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.files.tables import metadata as file_tables
 from stormproof.core.source.postgres_queue.tables import PgSnapshot, Xid8
@@ -17,6 +21,7 @@ from stormproof.core.source.postgres_queue.tables import metadata as queue_table
 from stormproof.migrations import SCHEMA, migrate, sql, state
 from stormproof.trident.ledger.streams import metadata as stream_tables
 from stormproof.trident.ledger.tables import metadata as ledger_tables
+from stormproof.trident.run import require_schema
 
 pytestmark = pytest.mark.postgres
 
@@ -59,4 +64,26 @@ def test_the_printed_sql_makes_the_same(database: Database) -> None:
     with engine.connect() as connection:
         connection.exec_driver_sql("\n".join(printed))
     assert state(engine).up_to_date
+    engine.dispose()
+
+
+def test_a_schema_of_a_newer_version_is_named_as_such(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared_database(database)
+    command = command_line_in(tmp_path, database, "none.py", "", monkeypatch, capsys)
+    engine = sa.create_engine(database.sqlalchemy_url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.execute(sa.text("update stormproof.alembic_version set version_num = 'later'"))
+    assert not state(engine).is_known
+    for own in (False, True):
+        with pytest.raises(SettingsError, match=r"revision later.* newer Stormproof made it.* install"):
+            require_schema(engine, database, own=own)
+    for arguments in (["status"], ["ledger", "migrate"]):
+        code, _, said = command.ended(*arguments)
+        assert (code, "newer Stormproof" in said, "run: stormproof ledger migrate" in said) == (2, True, False)
+    for arguments in (["doctor", "--no-spark"], ["ledger", "check"]):
+        code, said, _ = command.ended(*arguments)
+        said = " ".join(said.split())
+        assert (code, "newer Stormproof" in said, "run: stormproof ledger migrate" in said) == (1, True, False)
     engine.dispose()

@@ -47,7 +47,7 @@ def examine(*, spark: bool, kind: RoleKind = RoleKind.DRIVER, as_json: bool) -> 
             "postgres", lambda: _postgres(settings), lambda found: found, "start it, or name another", checks
         )
         if database is not None:
-            schema = _looked("ledger schema", lambda: _schema(settings), str, "run: stormproof ledger migrate", checks)
+            schema = _looked("ledger schema", lambda: _schema(settings), str, None, checks)
             grants = f"as the schema's owner run what this prints: stormproof ledger sql --grants ROLE --for {kind}"
             if schema is not None:
                 _looked(f"rights of a {kind}", lambda: rights(settings, kind), str, grants, checks)
@@ -71,7 +71,9 @@ def _text(checks: list[Check]) -> None:
             say(f"       {check.advice}")
 
 
-def _looked(name: str, look: Callable[[], T], text: Callable[[T], str], advice: str, checks: list[Check]) -> T | None:
+def _looked(
+    name: str, look: Callable[[], T], text: Callable[[T], str], advice: str | None, checks: list[Check]
+) -> T | None:
     """Look, and note what was found; None where it failed."""
     try:
         found = look()
@@ -122,9 +124,7 @@ def _schema(settings: Settings) -> str:
         if found.current is None:
             return "none yet; it is made at the first use"
         if not found.up_to_date:
-            raise SettingsError(
-                f"revision {found.current}, this version needs {found.head}; run: stormproof ledger migrate"
-            )
+            raise SettingsError(f"revision {found.current}, this version needs {found.head}; {found.advice}")
         return f"revision {found.current}"
     finally:
         engine.dispose()

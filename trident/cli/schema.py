@@ -25,7 +25,7 @@ def check_schema(*, as_json: bool) -> None:
         found = state(stores.engine)
         where = stores.database.redacted
     report = {"database": where, "current": found.current, "head": found.head, "up_to_date": found.up_to_date}
-    verdict = "up to date" if found.up_to_date else f"needs {found.head}; run: stormproof ledger migrate"
+    verdict = "up to date" if found.up_to_date else f"needs {found.head}; {found.advice}"
     emit(report, as_json=as_json, text=lambda: say(f"{where}: revision {found.current or 'none'}, {verdict}"))
     finish(Exit.DONE if found.up_to_date else Exit.FAILED)
 
