@@ -212,6 +212,15 @@ class RestoresLost(Protocol):
 
 
 @runtime_checkable
+class CommitsWithoutRefused(Protocol):
+    """A sink session whose table refuses rows one by one: it can commit a batch without those (``ledger skip --rows``)."""
+
+    def commit_without_refused(self, transaction: PreparedTransaction) -> Sequence[object]:
+        """Commit all rows but those that the table refuses; returns these."""
+        ...
+
+
+@runtime_checkable
 class TakesTable(Protocol):
     """A sink session that can be told, by a person's word, that the table of its name is the one it writes to."""
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from stormproof.core.errors import PositionMismatch, SinkRefused
+from stormproof.core.errors import PositionMismatch
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.source.protocol import Expectation, Resolution
 from stormproof.core.source.serialised import SerialisedSource
 from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
+from stormproof.trident.blocked import blocked
 from stormproof.trident.ledger.repair import take_late_commit
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.sessions import machine_errors
@@ -107,13 +108,10 @@ def _end(steps: Steps, txn: Txn, done: _Done) -> None:
         case TxnState.PREPARED, _:
             _roll_forward(steps, txn, done)
         case TxnState.BLOCKED, _:
-            raise SinkRefused(
-                f"txid {txn.txid} of topology {steps.run.topology!r} is blocked: {txn.reason}. Repair the cause, then: "
-                f"stormproof retry {steps.run.topology} {txn.txid}; or give its rows at that sink up, on record: "
-                f"stormproof ledger skip {steps.run.topology} {txn.txid} SINK (with --rows: only those that a Postgres "
-                f"table refuses)",
-                txid=txn.txid,
-            )
+            with steps.ledger.transaction(steps.run) as tx:
+                sink = steps.ledger.blocking_sink(tx, txn.txid)
+            session = None if sink is None else steps.sessions.get(sink)
+            raise blocked(steps.run.topology, txn.txid, txn.reason, sink, session)
         case _, Guarantee.AT_MOST_ONCE:
             # The confirm may not have gone through where the source is elsewhere; it may be repeated.
             steps.source.confirm(steps.lease(txn.txid))

@@ -20,6 +20,7 @@ from stormproof.core.pulse import suspects_of_dead, sweep
 from stormproof.core.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.source.protocol import DropsConnections, Expectation, Lease, Limit, Resolution, Slice, Source
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction
+from stormproof.trident.blocked import blocked
 from stormproof.trident.ledger.ledger import Ledger, Tx, counts_of
 from stormproof.trident.ledger.rows import Event, Run, SinkWork
 from stormproof.trident.sessions import Sessions, machine_errors
@@ -308,14 +309,7 @@ class Steps:
         with self.ledger.transaction(self.run) as tx:
             self.ledger.move(tx, txid, TxnState.PREPARED, TxnState.BLOCKED, reason=reason)
             self.ledger.record(tx, [Event(EventKind.BLOCKED, txid=txid, sink=sink, error=reason)])
-        details: dict[str, Json] = {**error.details, "txid": txid, "sink": sink}
-        return SinkRefused(
-            f"txid {txid} of topology {self.run.topology!r} is blocked: {reason}. Repair the cause, then: "
-            f"stormproof retry {self.run.topology} {txid}; or give its rows at that sink up, on record: "
-            f"stormproof ledger skip {self.run.topology} {txid} {sink} (with --rows: only those that a Postgres table "
-            f"refuses)",
-            **details,
-        )
+        return blocked(self.run.topology, txid, reason, sink, self.sessions.get(sink), error.details)
 
     # -- finish ------------------------------------------------------------------------------------------------------
 

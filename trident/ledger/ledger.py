@@ -828,6 +828,19 @@ class Ledger:
         )
         return [to_event(row) for row in rows]
 
+    def blocking_sink(self, tx: Tx, txid: int) -> str | None:
+        """The sink at which a batch was blocked last."""
+        return tx.connection.execute(
+            sa.select(t.event.c.sink)
+            .where(
+                t.event.c.incarnation == tx.run.incarnation,
+                t.event.c.txid == txid,
+                t.event.c.kind == EventKind.BLOCKED.value,
+            )
+            .order_by(t.event.c.id.desc())
+            .limit(1)
+        ).scalar_one_or_none()
+
     def dead_letters_in(self, tx: Tx, txid: int) -> list[str]:
         """The messages that became dead letters with a batch, as far as that is recorded."""
         rows = tx.connection.execute(

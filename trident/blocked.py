@@ -1,0 +1,28 @@
+"""What a blocked batch ends with: whose sink refused it, why, and each way on as the exact command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stormproof.core.errors import Json, SinkRefused
+from stormproof.sinks.protocol import CommitsWithoutRefused
+
+
+def blocked(
+    topology: str,
+    txid: int,
+    reason: str | None,
+    sink: str | None,
+    session: object,
+    details: Mapping[str, Json] | None = None,
+) -> SinkRefused:
+    """The error for a batch that `sink` refused; `session` is that sink's. A sink that nobody knows has nothing to skip."""
+    text = (
+        f"txid {txid} of topology {topology!r} is blocked: {reason}. Repair the cause, then: stormproof retry "
+        f"{topology} {txid}"
+    )
+    if sink is not None:
+        text += f"; or give its rows at that sink up, on record: stormproof ledger skip {topology} {txid} {sink}"
+    if isinstance(session, CommitsWithoutRefused):
+        text += " (with --rows: only those that its table refuses)"
+    return SinkRefused(text, **{**(details or {}), "txid": txid, "sink": sink})
