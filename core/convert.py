@@ -110,7 +110,7 @@ def _but_for_culprits(
 def _problem(value: object, field: pa.Field, strict: frozenset[type] | None) -> str | None:
     if value is None:
         return None if field.nullable else f"field {field.name!r} is NOT NULL and got None"
-    wanted = f"field {field.name!r} is {field.type}, got {shown(value)} ({type(value).__name__})"
+    wanted = f"field {field.name!r} is {type_text(field.type)}, got {shown(value)} ({type(value).__name__})"
     if strict is not None and not isinstance(value, tuple(strict)):
         return wanted
     if isinstance(value, bool) and not pa.types.is_boolean(field.type):
@@ -120,6 +120,11 @@ def _problem(value: object, field: pa.Field, strict: frozenset[type] | None) -> 
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         return f"{wanted}: {storable_text(error, CULPRIT_MAX_CHARACTERS)}"
     return None
+
+
+def type_text(type_: pa.DataType) -> str:
+    """A type in an error's text: a decimal as the user's schema spells it, all others as Arrow does."""
+    return f"decimal({type_.precision},{type_.scale})" if pa.types.is_decimal128(type_) else str(type_)
 
 
 def shown(value: object) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.compute import pc
-from stormproof.core.convert import column_of, shown
+from stormproof.core.convert import column_of, shown, type_text
 from stormproof.core.errors import TopologyError
 from stormproof.core.message import storable_text
 from stormproof.core.schema import SchemaLike, parse_schema
@@ -301,7 +301,7 @@ def _reader(type_: pa.DataType, name: str) -> Callable[[object], object]:
 def _real(value: decimal.Decimal, type_: pa.DataType, name: str) -> float:
     found = float(value)
     if math.isinf(found):
-        raise _FieldError(f"field {name!r} is {type_}, and {storable_text(value)} is too large for it")
+        raise _FieldError(f"field {name!r} is {type_text(type_)}, and {storable_text(value)} is too large for it")
     return found
 
 
@@ -311,7 +311,7 @@ def _decimal(value: str, type_: pa.DataType, name: str) -> decimal.Decimal:
     except decimal.DecimalException:
         found = decimal.Decimal("NaN")
     if not found.is_finite():
-        raise _FieldError(f"field {name!r} is {type_}, and {shown(value)} is not a decimal number")
+        raise _FieldError(f"field {name!r} is {type_text(type_)}, and {shown(value)} is not a decimal number")
     return found
 
 
@@ -323,5 +323,5 @@ def _parsed(parse: Callable[[str], object], value: object, type_: pa.DataType, n
     except ValueError as error:
         what = "date" if pa.types.is_date(type_) else "timestamp"
         raise _FieldError(
-            f"field {name!r} is {type_}, and {shown(value)} is not an ISO 8601 {what}: {error}"
+            f"field {name!r} is {type_text(type_)}, and {shown(value)} is not an ISO 8601 {what}: {error}"
         ) from error

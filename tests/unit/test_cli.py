@@ -72,7 +72,7 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["run", "no_colon.py"], "write FILE.py:NAME"),
+        (["run", "no_colon.py"], "write FILE.py:NAME, as in no_colon.py:topology"),
         (["run", "missing.py:topology"], "no such file"),
         (["run", "missing.py:topology", "--engine", "warp"], "known are spark, inline"),
         (["queue", "put", "lines", "--lines", "missing.txt"], "no such file"),
@@ -142,7 +142,7 @@ def test_a_function_gets_its_parameters_by_name_and_type(file: str) -> None:
         ("topology", ["lake=x", "parts=many"], "not of type int"),
         ("topology", ["lake"], "write KEY=VALUE"),
         ("topology", ["lake=x", "lake=y"], "stands twice"),
-        ("topologie", [], "it has nothing, ready, topology"),
+        ("topologie", [], "it has ready, topology"),
         ("nothing", [], "returned a NoneType"),
         ("ready", ["lake=x"], "takes no --param"),
     ],

@@ -95,3 +95,13 @@ def test_the_log_is_text_on_a_terminal_and_json_elsewhere(
         assert json.loads(line)["recovered"] == facts
     else:
         assert "recovered: committed txid 7; suppressed a duplicate of txid 7 at" in line
+
+
+def test_nothing_is_drawn_before_there_is_something_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(is_terminal=True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with logging_to_stderr("info", "auto") as progress:
+        assert screen.getvalue() == ""
+        progress("waiting")
+        assert screen.getvalue() != ""

@@ -28,7 +28,8 @@ def load_topology(target: str, parameters: Sequence[str]) -> tuple[TopologyGraph
     """
     file, colon, name = target.rpartition(":")
     if not colon or not file.endswith(".py") or not name.isidentifier():
-        raise UsageError(f"{target!r}: write FILE.py:NAME, as in examples/word_count.py:topology")
+        file = target if target.endswith(".py") else "orders.py"
+        raise UsageError(f"{target!r}: write FILE.py:NAME, as in {file}:topology; NAME is the topology's in the file")
     path = Path(file)
     if not path.is_file():
         what = "this is a folder, not a file" if path.is_dir() else "there is no such file"
@@ -37,12 +38,7 @@ def load_topology(target: str, parameters: Sequence[str]) -> tuple[TopologyGraph
     with _blaming_the_file(file, "while the file was loaded"):
         module = _load_module(path.absolute())
     if not hasattr(module, name):
-        found = sorted(
-            n
-            for n, value in vars(module).items()
-            if isinstance(value, TopologyGraph)
-            or (inspect.isfunction(value) and value.__module__ == module.__name__ and not n.startswith("_"))
-        )
+        found = _topologies(module)
         raise UsageError(f"{file} has no {name!r}; it has {', '.join(found) or 'no topology'}", file=file, name=name)
     value: object = getattr(module, name)
     if isinstance(value, TopologyGraph):
@@ -57,6 +53,14 @@ def load_topology(target: str, parameters: Sequence[str]) -> tuple[TopologyGraph
     if not isinstance(made, TopologyGraph):
         raise UsageError(f"{target} returned a {type(made).__name__} instead of a Topology")
     return made, module
+
+
+def _topologies(module: ModuleType) -> list[str]:
+    """The names of a module's topologies and of functions that say they return one; without any, of every function."""
+    functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
+    makers = [n for n, f in functions.items() if "Topology" in str(f.__annotations__.get("return"))]
+    named = [n for n, value in vars(module).items() if isinstance(value, TopologyGraph)]
+    return sorted(n for n in [*named, *makers] or functions if not n.startswith("_"))
 
 
 @contextmanager

@@ -82,12 +82,20 @@ def logging_to_stderr(level: str, form: Literal["auto", "text", "json"]) -> Gene
             logger.addHandler(handler)
             yield _nothing
             return
-        with console.status("starting ...") as status:
-            # Lines go through the console, or they would be drawn over by the progress.
-            handler = _ConsoleHandler(console)
-            handler.setFormatter(formatter)
-            logger.addHandler(handler)
-            yield lambda text: status.update(Text(text, no_wrap=True, overflow="ellipsis"))
+        status = console.status("")
+
+        def show(text: str) -> None:
+            status.update(Text(text, no_wrap=True, overflow="ellipsis"))
+            status.start()  # not before there is something to show: a JVM that starts writes lines of its own
+
+        # Lines go through the console, or they would be drawn over by the progress.
+        handler = _ConsoleHandler(console)
+        handler.setFormatter(formatter)
+        logger.addHandler(handler)
+        try:
+            yield show
+        finally:
+            status.stop()
     finally:
         logger.removeHandler(handler)
         logger.level, logger.propagate = before

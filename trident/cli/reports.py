@@ -8,10 +8,11 @@ from stormproof.trident.audit.message import MessageReport
 from stormproof.trident.audit.pace import Pace
 from stormproof.trident.audit.replays import ReplaysReport
 from stormproof.trident.audit.report import VerifyReport
-from stormproof.trident.audit.status import StatusReport, TopologyStatus
+from stormproof.trident.audit.status import DriverState, StatusReport, TopologyStatus
 from stormproof.trident.audit.txn import TxnReport
 from stormproof.trident.cli.layout import cell_text
 from stormproof.trident.cli.output import Exit, counted, emit, finish, say, table
+from stormproof.trident.cli.run_text import recovery_text
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.tuning import Figures
 
@@ -108,10 +109,10 @@ def _details(topology: TopologyStatus, of: str) -> None:
     if topology.pace is not None:
         say(_pace_text(of, topology.pace))
     if topology.recovered is not None:
-        did = "; ".join(f"{what.replace('_', ' ')}: {which}" for what, which in topology.recovered.did.items())
-        say(
-            f"{of}epoch {topology.recovered.epoch} recovered {cell_text(topology.recovered.at)}: {did or 'nothing to do'}"
-        )
+        did = recovery_text(topology.recovered.did)
+        before = topology.recovered.did.get("took_over_from")
+        took_over = f"; took over from {before}" if before else ""
+        say(f"{of}epoch {topology.recovered.epoch} recovered {cell_text(topology.recovered.at)}: {did}{took_over}")
     if topology.stream is not None:
         say(f"{of}streaming query {topology.stream.query} stands at batch {topology.stream.batch}")
         if topology.stream.missing is not None:
@@ -123,7 +124,9 @@ def _details(topology: TopologyStatus, of: str) -> None:
     for txn in topology.unresolved:
         reason = f": {txn.reason}" if txn.reason else ""
         since = cell_text(txn.since)
-        say(f"{of}txid {txn.txid} is {txn.state} since {since}, {counted(txn.messages, 'message')}{reason}")
+        stopped = topology.driver in (DriverState.STOPPED, DriverState.DEAD) and txn.state == "prepared"
+        then = "; the topology's next start commits it" if stopped and not reason else ""
+        say(f"{of}txid {txn.txid} is {txn.state} since {since}, {counted(txn.messages, 'message')}{reason}{then}")
 
 
 def _tuning_text(of: str, in_flight: int, f: Figures) -> str:

@@ -71,6 +71,7 @@ def run_topology(request: RunRequest) -> None:
             on_ready=stopping.attach,
         ) as coordinator:
             note(f"running {topology.name!r} {guarantee} on {request.engine}; Ctrl-C stops after what is in flight")
+            progress("waiting for the first batch ...")
             statistics = coordinator.run()
     emit(statistics, as_json=request.as_json, text=lambda: say(run_text(statistics)))
     finish(Exit.INTERRUPTED if statistics.stopped == STOPPED_BY_SIGNAL else Exit.DONE)

@@ -56,12 +56,17 @@ _RECOVERED: Final = {
 
 
 def _recovery(f: Mapping[str, Any]) -> str:
+    return f"recovered: {recovery_text(f)}"
+
+
+def recovery_text(f: Mapping[str, Any]) -> str:
+    """What a start did about what an earlier one had left undone."""
     done = [f"{words} {', '.join(map(_txid, f[key]))}" for key, words in _RECOVERED.items() if f.get(key)]
     if f.get("files_swept"):
         done.append(f"removed {counted(f['files_swept'], 'file')} of attempts that died")
     if f.get("in_hand"):
         done.append(f"set {counted(len(f['in_hand']), 'message')} apart that a driver died of")
-    return f"recovered: {'; '.join(done) or 'nothing was left undone'}"
+    return "; ".join(done) or "nothing was left undone"
 
 
 def _txid(item: object) -> str:
