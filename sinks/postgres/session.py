@@ -148,11 +148,6 @@ class PostgresSession:
         if refusing:
             log.warning("%s: %s", self._where, warning_of(refusing))
 
-    def refusals(self) -> list[str]:
-        """Which rules of the table can refuse rows when they are committed; see `what_can_refuse`."""
-        with self._transaction() as connection:
-            return what_can_refuse(connection, self._table(connection).oid, self._input)
-
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
         """Have a guard row without a txid speak of the table; see `ClaimsTable`."""
         with self._transaction() as connection:

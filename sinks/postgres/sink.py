@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
+
 from stormproof.core.arguments import require_path
-from stormproof.core.errors import SettingsError
+from stormproof.core.errors import SettingsError, SinkRefused
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.database import Database, connect
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.postgres.locate import key_of_name, locate
+from stormproof.sinks.postgres.refusals import what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession
-from stormproof.sinks.postgres.table import TableName, check_types
+from stormproof.sinks.postgres.table import TableName, check_types, find_oid
 from stormproof.sinks.protocol import SinkIdentity
 
 STAGING_FOLDER = Path(".stormproof", "staging")
@@ -75,6 +79,23 @@ class PostgresSink:
     def find_table(self) -> TableKey:
         """The table that has this name in the database, or would be made."""
         return locate(self._known_database(), self._table, f"sink {self._name!r} ({self.target})")
+
+    def refusals(self, input_: SinkInput, database: Database | None = None) -> list[str]:
+        """Which rules of the table can refuse rows when they are committed; none where there is no table yet.
+
+        `database` is asked where the sink was given none.
+
+        Raises:
+            StoreUnavailable: there is no connection to be had.
+            SinkRefused: the database does not say.
+        """
+        asked = database if self._database is None and database is not None else self._known_database()
+        with closing(connect(asked, application_name="stormproof sinks", autocommit=True)) as connection:
+            try:
+                oid = find_oid(connection, self._table)
+                return [] if oid is None else what_can_refuse(connection, oid, input_)
+            except psycopg.Error as error:
+                raise SinkRefused(f"sink {self._name!r} ({self.target}): {error}", sqlstate=error.sqlstate) from error
 
     def files_in(self, input_: SinkInput) -> str:
         """The staging folder."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from support.command_line import CommandLine
 from support.contents import content
 from support.operated import Operated
 from support.topologies import SinkMode, expected, messages, table_of
 
 from stormproof.core.errors import SinkRefused
+from stormproof.core.postgres import embedded
+from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sinks.postgres import row_by_row
 
 pytestmark = pytest.mark.postgres
@@ -151,3 +155,49 @@ def test_control_rows_that_are_given_up_by_nobody_are_a_violation(operated: Oper
     operated.run()
     operated.sql("delete from stormproof.event where kind = 'operator'")
     assert "evidence_differs" in operated.kinds("violations", operated.verify(status=1))
+
+
+def test_doctor_and_explain_say_what_can_refuse_rows(operated: Operated, tmp_path: Path) -> None:
+    operated = alone(operated, APPEND)
+    operated.run()
+    ended = CommandLine(operated.capture).ended
+    file = tmp_path / "refusing.py"
+    file.write_text(
+        "from stormproof import PostgresQueue, PostgresSink, Topology\n"
+        "topology = Topology('other')\n"
+        "lines = topology.stream('lines', PostgresQueue('lines', schema='word string'))\n"
+        f"lines.into(PostgresSink({table_of(APPEND, NAME)!r}))\n"
+    )
+    assert "can refuse rows" not in ended("doctor", "--no-spark", "--json")[1]
+    assert "can refuse rows" not in "".join(map(str, ended("explain", f"{file}:topology", "--json")))
+    operated.sql(f"alter table {table_of(APPEND, NAME)} add constraint no_m1 check (word <> 'm1')")
+    checks = {check["name"]: check for check in json.loads(ended("doctor", "--no-spark", "--json")[1])["checks"]}
+    assert checks["tables"]["ok"]
+    assert "CHECK no_m1" in checks["tables"]["found"]
+    assert "what the table checks" in checks["tables"]["advice"]
+    status, _, noted = ended("explain", f"{file}:topology", "--json")
+    assert (status, "CHECK no_m1" in noted) == (0, True)
+
+
+def test_doctor_warns_of_a_server_whose_crash_may_lose_what_was_committed(
+    operated: Operated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found() -> dict[str, str]:
+        checks = json.loads(CommandLine(capsys).ended("doctor", "--no-spark", "--json")[1])["checks"]
+        return next(check for check in checks if check["name"] == "durability")
+
+    well = found()
+    assert (well["ok"], well["found"], well["advice"]) == (True, "on", None)
+    for name in ("fsync", "full_page_writes"):
+        monkeypatch.setitem(embedded._SERVER_SETTINGS, name, "off")  # pyright: ignore[reportPrivateUsage]
+    server = EmbeddedPostgres(tmp_path / "server")
+    server.acquire()
+    try:
+        monkeypatch.setenv("STORMPROOF_DATABASE_URL", server.database.adbc_uri)
+        risky = found()
+    finally:
+        server.release()
+    assert risky["ok"]
+    assert risky["advice"] is not None
+    assert "fsync is off" in risky["found"]
+    assert "full_page_writes is off" in risky["found"]

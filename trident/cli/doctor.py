@@ -13,7 +13,7 @@ from uuid import uuid4
 from stormproof.core.errors import SettingsError, StormproofError
 from stormproof.core.role import RoleKind
 from stormproof.core.settings import Settings
-from stormproof.trident.cli.doctor_database import queues, rights, writes
+from stormproof.trident.cli.doctor_database import durability, queues, refusing, rights, writes
 from stormproof.trident.cli.output import Exit, emit, finish, say
 
 POSTGRES_MIN: Final = 140_000
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at; `advice` says what to do where it is not ok."""
+    """One thing that was looked at; `advice` says what to do where it is not ok, or where a warning is due."""
 
     name: str
     ok: bool
@@ -53,6 +53,10 @@ def examine(*, spark: bool, kind: RoleKind = RoleKind.DRIVER, as_json: bool) -> 
                 _looked(f"rights of a {kind}", lambda: rights(settings, kind), str, grants, checks)
             if kind is not RoleKind.AUDITOR:
                 _looked("writes", lambda: writes(settings), str, "name the primary, or let the role write", checks)
+            _warned("durability", lambda: durability(settings), "on", "set what is off to on", checks)
+            if schema is not None and kind is RoleKind.DRIVER:
+                advice = "check in the topology what the table checks"
+                _warned("tables", lambda: refusing(settings), "none is known to refuse rows", advice, checks)
             advice = "see what is proven, and go on, with: stormproof queue adopt QUEUE"
             _looked("queues", lambda: queues(settings), str, advice, checks)
         _looked(
@@ -66,7 +70,7 @@ def examine(*, spark: bool, kind: RoleKind = RoleKind.DRIVER, as_json: bool) -> 
 
 def _text(checks: list[Check]) -> None:
     for check in checks:
-        say(f"{'ok    ' if check.ok else 'FAILED'} {check.name}: {check.found}")
+        say(f"{('WARN  ' if check.advice else 'ok    ') if check.ok else 'FAILED'} {check.name}: {check.found}")
         if check.advice is not None:
             say(f"       {check.advice}")
 
@@ -82,6 +86,16 @@ def _looked(
         return None
     checks.append(Check(name, True, text(found)))
     return found
+
+
+def _warned(name: str, look: Callable[[], tuple[str, ...]], well: str, advice: str, checks: list[Check]) -> None:
+    """Look for what is worth a warning, and fails nothing."""
+    try:
+        found = look()
+    except (StormproofError, OSError) as error:
+        checks.append(Check(name, False, str(error)))
+        return
+    checks.append(Check(name, True, "; ".join(found) or well, advice if found else None))
 
 
 def _settings_text(settings: Settings) -> str:

@@ -7,12 +7,16 @@ from contextlib import contextmanager
 
 import psycopg
 
-from stormproof.core.errors import MissingRight, PositionMismatch, SettingsError
+from stormproof.core.errors import CannotTell, MissingRight, PositionMismatch, SettingsError, StormproofError
 from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.rights import explained
 from stormproof.core.role import RoleKind
 from stormproof.core.settings import Settings
 from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL
+from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.postgres.refusals import warning_of
+from stormproof.trident.audit.inspect import described_sink
+from stormproof.trident.cli.stores import opened
 from stormproof.trident.grants import lacking
 
 SHOWN_MAX = 5
@@ -89,6 +93,37 @@ def writes(settings: Settings) -> str:
     if row is not None and row[1] == "on":
         raise SettingsError(f"{where} takes no writes: default_transaction_read_only is on")
     return "taken"
+
+
+def durability(settings: Settings) -> tuple[str, ...]:
+    """The server's settings under which a crash may lose or spoil what was committed."""
+    with _asked(settings) as connection:
+        rows = connection.execute(
+            "select name from pg_settings where name in ('fsync', 'full_page_writes') and setting = 'off' order by 1"
+        )
+        return tuple(f"{name} is off: a crash may lose or spoil what was committed" for (name,) in rows)
+
+
+def refusing(settings: Settings) -> tuple[str, ...]:
+    """For each Postgres table of a topology: what can refuse its rows when they are committed, or why it is not known."""
+    with _asked(settings) as connection:
+        if not _is_made(connection):
+            return ()
+    found = list[str]()
+    with opened() as stores, stores.audit.snapshot() as snapshot:
+        for row in snapshot.topologies():
+            for binding in snapshot.sinks(row.incarnation):
+                where = f"{row.name}, sink {binding.sink} ({binding.target})"
+                try:
+                    sink, input_ = described_sink(binding, stores.database)
+                    refusals = sink.refusals(input_) if isinstance(sink, PostgresSink) else []
+                except CannotTell:
+                    continue  # of a kind that only its own code can open
+                except StormproofError as error:
+                    found.append(f"{where}: not known: {error}")
+                else:
+                    found += [f"{where}: {warning_of(refusals)}"] if refusals else []
+    return tuple(found)
 
 
 def queues(settings: Settings) -> str:

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stormproof.core.errors import UsageError
+from stormproof.core.errors import StormproofError, UsageError
+from stormproof.core.settings import Settings
+from stormproof.core.topology import SinkComponent, TopologyGraph
+from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.postgres.refusals import warning_of
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.output import emit, note, say
 from stormproof.trident.explain import explain
+
+
+def _refusing(topology: TopologyGraph) -> Iterator[str]:
+    """What can refuse rows of the Postgres tables that are there. No server is started for that."""
+    settings = Settings()
+    database = None if settings.uses_embedded else settings.resolve_database()
+    for component in topology.components:
+        sink = component.spec if isinstance(component, SinkComponent) else None
+        if not isinstance(component, SinkComponent) or not isinstance(sink, PostgresSink):
+            continue
+        if sink.database is None and database is None:
+            continue
+        try:
+            found = sink.refusals(component.input, database)
+        except StormproofError as error:
+            yield f"sink {sink.name}: what its table can refuse is not known: {error}"
+        else:
+            if found:
+                yield f"sink {sink.name}: {warning_of(found)}"
 
 
 def explain_topology(
@@ -31,4 +54,6 @@ def explain_topology(
         except OSError as error:
             raise UsageError(f"--plot {plot}: it cannot be written: {error.strerror}", file=plot) from error
         note(f"drew {plot}")
+    for text in _refusing(topology):
+        note(text)
     emit(found, as_json=as_json, text=lambda: say(str(found)))
