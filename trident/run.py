@@ -111,9 +111,10 @@ def require_schema(engine: sa.Engine, database: Database, *, own: bool, makes: b
     if found.up_to_date:
         return
     if found.current is None and not makes:
+        where = "; an embedded Postgres belongs to one folder: is this the project's?" if own else ""
         raise SettingsError(
             f"the database {database.redacted} has no Stormproof schema yet: the first stormproof run or stormproof queue "
-            "put makes it, or, as a role that may: stormproof ledger migrate",
+            f"put makes it, or, as a role that may: stormproof ledger migrate{where}",
             current=None,
             head=found.head,
         )

@@ -9,7 +9,11 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script `stormproof`; ends the process with the command's exit status."""
-    from stormproof.trident.cli.output import guarded
+    try:
+        from stormproof.trident.cli.output import guarded
+    except KeyboardInterrupt:  # Ctrl-C at once, before there is what shows errors
+        sys.stderr.write("stormproof: interrupted\n")
+        sys.exit(130)
 
     chosen = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] - started with a closed output, as by >&-

@@ -29,7 +29,7 @@ def put_lines(queue: str, source: str, *, as_json: bool) -> None:
         finally:
             into.close()
     report = {"queue": queue, "messages": receipt.messages, "first": receipt.first, "last": receipt.last}
-    ids = f", {receipt.first} to {receipt.last}" if receipt.messages else ""
+    ids = {0: "", 1: f", {receipt.first}"}.get(receipt.messages, f", {receipt.first} to {receipt.last}")
     emit(report, as_json=as_json, text=lambda: say(f"{queue}: {counted(receipt.messages, 'message')} put{ids}"))
 
 
