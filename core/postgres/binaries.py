@@ -49,7 +49,7 @@ class RunAs:
             return
         for folder in folders:
             for each in reversed([folder.resolve(), *folder.resolve().parents]):
-                if not _may_enter(each.stat(), *self.owner):
+                if not may_enter(each.stat(), *self.owner):
                     raise SettingsError(
                         f"Postgres does not run as root, and user {self.owner[0]} (nobody), as whom it is started, may not "
                         f"enter {each} on the way to {folder}; run Stormproof as an ordinary user, install and work "
@@ -58,7 +58,8 @@ class RunAs:
                     )
 
 
-def _may_enter(status: os.stat_result, user: int, group: int) -> bool:
+def may_enter(status: os.stat_result, user: int, group: int) -> bool:
+    """Whether a user of this group alone may enter a folder with this status."""
     if status.st_uid == user:
         return bool(status.st_mode & stat.S_IXUSR)
     return bool(status.st_mode & (stat.S_IXGRP if status.st_gid == group else stat.S_IXOTH))

@@ -20,7 +20,7 @@ from support.processes import Child
 
 from stormproof.core.errors import SettingsError, StoreUnavailable
 from stormproof.core.postgres import embedded
-from stormproof.core.postgres.binaries import RunAs, _may_enter
+from stormproof.core.postgres.binaries import RunAs, may_enter
 from stormproof.core.postgres.data_lock import is_data_locked, take_data_lock
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
@@ -324,5 +324,5 @@ def test_a_folder_is_entered_by_its_owner_s_group_s_or_others_right(tmp_path: Pa
         (0o001, (4711, 4712), True),
     ):
         folder.chmod(mode)
-        assert _may_enter(folder.stat(), *user) is enters
+        assert may_enter(folder.stat(), *user) is enters
     folder.chmod(0o700)
