@@ -9,6 +9,8 @@ In this order, each part checked after every misfortune, with a line each (``--o
 ``shared`` one queue object under random threads and forks
 ``rounds`` n random rounds: two or three misfortunes at once, Postgres restarts and lost COMMITs among them
 ``spark``  every failpoint, killed and failed, on Spark
+``restarts`` a topology with 14 sinks, Postgres restarted or crashed at random failpoints of its run
+``environment`` every fault of docs/faults.md, in a random order, those on Spark among them
 
 What is random comes from the seed, which is printed. A round that failed is run again by ``SEED=s ARGS='--only rounds
 --first ROUND' ROUNDS=1``. Exit status 1 at the first difference.
@@ -32,7 +34,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from support.blows import Action
 from support.chain import Chain, Ordeal, ordeal, ordeals, shuffled
+from support.fault_stand import NotHere, place_in, try_fault
+from support.fault_table import faults
 from support.races import races
+from support.restarts import restarts
 from support.rounds import ROUNDS_PER_TOPOLOGY, Rounds, lives, stand_on
 from support.shapes import SINKS, Shape
 from support.shared import shared
@@ -42,9 +47,10 @@ from support.states import IN_ALL, IN_MAPS, READ, StateMode, promised
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
-PARTS = ("matrix", "states", "races", "shared", "rounds", "spark")
+PARTS = ("matrix", "states", "races", "shared", "rounds", "restarts", "environment", "spark")
 RACES = 50
 SHARED = 40
+RESTARTS = 30
 
 ALONE = (Action.KILL, Action.RAISE, Action.LAPSE)
 WAYS = (*ALONE, Action.TAKE_OVER)
@@ -113,6 +119,24 @@ def random_rounds(server: EmbeddedPostgres, seed: int, first: int, number: int) 
             yield f"so far: at {len(rounds.reached)} failpoints; {shown(rounds.tally)}"
 
 
+def faults_of_the_environment(server: EmbeddedPostgres, folder: Path, rng: random.Random) -> Iterator[str]:
+    """Each fault once, with what the run said."""
+    tried = faults()
+    rng.shuffle(tried)
+    for number, fault in enumerate(tried, start=1):
+        place_folder = folder / f"environment-{number}"
+        place_folder.mkdir()
+        with place_in(place_folder, server, f"environment_{number}") as place:
+            try:
+                seen = try_fault(place, fault)
+            except NotHere as reason:
+                yield f"{number}/{len(tried)} {fault.name}: not tried: {reason}"
+                continue
+        said = [line for line in seen.err.splitlines() if line.startswith("stormproof: ")]
+        what = said[-1] if said else "said nothing"
+        yield f"{number}/{len(tried)} {fault.name}: status {seen.status}, 0 blamed, exact; {what}"
+
+
 def shown(tally: Counter[str]) -> str:
     """Counts in a line."""
     return ", ".join(f"{name} {n}" for name, n in sorted(tally.items()))
@@ -140,6 +164,8 @@ def main() -> int:
             "races": lambda: races(server, arguments.races, seed),
             "shared": lambda: shared(server, SHARED, seed),
             "rounds": lambda: random_rounds(server, seed, arguments.first, arguments.rounds),
+            "restarts": lambda: restarts(server, Path(folder), seed, RESTARTS),
+            "environment": lambda: faults_of_the_environment(server, Path(folder), random.Random(seed)),
             "spark": lambda: on_spark(server, random.Random(seed)),
         }
         for part in arguments.only or PARTS:

@@ -1,0 +1,525 @@
+"""The faults of the environment that are tried, one row each: see `support.fault_stand`."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+
+from support.fault_causes import (
+    altered,
+    as_app,
+    connections_used_up,
+    database_setting,
+    encoded,
+    few_files,
+    file_in_place_of,
+    file_unreadable,
+    full_disk,
+    in_file,
+    locked_table,
+    log_unreadable,
+    move_away,
+    moved_back,
+    newer_schema,
+    no_inodes,
+    no_java,
+    no_right_to_write,
+    not_allowed_in,
+    old_java,
+    read_only_disk,
+    refusing_trigger,
+    renamed_database,
+    retry,
+    role_without_rights,
+    running_again,
+    shift_clock,
+    spark_defaults,
+    take_over,
+    taken_port,
+    with_defaults,
+)
+from support.fault_stand import Fault, end_backends, obey_modes
+
+
+def faults() -> list[Fault]:
+    """All of them."""
+    return [*_disks(), *_rights(), *_databases(), *_processes(), *_files(), *_java()]
+
+
+_HEAD = """# Faults of the environment
+
+A message fails only by its own fault: by what a function, a decoder or a table's rule says of that message. Whatever
+else a run meets is the environment's. Then no message counts a failure, none becomes a dead letter, and the run goes
+on exactly once when the cause is gone.
+
+Made by `tools/faults_doc.py` from the faults that the tests try: do not edit. `make torture ARGS='--only
+environment'` tries all of them, `integration/test_fault_table.py` some at each run, by its seed. Each starts a run by
+the command line, has the fault happen, and checks what the run says and its exit status. Then it checks that no
+message was blamed, takes the cause away, does what the last column says, and compares three tables with the input and
+`audit verify` with both.
+
+A run says what befell it in one line on standard error, which begins with `stormproof:`. `...` stands for what
+differs: a path, a name, a position.
+
+| fault | the run says | exit status | messages blamed | how it goes on |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def page() -> str:
+    """docs/faults.md."""
+    return _HEAD + "".join(
+        f"| {fault.name} | {_cell(fault.says)} | {_status(fault.status)} | 0 | {fault.goes_on} |\n"
+        for fault in faults()
+    )
+
+
+def _cell(says: str) -> str:
+    return f"`{says.replace('|', chr(92) + '|')}`" if says else "nothing"
+
+
+def _status(status: int) -> str:
+    return str(status) if status >= 0 else signal.Signals(-status).name
+
+
+NOBODY_TO_BLAME = "No message is to blame, none counts a failure, and nothing is half written. What to do: "
+
+
+def _disks() -> list[Fault]:
+    return [
+        *_disks_of("staging", "home/staging", "the staging folder (...)"),
+        *_disks_of("the Delta tables", "lake", "the folder of sink 'appended' (...)"),
+        Fault(
+            "a file stands where the folder of staging belongs",
+            "sink 'folded', the folder for its files: FileExistsError: [Errno 17] File exists: ...",
+            before=partial(file_in_place_of, folder="home/staging"),
+            goes_on="move it away, start again",
+        ),
+        Fault(
+            "a file stands where the folder of the Delta tables belongs",
+            "sink 'appended' (...): [Errno 20] Not a directory: ...; nothing was written",
+            before=partial(file_in_place_of, folder="lake"),
+            goes_on="move it away, start again",
+        ),
+        Fault(
+            "the folder of staging goes in mid-run",
+            "txid 2 of topology 'orders' is blocked: ... prepared files are not as prepared: ... is missing; ..."
+            "Repair the cause, then: stormproof retry orders 2; ...",
+            before=partial(moved_back, folder="home/staging"),
+            at="run.after",
+            then=partial(move_away, folder="home/staging"),
+            repaired_by=retry,
+            goes_on="bring it back, `stormproof retry`, start again",
+        ),
+        Fault(
+            "the folder of the Delta tables goes in mid-run",
+            "txid 2 of topology 'orders' is blocked: sink 'appended': ...: the table is gone: ...Repair the cause, then: "
+            "stormproof retry orders 2; ...",
+            before=partial(moved_back, folder="lake"),
+            at="run.after",
+            then=partial(move_away, folder="lake"),
+            repaired_by=retry,
+            goes_on="bring it back, `stormproof retry`, start again",
+        ),
+        Fault(
+            "too few file descriptors (ulimit -n)",
+            "sink 'appended' (...): the table cannot be opened: ...Too many open files...",
+            inside=[partial(few_files, 6)],
+            goes_on="raise the limit, start again",
+        ),
+        Fault(
+            "there is no folder for temporary files",
+            "",
+            status=0,
+            environment={"TMPDIR": "/nonexistent"},
+            goes_on="nothing to do",
+        ),
+    ]
+
+
+def _disks_of(what: str, folder: str, shown: str) -> list[Fault]:
+    lacks = f"{shown}: ... lacks what a run needs: "
+    return [
+        Fault(
+            f"the disk of {what} is full",
+            f"{lacks}...No space left on device...{NOBODY_TO_BLAME}make room on that disk",
+            before=partial(full_disk, folder=folder),
+            goes_on="make room, start again",
+        ),
+        Fault(
+            f"the disk of {what} has no inode left",
+            f"{lacks}...No space left on device...{NOBODY_TO_BLAME}make room on that disk",
+            before=partial(no_inodes, folder=folder),
+            goes_on="make room, start again",
+        ),
+        Fault(
+            f"the disk of {what} is read-only",
+            f"{lacks}...Read-only file system...{NOBODY_TO_BLAME}mount it for writing, or name another folder",
+            before=partial(read_only_disk, folder=folder),
+            goes_on="mount it for writing, start again",
+        ),
+        Fault(
+            f"no right to write the folder of {what}",
+            f"{lacks}...Permission denied...{NOBODY_TO_BLAME}"
+            "grant the user who runs the executors the right to write there, or name another folder",
+            before=partial(no_right_to_write, folder=folder),
+            inside=[obey_modes],
+            goes_on="grant the right, start again",
+        ),
+    ]
+
+
+def _rights() -> list[Fault]:
+    return [
+        Fault(
+            "the log of a Delta table may not be read",
+            "sink 'appended' (...): the table cannot be opened: [Errno 13] Permission denied: ...",
+            before=log_unreadable,
+            inside=[obey_modes],
+            goes_on="give the right, start again",
+        ),
+        Fault(
+            "the file with the topology may not be read",
+            "orders.py: PermissionError: [Errno 13] Permission denied: ..., raised while the file was loaded; ...",
+            status=2,
+            before=file_unreadable,
+            inside=[obey_modes],
+            goes_on="give the right, start again",
+        ),
+    ]
+
+
+def _databases() -> list[Fault]:
+    return [
+        Fault(
+            "nobody listens at the database's address",
+            "no connection to Postgres at ...Connection refused; check that the server runs there and that "
+            "STORMPROOF_DATABASE_URL (or the PG* variables) names it; see what is wrong with: stormproof doctor",
+            environment={"STORMPROOF_DATABASE_URL": f"postgresql://postgres@127.0.0.1:{taken_port()}/postgres"},
+            goes_on="start it, start again",
+        ),
+        Fault(
+            "the database's host is unknown",
+            "no connection to Postgres at ...failed to resolve host 'nowhere.invalid'...; see what is wrong with: "
+            "stormproof doctor",
+            environment={"STORMPROOF_DATABASE_URL": "postgresql://postgres@nowhere.invalid/postgres"},
+            goes_on="repair the name, start again",
+        ),
+        Fault(
+            "the role has no connection left",
+            "no connection to Postgres at ...too many connections for role ...; see what is wrong with: "
+            "stormproof doctor",
+            before=connections_used_up,
+            variables=as_app,
+            goes_on="raise the limit, start again",
+        ),
+        Fault(
+            "the role has no rights",
+            "the ledger at ...: role ... has no right to USAGE on schema stormproof. As its owner run: GRANT "
+            "USAGE ON SCHEMA stormproof TO ...; (stormproof ledger sql --grants ROLE prints all that a role "
+            "needs)",
+            before=role_without_rights,
+            variables=as_app,
+            goes_on="grant them, start again",
+        ),
+        *(
+            Fault(
+                f"the database is {encoding}",
+                f"the database ... has encoding {encoding}; Stormproof needs UTF8, since other encodings cannot hold "
+                "every message. Make one, and name it instead: ...",
+                status=2,
+                before=partial(encoded, encoding=encoding),
+                goes_on="name a database in UTF8, start again",
+            )
+            for encoding in ("LATIN1", "SQL_ASCII")
+        ),
+        Fault(
+            "the database is not there",
+            "no connection to Postgres at ...database ... does not exist; ...; see what is wrong with: stormproof "
+            "doctor",
+            before=renamed_database,
+            goes_on="restore it, start again",
+        ),
+        Fault(
+            "the database takes no connections",
+            "no connection to Postgres at ...is not currently accepting connections; ...; see what is wrong with: "
+            "stormproof doctor",
+            before=not_allowed_in,
+            goes_on="start again",
+        ),
+        Fault(
+            "Postgres is restarted in mid-run",
+            "",
+            status=0,
+            at="run.after",
+            then=lambda place: place.server.restart(immediate=True),
+            goes_on="by itself",
+        ),
+        Fault(
+            "Postgres goes in mid-run and stays away",
+            "no connection to Postgres at ...; see what is wrong with: stormproof doctor",
+            before=running_again,
+            at="run.after",
+            then=lambda place: place.server.stop("immediate"),
+            goes_on="start it, start again",
+        ),
+        Fault(
+            "all connections are ended in mid-run",
+            "",
+            status=0,
+            at="run.after",
+            then=end_backends,
+            goes_on="by itself",
+        ),
+        Fault(
+            "the database is read-only by default",
+            "the ledger at ...: the server takes no writes: it is a standby, or default_transaction_read_only is "
+            "on for it, for the database or for the role. Name the primary in STORMPROOF_DATABASE_URL; ...",
+            before=partial(database_setting, setting="default_transaction_read_only=on"),
+            goes_on="lift it, start again",
+        ),
+        Fault(
+            "statements may take a millisecond by default",
+            "",
+            status=0,
+            before=partial(database_setting, setting="statement_timeout='1ms'"),
+            goes_on="nothing to do",
+        ),
+        Fault(
+            "transactions are serializable by default",
+            "",
+            status=0,
+            before=partial(database_setting, setting="default_transaction_isolation=serializable"),
+            goes_on="nothing to do",
+        ),
+        Fault(
+            "commits are not waited for by default",
+            "",
+            status=0,
+            before=partial(database_setting, setting="synchronous_commit=off"),
+            goes_on="nothing to do",
+        ),
+        Fault(
+            "the search path names no schema",
+            "topology 'orders' cannot start: sink 'folded' (...): Postgres refuses it, and nothing was written: "
+            "no schema has been selected to create in. ...",
+            status=1,
+            before=partial(database_setting, setting="search_path=''"),
+            goes_on="repair it, start again",
+        ),
+        Fault(
+            "the schema is of a newer version",
+            "the database ... has schema revision 9999...",
+            status=2,
+            before=newer_schema,
+            goes_on="install that version, start again",
+        ),
+        Fault(
+            "the sink's table is locked by somebody",
+            "sink 'folded' (...), txid 2: canceling statement due to lock timeout...",
+            before=locked_table,
+            slow=True,
+            goes_on="end the other transaction, start again",
+        ),
+        Fault(
+            "the sink's table has lost a column",
+            "topology 'orders' cannot start: sink 'folded' (...): the table has no column 'n'. Nothing was "
+            "written. Repair the table and start again ...",
+            before=partial(
+                altered,
+                do="alter table counts rename column n to other",
+                undo="alter table counts rename column other to n",
+            ),
+            goes_on="repair the table, start again",
+        ),
+        Fault(
+            "the sink's table takes no rows from this role",
+            "txid 2 of topology 'orders' is blocked: ...closed...Repair the cause, then: stormproof retry orders "
+            "2; ...",
+            before=refusing_trigger,
+            repaired_by=retry,
+            goes_on="repair the table, `stormproof retry`, start again",
+        ),
+    ]
+
+
+def _processes() -> list[Fault]:
+    return [
+        Fault(
+            "the driver is killed",
+            "",
+            status=-signal.SIGKILL,
+            environment={"STORMPROOF_FAILPOINT": "prepare.after=kill@2"},
+            goes_on="start again",
+        ),
+        Fault(
+            "the driver's clock is a year behind",
+            "",
+            status=0,
+            inside=[partial(shift_clock, -365)],
+            goes_on="nothing to do",
+        ),
+        Fault(
+            "the driver's clock is a year ahead",
+            "",
+            status=0,
+            inside=[partial(shift_clock, 365)],
+            goes_on="nothing to do",
+        ),
+        Fault(
+            "another driver takes over",
+            "topology 'orders' is run by ... with epoch 2 now; this driver's epoch 1 is over and it stops",
+            status=3,
+            at="run.after",
+            then=take_over,
+            goes_on="nothing to do: the other one goes on",
+        ),
+        Fault(
+            "the locale is C, with ASCII",
+            "",
+            status=0,
+            environment={"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0"},
+            goes_on="nothing to do",
+        ),
+        Fault(
+            "there is no home directory", "", status=0, environment={"HOME": "/nonexistent"}, goes_on="nothing to do"
+        ),
+    ]
+
+
+def _files() -> list[Fault]:
+    return [
+        Fault(
+            "the topology's file has a syntax error",
+            "orders.py, line 17: invalid syntax: def broken(:; repair it, and try again",
+            status=2,
+            before=partial(in_file, name="orders.py", text="\ndef broken(:\n"),
+            goes_on="repair the file",
+        ),
+        Fault(
+            "the topology's file imports a module that is not there",
+            "orders.py, line 17: ModuleNotFoundError: No module named 'nowhere_to_be_found'; install it for ..., "
+            "or put it beside the file",
+            status=2,
+            before=partial(in_file, name="orders.py", text="\nimport nowhere_to_be_found\n"),
+            goes_on="install it",
+        ),
+        Fault(
+            "the topology's file raises",
+            "orders.py, line 17: RuntimeError: no such thing, raised while the file was loaded; ...",
+            status=2,
+            before=partial(in_file, name="orders.py", text="\nraise RuntimeError('no such thing')\n"),
+            goes_on="repair the file",
+        ),
+        Fault(
+            "stormproof.toml is no TOML",
+            "stormproof.toml is not TOML: Invalid value (at line 1, column 12)",
+            status=2,
+            before=partial(in_file, name="stormproof.toml", text="outage_s = = 3"),
+            goes_on="repair the file",
+        ),
+        Fault(
+            "stormproof.toml has an unknown key",
+            "unknown key in ...stormproof.toml: 'outage'; known: batch_bytes, ...",
+            status=2,
+            before=partial(in_file, name="stormproof.toml", text="outage = 3"),
+            goes_on="repair the file",
+        ),
+        Fault(
+            "a setting's value cannot be",
+            "variable STORMPROOF_OUTAGE_S: Input should be a valid number, ...",
+            status=2,
+            environment={"STORMPROOF_OUTAGE_S": "soon"},
+            goes_on="repair the setting",
+        ),
+        Fault(
+            "a variable is mistyped",
+            "unknown variable STORMPROOF_OUTAGES; known: STORMPROOF_BATCH_BYTES, ...",
+            status=2,
+            environment={"STORMPROOF_OUTAGES": "3"},
+            goes_on="repair the setting",
+        ),
+    ]
+
+
+ON_SPARK = ("run", "orders.py:topology", "--until-idle")
+
+
+def _java() -> list[Fault]:
+    return [
+        Fault(
+            "there is no Java",
+            "no Java for Spark (it takes 17, 21, 25); seen: none; install one with: ...",
+            status=2,
+            arguments=ON_SPARK,
+            inside=[no_java],
+            environment={"PATH": "/nonexistent", "JAVA_HOME": None},
+            goes_on="install one, start again",
+        ),
+        Fault(
+            "JAVA_HOME names nothing, and there is no other Java",
+            "no Java for Spark (it takes 17, 21, 25); seen: JAVA_HOME: ... does not run; install one with: ...",
+            status=2,
+            arguments=ON_SPARK,
+            inside=[no_java],
+            environment={"PATH": "/nonexistent", "JAVA_HOME": "/nonexistent"},
+            goes_on="repair it, start again",
+        ),
+        Fault(
+            "the only Java is too old",
+            "no Java for Spark (it takes 17, 21, 25); seen: PATH: ... is Java 11; install one with: ...",
+            status=2,
+            arguments=ON_SPARK,
+            before=old_java,
+            inside=[no_java],
+            variables=lambda place: {"PATH": f"{place.folder / 'bin'}:/usr/bin:/bin", "JAVA_HOME": None},
+            goes_on="install another, start again",
+        ),
+        Fault(
+            "Delta's jars are not there",
+            "Delta's jars are not there (/nonexistent: no such folder); fetch them with: ...",
+            status=2,
+            arguments=ON_SPARK,
+            environment={"STORMPROOF_DELTA_JARS_DIR": "/nonexistent"},
+            goes_on="`stormproof jars`, start again",
+        ),
+        Fault(
+            "PYSPARK_PYTHON names no Python",
+            "",
+            status=0,
+            arguments=ON_SPARK,
+            environment={"PYSPARK_PYTHON": "/nonexistent/python"},
+            slow=True,
+            goes_on="nothing to do: workers run the driver's Python",
+        ),
+        Fault(
+            "the port of Spark's driver is taken",
+            "Spark does not start on ...Address already in use...",
+            status=2,
+            arguments=ON_SPARK,
+            before=partial(spark_defaults, lines={"spark.driver.port": "{listening}", "spark.port.maxRetries": "0"}),
+            variables=with_defaults,
+            slow=True,
+            goes_on="free it, start again",
+        ),
+        Fault(
+            "the port of Spark's page is taken",
+            "",
+            status=0,
+            arguments=ON_SPARK,
+            before=partial(spark_defaults, lines={"spark.ui.port": "{listening}"}),
+            variables=with_defaults,
+            slow=True,
+            goes_on="nothing to do",
+        ),
+        Fault(
+            "the disk of Spark's own files is full",
+            "Spark does not start on ...No space left on device; check with: stormproof doctor",
+            status=2,
+            arguments=ON_SPARK,
+            before=partial(full_disk, folder="spark"),
+            variables=lambda place: {"SPARK_LOCAL_DIRS": str(place.folder / "spark")},
+            slow=True,
+            goes_on="make room, start again",
+        ),
+    ]
