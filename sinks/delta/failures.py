@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 _NUMBER: Final = re.compile(r"\(os error (\d+)\)")
 _NO_MEMORY: Final = "Resources exhausted"
 """How DataFusion, which runs a MERGE, says that it was refused memory or room for what it spills."""
+
+_PANIC: Final = "PanicException"
+"""What PyO3 raises for a panic of delta-rs's own code, as where it may open no file. Its class cannot be imported."""
+
+_PANIC_NUMBER: Final = re.compile(r"Os \{ code: (\d+)")
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -31,6 +38,25 @@ def may_pass(error: Exception) -> bool:
     text = str(error)
     number = os_error(text)
     return _NO_MEMORY in text if number is None else number not in _OF_THE_TABLE
+
+
+@contextmanager
+def panics_as_errors() -> Generator[None]:
+    """Around a call of delta-rs: have a panic, which no `except Exception` sees, end in an error that tells its cause.
+
+    Raises:
+        OSError: the operating system refused something, by the panic's own text.
+        DeltaError: any other panic.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        number = _PANIC_NUMBER.search(str(error))
+        if number is None:
+            raise DeltaError(f"delta-rs panicked: {error}") from error
+        raise OSError(int(number[1]), f"delta-rs panicked: {error}") from error
 
 
 def os_error(text: str) -> int | None:

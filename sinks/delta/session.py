@@ -18,7 +18,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta import claims
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files
-from stormproof.sinks.delta.failures import may_pass, os_error, shown
+from stormproof.sinks.delta.failures import may_pass, os_error, panics_as_errors, shown
 from stormproof.sinks.delta.folds import fold_expression, quoted
 from stormproof.sinks.delta.log import (
     APPLICATION,
@@ -152,7 +152,8 @@ class DeltaSession:
     def _put_claim(self, table: DeltaTable, value: str) -> bool:
         """Whether it was put; not so where another writer came first."""
         try:
-            claims.put(table, self._identity, value)
+            with panics_as_errors():
+                claims.put(table, self._identity, value)
         except CommitFailedError:
             return False
         except (DeltaError, OSError) as error:
@@ -193,7 +194,8 @@ class DeltaSession:
         failpoint("delta.after_check")
         problem: DeltaError | OSError | ValueError | None = None
         try:
-            self._put(table, transaction, properties)
+            with panics_as_errors():
+                self._put(table, transaction, properties)
         except (DeltaError, OSError, ValueError) as error:
             problem = error
         failpoint("delta.after_log_entry")
@@ -317,16 +319,18 @@ class DeltaSession:
             ):
                 if self._entry_state(self._table.version() + 1) is None:
                     return self._table
-                self._table.update_incremental()
+                with panics_as_errors():
+                    self._table.update_incremental()
             else:
-                self._table = DeltaTable(self._path)
+                with panics_as_errors():
+                    self._table = DeltaTable(self._path)
             self._table_entry = self._entry_state(self._table.version())
         except TableNotFoundError as error:
             self._table = None
-            raise SinkRefused(f"{self._where}: the table is gone: {error}", problem=TABLE_GONE) from error
+            raise SinkRefused(f"{self._where}: the table is gone: {shown(error)}", problem=TABLE_GONE) from error
         except (DeltaError, OSError) as error:
             self._table = None
-            raise StoreUnavailable(f"{self._where}: the table cannot be read: {error}") from error
+            raise StoreUnavailable(f"{self._where}: the table cannot be read: {shown(error)}") from error
         return self._table
 
     def _entry_state(self, version: int) -> tuple[int, ...] | None:

@@ -14,6 +14,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.delta.claims import properties_of
+from stormproof.sinks.delta.failures import panics_as_errors, shown
 from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
@@ -98,29 +99,32 @@ class DeltaSink:
         where = f"sink {identity.sink!r} ({self._path})"
         try:
             put_torn_aside(DeltaLog(self._path), where)
-            if not DeltaTable.is_deltatable(self._path):
-                if not create:
-                    raise SinkRefused(f"{where}: there is no Delta table", problem=TABLE_GONE)
-                self._create(identity, input_)
+            with panics_as_errors():
+                if not DeltaTable.is_deltatable(self._path):
+                    if not create:
+                        raise SinkRefused(f"{where}: there is no Delta table", problem=TABLE_GONE)
+                    self._create(identity, input_)
             settle_folder(self._path)
             if input_.is_fold:
                 settle_folder(self._staging, private=True)
-            return self._session(identity, input_, epoch, reading=False)
+            with panics_as_errors():
+                return self._session(identity, input_, epoch, reading=False)
         except TableNotFoundError as error:
-            raise SinkRefused(f"{where}: there is no Delta table: {error}", problem=TABLE_GONE) from error
+            raise SinkRefused(f"{where}: there is no Delta table: {shown(error)}", problem=TABLE_GONE) from error
         except (DeltaError, OSError) as error:
-            raise StoreUnavailable(f"{where}: the table cannot be opened: {error}") from error
+            raise StoreUnavailable(f"{where}: the table cannot be opened: {shown(error)}") from error
 
     def inspect(self, identity: SinkIdentity, input_: SinkInput) -> DeltaSession:
         """Open for reading only."""
         where = f"sink {identity.sink!r} ({self._path})"
         try:
             require_whole(DeltaLog(self._path), where)
-            return self._session(identity, input_, 0, reading=True)
+            with panics_as_errors():
+                return self._session(identity, input_, 0, reading=True)
         except TableNotFoundError as error:
-            raise SinkRefused(f"{where}: there is no Delta table: {error}", problem=TABLE_GONE) from error
+            raise SinkRefused(f"{where}: there is no Delta table: {shown(error)}", problem=TABLE_GONE) from error
         except (DeltaError, OSError) as error:
-            raise StoreUnavailable(f"{where}: the table cannot be opened: {error}") from error
+            raise StoreUnavailable(f"{where}: the table cannot be opened: {shown(error)}") from error
 
     def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, reading: bool) -> DeltaSession:
         directory = self.files_in(input_)
