@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from benchmarks.word_count import split, word_count
 from benchmarks.workbench import LIMIT_BYTES, Workbench, delta_total, require_total
 from stormproof.core.engine.protocol import Engine, Job, JobKey, JobReport
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.preflight import Probe
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import Limit
 from stormproof.sinks.delta import DeltaSink
@@ -109,6 +110,10 @@ class PerMessage:
         if report.lost:
             raise RuntimeError(f"{len(report.lost)} messages were lost")
         return report
+
+    def ask(self, probes: Sequence[Probe]) -> None:
+        """Pass on."""
+        self._engine.ask(probes)
 
     def cancel(self, key: JobKey) -> None:
         """Pass on."""

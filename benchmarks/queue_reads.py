@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 
@@ -17,6 +17,7 @@ from benchmarks.harness import Case
 from benchmarks.workbench import Workbench
 from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.preflight import Probe
 from stormproof.core.share import as_words, xor_reduce, xor_signed
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import SliceReader
@@ -47,6 +48,9 @@ class Delivery:
 
     def _read(self, reader: SliceReader, job: Job) -> list[pa.RecordBatch]:
         return list(reader.read(job.seed, job.excluded, BATCH_ROWS))
+
+    def ask(self, probes: Sequence[Probe]) -> None:
+        """There is no machine but this one."""
 
     def cancel(self, key: JobKey) -> None:
         """Nothing to cancel."""

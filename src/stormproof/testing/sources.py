@@ -666,9 +666,10 @@ class SourceConformance:
     ) -> None:
         """`edit` works once; what is read then is the new payload, also after it failed; the old one stays on record."""
         shown = _dead_letter(harness)
-        source = harness.view()
-        if not isinstance(source, EditableSource):
+        view = harness.view()
+        if not hasattr(view, "edit"):  # `isinstance` would ask for each member, which a group refuses for some
             pytest.skip("this source edits no dead letters")
+        source = cast("EditableSource", view)
         (dead,) = source.dead_letters()
         assert not source.edit("1-999", b"mended", by="ann", why="no such message")
         assert source.edit(shown, b"mended", by="ann", why="a typo")
