@@ -10,6 +10,7 @@ In this order, each part checked after every misfortune, with a line each (``--o
 ``rounds`` n random rounds: two or three misfortunes at once, Postgres restarts and lost COMMITs among them
 ``spark``  every failpoint, killed and failed, on Spark
 ``restarts`` a topology with 14 sinks, Postgres restarted or crashed at random failpoints of its run
+``containers`` users of one embedded Postgres in containers and under two names of its folder: they come, put, leave, die
 ``environment`` every fault of docs/faults.md, in a random order, those on Spark among them
 
 What is random comes from the seed, which is printed. A round that failed is run again by ``SEED=s ARGS='--only rounds
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from support.blows import Action
 from support.chain import Chain, Ordeal, ordeal, ordeals, shuffled
+from support.containers import random_containers
 from support.fault_stand import NotHere, place_in, try_fault
 from support.fault_table import faults
 from support.races import races
@@ -47,10 +49,11 @@ from support.states import IN_ALL, IN_MAPS, READ, StateMode, promised
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
-PARTS = ("matrix", "states", "races", "shared", "rounds", "restarts", "environment", "spark")
+PARTS = ("matrix", "states", "races", "shared", "rounds", "restarts", "environment", "containers", "spark")
 RACES = 50
 SHARED = 40
 RESTARTS = 30
+CONTAINERS = 20
 
 ALONE = (Action.KILL, Action.RAISE, Action.LAPSE)
 WAYS = (*ALONE, Action.TAKE_OVER)
@@ -166,6 +169,7 @@ def main() -> int:
             "rounds": lambda: random_rounds(server, seed, arguments.first, arguments.rounds),
             "restarts": lambda: restarts(server, Path(folder), seed, RESTARTS),
             "environment": lambda: faults_of_the_environment(server, Path(folder), random.Random(seed)),
+            "containers": lambda: random_containers(Path(folder) / "containers", seed, CONTAINERS),
             "spark": lambda: on_spark(server, random.Random(seed)),
         }
         for part in arguments.only or PARTS:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.containers import USER, does, kept, user
 from support.namespaces import container, mounted
 from support.processes import Child
 
@@ -22,38 +23,10 @@ from stormproof.core.errors import SettingsError, StoreUnavailable
 from stormproof.core.postgres import embedded
 from stormproof.core.postgres.binaries import RunAs, may_enter
 from stormproof.core.postgres.data_lock import is_data_locked, take_data_lock
-from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.postgres
-
-# Acquires, then does what each line of standard input says.
-USER = """
-import sys
-from pathlib import Path
-from stormproof.core.errors import StormproofError
-from stormproof.core.postgres.database import connect
-from stormproof.core.postgres.embedded import EmbeddedPostgres
-server = EmbeddedPostgres(Path(sys.argv[1]))
-try:
-    server.acquire()
-except StormproofError as error:
-    print(type(error).__name__, " ".join(error.message.split()), flush=True)
-    sys.exit()
-print("ready", server.pid, flush=True)
-for line in sys.stdin:
-    word, _, number = line.strip().partition(" ")
-    if word == "put":
-        with connect(server.acquire(), application_name="test") as connection:
-            connection.execute("create table if not exists kept (n int)")
-            connection.execute("insert into kept values (%s)", (int(number),))
-    elif word == "again":
-        server = EmbeddedPostgres(Path(sys.argv[1]))
-        server.acquire()
-    elif word == "release":
-        server.release()
-    print(word, flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +47,6 @@ def home(prepared: Path, tmp_path: Path) -> Iterator[Path]:
         server.stop("immediate")
 
 
-def user(home: Path | str, *prefix: str) -> Child:
-    return Child([*prefix, sys.executable, "-c", USER, str(home)])
-
-
 @pytest.fixture
 def pair(home: Path) -> Iterator[tuple[Child, Child]]:
     """Users in two containers; the server runs in the first one's."""
@@ -86,16 +55,6 @@ def pair(home: Path) -> Iterator[tuple[Child, Child]]:
         with user(home, *container()) as two:
             assert two.line() == "ready None", "a second server was started on the same data"
             yield one, two
-
-
-def does(child: Child, what: str) -> None:
-    child.say(what)
-    assert child.line() == what.split(maxsplit=1)[0]
-
-
-def kept(database: Database) -> list[int]:
-    with connect(database, application_name="test") as connection:
-        return [row[0] for row in connection.execute("select n from kept order by n")]
 
 
 def test_two_containers_use_one_server_and_no_row_is_lost(home: Path, pair: tuple[Child, Child]) -> None:
@@ -317,12 +276,12 @@ def test_a_folder_that_the_server_s_user_cannot_enter_is_named(tmp_path: Path, m
 def test_a_folder_is_entered_by_its_owner_s_group_s_or_others_right(tmp_path: Path) -> None:
     folder = tmp_path.resolve()
     ours = (os.geteuid(), os.getegid())
-    for mode, user, enters in (
+    for mode, entering, enters in (
         (0o100, ours, True),
         (0o011, ours, False),
         (0o010, (4711, ours[1]), True),
         (0o001, (4711, 4712), True),
     ):
         folder.chmod(mode)
-        assert may_enter(folder.stat(), *user) is enters
+        assert may_enter(folder.stat(), *entering) is enters
     folder.chmod(0o700)

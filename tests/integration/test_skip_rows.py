@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command_line import CommandLine
@@ -182,7 +183,7 @@ def test_doctor_and_explain_say_what_can_refuse_rows(operated: Operated, tmp_pat
 def test_doctor_warns_of_a_server_whose_crash_may_lose_what_was_committed(
     operated: Operated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def found() -> dict[str, str]:
+    def found() -> dict[str, Any]:
         checks = json.loads(CommandLine(capsys).ended("doctor", "--no-spark", "--json")[1])["checks"]
         return next(check for check in checks if check["name"] == "durability")
 
