@@ -195,8 +195,12 @@ def test_a_function_of_the_users_is_refused(sink: MemorySink | PostgresSink | De
 
 
 @pytest.fixture
-def central(tmp_path: Path, postgres: EmbeddedPostgres) -> Iterator[FoldHarness]:
-    """A database whose own order of text is not that of UTF-8; the embedded Postgres has no collations that say so."""
+def central(tmp_path: Path, postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[FoldHarness]:
+    """A database whose own order of text is not that of UTF-8.
+
+    The embedded Postgres has no collations that say so, but other encodings. Those are refused, so the refusal is lifted.
+    """
+    monkeypatch.setattr("stormproof.core.postgres.database.require_encoding", lambda *_: None)
     name = "test_central"
     with connect(postgres.database, application_name="test", autocommit=True) as connection:
         connection.execute(f"create database {name} template template0 encoding latin2 locale 'C'".encode())
