@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from support.queues import prepared_database
 from support.shared import SharedQueue, shared
+from support.threads import in_threads
 
 from stormproof import MemorySink, PostgresQueue, Settings, Topology, UsageError
 from stormproof.core.errors import StoreUnavailable
@@ -45,26 +46,6 @@ def rows_of(database: Database, statement: str) -> list[tuple[Any, ...]]:
 def there(database: Database) -> Counter[bytes]:
     """What is in the queue, seen from another connection: what is committed."""
     return Counter(row[0] for row in rows_of(database, "select payload from stormproof_queue.lines"))
-
-
-def in_threads(*works: Callable[[], None]) -> list[BaseException]:
-    """Run all at once, begun together; what they raised."""
-    raised = list[BaseException]()
-    begin = threading.Barrier(len(works))
-
-    def work(of: Callable[[], None]) -> None:
-        begin.wait(30)
-        try:
-            of()
-        except BaseException as error:  # noqa: BLE001 - handed on
-            raised.append(error)
-
-    threads = [threading.Thread(target=work, args=(of,)) for of in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return raised
 
 
 def in_fork(work: Callable[[], object]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.queues import prepared_database
+from support.threads import in_threads
 
 import stormproof
 from stormproof import (
@@ -64,24 +64,6 @@ def test_the_docstring_says_what_threads_and_forks_may_do(kind: type) -> None:
 def settings(database: Database, tmp_path: Path) -> Settings:
     prepared_database(database)
     return Settings(database_url=database.without_password, home=tmp_path, poll_interval_s=0.01, batch_messages=20)
-
-
-def at_once(*works: Callable[[], object]) -> list[BaseException]:
-    raised, begin = list[BaseException](), threading.Barrier(len(works))
-
-    def work(of: Callable[[], object]) -> None:
-        begin.wait(30)
-        try:
-            of()
-        except BaseException as error:  # noqa: BLE001 - handed on
-            raised.append(error)
-
-    threads = [threading.Thread(target=work, args=(of,)) for of in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return raised
 
 
 def in_fork(work: Callable[[], object]) -> str | None:
@@ -139,7 +121,7 @@ def test_two_topologies_on_two_threads_share_a_source(
     make: Callable[[Settings, Path], Source], settings: Settings, tmp_path: Path
 ) -> None:
     source, sinks = make(settings, tmp_path), [MemorySink(f"rows{n}") for n in range(2)]
-    raised = at_once(*(lambda n=n: run(f"topology{n}", source, sinks[n], settings) for n in range(2)))
+    raised = in_threads(*(lambda n=n: run(f"topology{n}", source, sinks[n], settings) for n in range(2)))
     source.close()
     assert raised == []
     for sink in sinks:
@@ -162,7 +144,7 @@ def test_threads_put_into_a_memory_source(settings: Settings) -> None:
     def produce(part: int) -> Callable[[], None]:
         return lambda: ids.extend(source.put([line.encode()]) for line in LINES[part::3])
 
-    assert at_once(*map(produce, range(3))) == []
+    assert in_threads(*map(produce, range(3))) == []
     run("topology", source, sink, settings)
     assert counted(sink) == Counter(LINES)
     assert sorted(number for one in ids for number in one) == list(range(len(LINES)))
@@ -170,7 +152,7 @@ def test_threads_put_into_a_memory_source(settings: Settings) -> None:
 
 def test_topologies_on_two_threads_share_a_sinks_settings_and_database(settings: Settings, database: Database) -> None:
     sources = [MemorySource("lines", [line.encode() for line in LINES[n::2]]) for n in range(2)]
-    raised = at_once(
+    raised = in_threads(
         *(lambda n=n: run(f"topology{n}", sources[n], PostgresSink(f"rows{n}"), settings) for n in range(2))
     )
     assert raised == []

@@ -74,8 +74,7 @@ def _restore_lost(stores: Stores, tx: Tx, ledger: Ledger, row: TopologyRow, txid
         SinkRefused: a sink cannot go back; the batch stays blocked.
     """
     work, _ = ledger.owed_work(tx, txid)
-    with stores.audit.snapshot() as snapshot:
-        bindings = {binding.sink: binding for binding in snapshot.sinks(row.incarnation)}
+    _, bindings = stores.bound(row.name)
     restored: dict[str, str] = {}
     for sink, item in work.items():
         binding = bindings.get(sink)

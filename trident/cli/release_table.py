@@ -25,9 +25,7 @@ def release_table(topology: str, sink: str, *, by: str, why: str, as_json: bool)
     """
     by, why = by or operator(), storable_text(why)
     with opened() as stores:
-        with stores.audit.snapshot() as snapshot:
-            row = snapshot.topology(topology)
-            bindings = {binding.sink: binding for binding in snapshot.sinks(row.incarnation)}
+        row, bindings = stores.bound(topology)
         if sink not in bindings:
             names = ", ".join(bindings) or "none"
             raise UsageError(f"topology {topology!r} has no table behind sink {sink!r}; known: {names}", sink=sink)

@@ -66,9 +66,7 @@ def skip_sink(topology: str, txid: int, sink: str, *, by: str, why: str, as_json
     """Give a batch's rows at one sink up, on record; the topology's next start goes on with the other sinks."""
     by = by or operator()
     with opened() as stores:
-        with stores.audit.snapshot() as snapshot:
-            row = snapshot.topology(topology)
-            bindings = {binding.sink: binding for binding in snapshot.sinks(row.incarnation)}
+        row, bindings = stores.bound(topology)
         ledger, run = the_ledger(stores), Run(topology, row.incarnation, row.epoch)
         with ledger.transaction(run) as tx:
             work = skippable(ledger, tx, txid, sink)

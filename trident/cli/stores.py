@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stormproof.core.postgres.database import Database
     from stormproof.core.settings import Settings
     from stormproof.trident.audit import AuditLedger
+    from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,16 @@ class Stores:
         from stormproof.trident.audit import AuditLedger
 
         return AuditLedger(self.engine)
+
+    def bound(self, topology: str) -> tuple[TopologyRow, dict[str, SinkBinding]]:
+        """A topology, and the tables that the ledger knows, by their sinks' names.
+
+        Raises:
+            UsageError: there is no such topology; names the known ones.
+        """
+        with self.audit.snapshot() as snapshot:
+            row = snapshot.topology(topology)
+            return row, {binding.sink: binding for binding in snapshot.sinks(row.incarnation)}
 
 
 @contextmanager
