@@ -89,16 +89,20 @@ def done(shell: Shell) -> Shell:
     return shell
 
 
-def test_an_empty_database_gets_its_schema_at_the_first_use(shell: Shell) -> None:
+def test_an_empty_database_gets_its_schema_at_the_first_use_and_not_from_a_read(shell: Shell) -> None:
     assert shell("ledger", "check", status=1)["up_to_date"] is False
-    assert shell("status") == {"topologies": []}
+    assert "has no Stormproof schema yet" in shell("status", status=2)["error"]["message"]
+    assert shell("ledger", "check", status=1)["up_to_date"] is False
+    (shell.folder / "lines.txt").write_text("a b\n")
+    shell("queue", "put", "lines", "--lines", str(shell.folder / "lines.txt"))
     assert shell("ledger", "check")["up_to_date"] is True
+    assert shell("status") == {"topologies": []}
 
 
-def test_a_schema_of_another_revision_is_refused_by_name(shell: Shell) -> None:
+def test_a_schema_of_an_older_revision_is_refused_by_name(shell: Shell) -> None:
     shell("ledger", "migrate")
     with psycopg.connect(shell.database.conninfo) as connection:
-        connection.execute("update stormproof.alembic_version set version_num = '0000'")
+        connection.execute("update stormproof.alembic_version set version_num = '0001'")
     error = shell("status", status=2)["error"]
     assert "stormproof ledger migrate" in error["message"]
 
