@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
+from stormproof.core.machine import ADVICE
 from stormproof.core.postgres.rights import require_encoding
 from stormproof.core.postgres.session import OwnedConnection, set_up
 from stormproof.core.postgres.startup import require_own_backend, started
@@ -25,6 +27,8 @@ from stormproof.core.postgres.startup import require_own_backend, started
 DATABASE_URL_FORM: Final = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 CONNECT_TIMEOUT_S: Final = 10
 SCHEMES: Final = ("postgresql", "postgres", "postgresql+psycopg")
+
+_NO_DETAILS: Final = "no error details available"
 
 # A connection whose other end is gone is noticed within about a minute; an answer that never comes would hold a batch.
 _DEFAULTS: Final[Mapping[str, str]] = {
@@ -260,6 +264,8 @@ def connect(database: Database, *, application_name: str, autocommit: bool = Fal
         text = " ".join(
             line for line in lines if line and not line.startswith("Is the server running")
         )  # we ask that, too
+        if _NO_DETAILS in text and (own := _of_this_machine()) is not None:
+            text = own
         state = error.sqlstate
     # Raised outside the handler: the driver's own error, with what it may hold, is neither cause nor context of this.
     raise StoreUnavailable(
@@ -268,6 +274,15 @@ def connect(database: Database, *, application_name: str, autocommit: bool = Fal
         database=database.redacted,
         sqlstate=state,
     )
+
+
+def _of_this_machine() -> str | None:
+    """What this machine says of a further file, where libpq knows no details: it runs out of handles in silence."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return f"{error.strerror}: {ADVICE.get(error.errno or 0, 'see the logs of this machine')}"
+    return None
 
 
 def backend_identity(connection: psycopg.Connection) -> Backend:

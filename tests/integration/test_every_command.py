@@ -63,7 +63,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "run": (TARGET, "--engine", "inline", "--until-idle"),
     "status": (NAME,),
 }
-ELSEWHERE: Final = {"psql", "db url", "queue adopt", "jars", "init"}
+ELSEWHERE: Final = {"psql", "db url", "queue adopt", "jars", "init", "ledger release-table"}
 """Commands with tests of their own screens; called here where they need no more than a database."""
 
 CHANGES: Final = {"run", "queue list", "queue stats", "status", "doctor"}

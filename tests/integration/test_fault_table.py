@@ -17,7 +17,7 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.postgres
 
-TRIED = 12
+TRIED = 6
 """Faults that one run of the tests tries, drawn by its seed; `make torture ARGS='--only environment'` tries all."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
