@@ -221,7 +221,7 @@ def test_a_database_that_is_read_only_for_a_while(
         terminate_all(server, own)
 
     run = Run(queue(own), own, tmp_path, Healing(lambda: set_("off")))
-    require_outlasted(run, lambda: set_("on"), caplog, own, "read-only")
+    require_outlasted(run, lambda: set_("on"), caplog, own, "the server takes no writes")
 
 
 def test_a_server_that_accepts_and_then_closes(
