@@ -22,7 +22,7 @@ EXISTING = $(wildcard $(SOURCES))
 
 help:
 	@echo "make demo      the word count through kill -9, with its proof (a few minutes)"
-	@echo "make test      every test                    (ARGS='-k name' for pytest, WORKERS=0 for one process)"
+	@echo "make test      every test, of the longest files a share drawn by the seed (ARGS=--all for all of them; ARGS='-k name')"
 	@echo "make check     formatter, linter, type checkers"
 	@echo "make docs      the documentation's site, in build/site; a broken link is an error"
 	@echo "make fresh-install   the wheel in a fresh environment, without Java and Postgres, then with the extras"

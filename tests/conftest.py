@@ -29,6 +29,7 @@ _numbers = itertools.count(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run every test, and of the long files not a sample alone")
     parser.addoption("--seed", type=int, default=None, help="seed of the tests' random choices (default: a new one)")
 
 
@@ -52,11 +53,27 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["seed"] = node.config.stash[_SEED]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _sample(config, items)
     # One Spark session serves all tests on it: they stay in one worker.
     for item in items:
         if item.get_closest_marker("spark") is not None:
             item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep a share of a file's tests that are marked `sampled`, drawn by the run's seed; tests asked for by name stay."""
+    if config.getoption("--all") or config.option.keyword or any("::" in given for given in config.args):
+        return
+    rng = random.Random(config.stash[_SEED])
+    dropped = [
+        item
+        for item in items
+        if (mark := item.get_closest_marker("sampled")) is not None and rng.random() >= mark.args[0]
+    ]
+    left_out = set(dropped)
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=dropped)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -25,6 +25,8 @@ from stormproof.sinks.protocol import ClaimsTable, SinkIdentity
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.postgres import PostgresMap
 
+pytestmark = pytest.mark.sampled(0.25)
+
 NAME: Final = "first"
 STORES: Final = ("delta-append", "delta-map", "postgres-append", "postgres-map")
 ROUNDS: Final = 8

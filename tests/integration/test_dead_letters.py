@@ -18,7 +18,7 @@ from support.topologies import POISON, SinkMode, expected, source_of
 from stormproof import PostgresSink, Topology
 from stormproof.core.failpoint import ENV, FAILPOINTS
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
 NAME = "letters"
 WORDS = "letters_postgres_append"

@@ -24,6 +24,8 @@ from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
 
+pytestmark = pytest.mark.sampled(0.25)
+
 NAME: Final = "identity"
 A, B, C = {"a": 1}, {"a": 10, "b": 2}, {"c": 3}
 

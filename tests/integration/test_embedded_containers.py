@@ -26,7 +26,7 @@ from stormproof.core.postgres.data_lock import is_data_locked, take_data_lock
 from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
 
 @pytest.fixture(scope="module")

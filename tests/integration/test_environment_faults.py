@@ -25,7 +25,7 @@ from stormproof.core.errors import ErrorKind
 from stormproof.core.postgres.database import Database
 from stormproof.trident.cli.output import Exit
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from stormproof.core.source.files.reader import FileSliceReader
 from stormproof.core.source.protocol import Lease, Limit, Slice
 from stormproof.testing import Message
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
 ROWS: Final = 4_000
 """Four blocks of lines, four row groups."""

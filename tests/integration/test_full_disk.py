@@ -29,6 +29,8 @@ from stormproof.sinks.delta.failures import may_pass, os_error, shown
 from stormproof.sinks.postgres import session as postgres_session
 from stormproof.trident.state import sink as state_sink
 
+pytestmark = pytest.mark.sampled(0.25)
+
 NAME: Final = "identity"
 
 REFUSALS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)

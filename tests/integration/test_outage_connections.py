@@ -24,7 +24,7 @@ from stormproof.core.source.protocol import Source
 from stormproof.trident.run import driver
 from stormproof.trident.steps import Steps
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
 ROWS, COUNTS, MAPS = 10, 2, 2
 """So many sinks of each kind: fourteen sessions, each with a connection of its own."""

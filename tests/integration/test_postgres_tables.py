@@ -12,7 +12,7 @@ from stormproof import PostgresMap, PostgresSink, Topology, count
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import watched
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
 NAME = "tables"
 

@@ -26,7 +26,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.postgres_queue import numbering
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
 NAME: Final = "moved"
 OTHER: Final = "moved-too"

@@ -30,7 +30,7 @@ from stormproof.trident.cli.app import app
 from stormproof.trident.grants import grants_sql, lacking
 from stormproof.trident.ledger.graph import SHOWN_CHARACTERS
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
 NAME: Final = "rights"
 NOBODY: Final = "nobody"

@@ -25,7 +25,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.trident.run import ledger_engine
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
 
 def set_default(database: Database, setting: str) -> None:

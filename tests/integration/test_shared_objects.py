@@ -32,7 +32,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.protocol import Source
 from stormproof.trident.coordinator import Coordinator
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 LINES = [str(n) for n in range(60)]
 
 SHARED = [

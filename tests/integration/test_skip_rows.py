@@ -19,7 +19,7 @@ from stormproof.core.postgres import embedded
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sinks.postgres import row_by_row
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
 NAME = "rows"
 APPEND, FOLD = SinkMode.POSTGRES_APPEND, SinkMode.POSTGRES_FOLD

@@ -21,7 +21,7 @@ from stormproof.trident.ledger.binding import Bound
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 
 
 @pytest.fixture(params=STORES)

@@ -23,6 +23,8 @@ from stormproof.trident.state.merge import newest
 from stormproof.trident.state.postgres import PostgresMap
 from stormproof.trident.state.sink import StateSink
 
+pytestmark = pytest.mark.sampled(0.25)
+
 NAME: Final = "values"
 SCHEMA: Final = "word string, amount decimal(38,2), day date, at timestamp"
 TOO_WIDE: Final = 2**127 - 1

@@ -27,7 +27,7 @@ from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.prune import prune
 from stormproof.trident.run import driver, ledger_engine
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
 NAME = "beside"
 SEAMS = ("audit.after_ledger", "audit.in_sink", "audit.after_sinks")
