@@ -76,6 +76,13 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=dropped)
 
 
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    # A session of Spark that a test started by itself leaves this process's id here: a child of a later test that a
+    # failpoint kills would kill the tests.
+    del item
+    os.environ.pop(ENV_DRIVER_PID, None)
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.stash[_SEED]} (repeat with --seed={config.stash[_SEED]})"
 

@@ -55,4 +55,5 @@ def broken_words(narrow: str, wide: str) -> set[str]:
     """The words of a narrow screen that the same text does not have where there is room."""
     whole = set(wide.split())
     long = [word for word in whole if len(word) >= UNBREAKABLE]
-    return {word for word in narrow.split() if word not in whole and not any(word in one for one in long)}
+    words = [word for word in narrow.split() if any(map(str.isalnum, word))]  # a frame is as wide as its screen
+    return {word for word in words if word not in whole and not any(word in one for one in long)}

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from stormproof.core.failpoint import ENV_DRIVER_PID
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _IMPORTED = (
     "stormproof.trident.cli.app",
@@ -40,7 +42,8 @@ def typed(line: str, folder: Path, environment: Mapping[str, str], timeout_s: fl
         )
         return ended.returncode, ended.stdout + ended.stderr
     said = folder / ".said"
-    process = _CONTEXT.Process(target=_run, args=(words, str(folder), {**environment, **variables}, str(said)))
+    known = {name: value for name, value in environment.items() if name != ENV_DRIVER_PID}  # this process is not it
+    process = _CONTEXT.Process(target=_run, args=(words, str(folder), {**known, **variables}, str(said)))
     process.start()
     process.join(timeout_s)
     assert process.exitcode is not None, f"{line}: not done after {timeout_s} s"

@@ -204,6 +204,7 @@ class Connection(MemoryStore):
     """Another object for the same keys, which says nothing of that."""
 
     def __init__(self, items: dict[bytes, bytes]) -> None:
+        super().__init__()
         self.items = items
 
 

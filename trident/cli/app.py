@@ -423,7 +423,7 @@ def ledger_accept_change(
 @ledger_app.command("release-table")
 def ledger_release_table(
     topology: TopologyName,
-    sink: Annotated[str, typer.Argument(metavar="SINK")],
+    sink: SinkName,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
