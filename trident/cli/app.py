@@ -164,7 +164,13 @@ def retry(
 def doctor(
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Also start Spark (some seconds).")] = True,
     kind: Annotated[
-        RoleKind, typer.Option("--for", help="What the database's role must be able to do.", case_sensitive=False)
+        RoleKind,
+        typer.Option(
+            "--for",
+            metavar="KIND",
+            help="What the database's role must be able to do: producer, driver or auditor.",
+            case_sensitive=False,
+        ),
     ] = RoleKind.DRIVER,
     as_json: AsJson = False,
 ) -> None:
@@ -481,7 +487,13 @@ def ledger_sql(
         str | None, typer.Option("--grants", metavar="ROLE", help="Print the least rights of this role instead.")
     ] = None,
     kind: Annotated[
-        RoleKind, typer.Option("--for", help="With --grants: what the role is for.", case_sensitive=False)
+        RoleKind,
+        typer.Option(
+            "--for",
+            metavar="KIND",
+            help="With --grants: what the role is for: producer, driver or auditor.",
+            case_sensitive=False,
+        ),
     ] = RoleKind.DRIVER,
     driver: Annotated[
         str | None, typer.Option(metavar="ROLE", help="With --grants: the role that makes queues later.")
