@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a share of a file's tests that are marked `sampled`, drawn by the run's seed; tests asked for by name stay."""
+    """Keep a share of the tests that are marked `sampled`, drawn by the run's seed; tests asked for by name stay."""
     if config.getoption("--all") or config.option.keyword or any("::" in given for given in config.args):
         return
     rng = random.Random(config.stash[_SEED])

@@ -36,6 +36,7 @@ def test_a_query_killed_at_every_failpoint(form: Form, database: Database, tmp_p
 
 
 @pytest.mark.spark
+@pytest.mark.sampled(0.34)
 @pytest.mark.timeout(600)
 def test_files_on_spark_into_a_topology(database: Database, tmp_path: Path) -> None:
     cell = StreamCell("spark-files", Form.TOPOLOGY, tmp_path, prepared_database(database))
@@ -44,6 +45,7 @@ def test_files_on_spark_into_a_topology(database: Database, tmp_path: Path) -> N
 
 
 @pytest.mark.spark
+@pytest.mark.sampled(0.34)
 @pytest.mark.timeout(600)
 def test_a_rate_stream_on_spark_into_sinks(database: Database, tmp_path: Path) -> None:
     cell = StreamCell("spark-rate", Form.SINKS, tmp_path, prepared_database(database))
@@ -54,6 +56,7 @@ def test_a_rate_stream_on_spark_into_sinks(database: Database, tmp_path: Path) -
 
 
 @pytest.mark.spark
+@pytest.mark.sampled(0.34)
 @pytest.mark.timeout(600)
 def test_two_functions_of_a_query_on_spark_and_one_that_was_renamed(
     database: Database, tmp_path: Path, capfd: pytest.CaptureFixture[str]
