@@ -1,0 +1,116 @@
+"""`NumberedSource`: messages that have numbers without gaps, so that a slice is a range of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stormproof.core.errors import UsageError
+from stormproof.core.pending.rows import At
+from stormproof.core.pending.source import Next, PendingSource, Piece, expectation_of
+from stormproof.core.source.protocol import Expectation, Limit, SliceReader
+
+
+class NumberedSource(PendingSource):
+    """A source whose messages are numbered from `first` on without gaps, in the order in which they are opened.
+
+    A connector says how many there are (`stop`), how many bytes they have, who reads a range, and what the payloads were.
+    A message's number must never change, nor come to stand for another message.
+    """
+
+    @abstractmethod
+    def stop(self, cursor: Any) -> int:
+        """The number behind the last message that is there now."""
+
+    @abstractmethod
+    def sizes(self, first: int, stop: int, limit: Limit) -> Sequence[int]:
+        """The bytes of the messages from `first` on, ascending; it may end before `stop` once they are above the limit."""
+
+    @abstractmethod
+    def range_parts(self, first: int, stop: int, parallelism: int) -> tuple[SliceReader, ...]:
+        """Readers of a range of messages; see `PendingSource.parts`."""
+
+    @abstractmethod
+    def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
+        """The payloads of these messages, which are ascending."""
+
+    def first(self, cursor: Any) -> int:
+        """The number of the first message that a new subscription opens."""
+        del cursor
+        return 0
+
+    def cut(self, first: int, stop: int, limit: Limit) -> tuple[int, int]:
+        """Where the limit ends a range of messages, at least one message on, and its bytes up to there."""
+        stop = min(stop, first + max(1, limit.messages))
+        total = np.cumsum(self.sizes(first, stop, limit)[: stop - first])
+        kept = max(1, int(np.searchsorted(total, limit.bytes, side="right")))
+        return first + kept, int(total[kept - 1])
+
+    def start(self, cursor: Any) -> At:
+        """In front of the first message."""
+        return {"next": self.first(cursor)}
+
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+        """The messages from the position on."""
+        first, stop = next_of(position), self.stop(cursor)
+        if first >= stop:
+            return None
+        piece = self.head({"range": [first, stop]}, limit, seed, cursor)
+        _, end = range_of(piece.at)
+        return Next(piece, {**position, "next": end})
+
+    def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
+        """The lowest numbers of the range."""
+        del cursor
+        first, stop = range_of(at)
+        end, size = self.cut(first, stop, limit)
+        expected = expectation_of(np.arange(first, end, dtype=np.int64), seed)
+        return Piece(
+            {"range": [first, end]}, end - first, size, expected, {"range": [end, stop]} if end < stop else None
+        )
+
+    def places(self, at: At, ids: Sequence[int], cursor: Any) -> Sequence[int]:
+        """How far each number is from the first."""
+        del cursor
+        first, stop = range_of(at)
+        return sorted(id_ - first for id_ in ids if first <= id_ < stop)
+
+    def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
+        """From the numbers alone."""
+        del cursor
+        ids = np.arange(*range_of(at), dtype=np.int64)
+        return expectation_of(ids[~np.isin(ids, np.fromiter(excluded, np.int64))] if excluded else ids, seed)
+
+    def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
+        """Readers of the range."""
+        return self.range_parts(*range_of(at), parallelism)
+
+    def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
+        """Those of the range."""
+        first, stop = range_of(at)
+        mine = sorted(id_ for id_ in ids if first <= id_ < stop)
+        return self.range_payloads(mine, cursor) if mine else {}
+
+    def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
+        """As many as lie behind the position."""
+        return max(0, self.stop(cursor) - next_of(position)), None
+
+
+def next_of(position: At) -> int:
+    """The number of the first message that was never opened."""
+    number = position.get("next")
+    if not isinstance(number, int):
+        raise UsageError(f"not a position of numbered messages: {sorted(position)}")
+    return number
+
+
+def range_of(at: At) -> tuple[int, int]:
+    """The first number of a slice, and the one behind its last."""
+    match at.get("range"):
+        case [int(first), int(stop)]:
+            return first, stop
+        case _:
+            raise UsageError(f"not a range of numbered messages: {sorted(at)}")

@@ -1,0 +1,274 @@
+"""The rows of one subscription: what a store of pending messages must be able to write and find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from stormproof.core.errors import Json
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.dead_letter import DeadLetter, Disposal
+from stormproof.core.source.protocol import Lease, SliceReader
+
+At: TypeAlias = dict[str, Json]
+"""A connector's own description of a place or of a set of messages, as a JSON object; nobody else reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """One subscription of one source. `kind` is the connector's, so two kinds of sources may have one name."""
+
+    kind: str
+    source: str
+    subscription: str
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRow:
+    """Messages that were opened and are not resolved: leased (`owner`), or returned and to be opened again.
+
+    `at` says which, in the connector's words; None: retries, which point at the row themselves. `opened` counts how
+    often the slice was opened, `deaths` how many drivers ended while they held it open.
+    """
+
+    id: int
+    at: At | None
+    messages: int
+    bytes: int
+    owner: str | None = None
+    epoch: int = 0
+    opened: int = 0
+    deaths: int = 0
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether its messages failed before."""
+        return self.at is None
+
+
+class Retry(NamedTuple):
+    """A message that failed before: its number, what the source shows before that, and the size of its payload."""
+
+    id: int
+    origin: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A message to be written down as failed.
+
+    `payload` is None where the message is a retry already, whose row has it. `delay_s` is how long it waits; None: it
+    failed too often and becomes a dead letter. `counted` is off for one that is merely returned. The store adds its own
+    time to `entry`, the history's.
+    """
+
+    id: int
+    origin: int
+    payload: bytes | None
+    reason: str
+    error: str
+    entry: dict[str, Json]
+    counted: bool
+    delay_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFate:
+    """Why a lease's slice is not there: the newest epoch of subscription or owner, and whether the lease ran out."""
+
+    newest_epoch: int
+    lapsed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Messages of a subscription, but for those that were never opened. A lease that ran out counts as returned."""
+
+    returned: int
+    returned_retries: int
+    pending: int
+    waiting: int
+    dead: int
+    next_retry_in_s: float | None
+
+
+class PendingRows(Protocol):
+    """The rows of one subscription, inside one transaction.
+
+    Every call acts at once and is seen by the next. `cursor` is a psycopg cursor in the transaction, for a connector that
+    lives in the same database; None in memory. Times are the store's own.
+    """
+
+    @property
+    def cursor(self) -> Any:
+        """The transaction's cursor; None in memory."""
+        ...
+
+    def subscribe(self, epoch: int, start: Callable[[], At]) -> None:
+        """Make the subscription where it is missing, at `start()`."""
+        ...
+
+    def lock(self) -> tuple[int, At] | None:
+        """Lock the subscription, in a statement of its own; gives its newest epoch and its position. None: none is there.
+
+        A statement that waits for a lock goes on with a snapshot from before the wait: so this one comes first.
+        """
+        ...
+
+    def position(self) -> At | None:
+        """The position, without a lock."""
+        ...
+
+    def raise_epoch(self, epoch: int) -> None:
+        """The newest epoch is at least this one."""
+        ...
+
+    def advance(self, row: SliceRow, lease: Lease, position: At) -> SliceRow:
+        """Insert a slice that is open under the lease for the first time, and move the subscription to `position`.
+
+        Raises:
+            UsageError: the owner holds a slice already.
+        """
+        ...
+
+    def free(self) -> SliceRow | None:
+        """The first slice that was returned or whose lease ran out, locked; of the latter `owner` is still set."""
+        ...
+
+    def due(self, messages: int) -> Sequence[Retry]:
+        """Waiting retries whose time has come, at most so many, ascending by number; the longest due are taken first."""
+        ...
+
+    def retries(self, slice_id: int) -> Sequence[Retry]:
+        """The retries of a slice, ascending by number."""
+        ...
+
+    def insert(self, row: SliceRow, retries: Sequence[int] = ()) -> SliceRow:
+        """Insert a returned slice; these retries are its messages from now on."""
+        ...
+
+    def shrink(self, row: SliceRow) -> None:
+        """The slice with this id is returned, and holds `at`, `messages`, `bytes`, `deaths` from now on."""
+        ...
+
+    def open(self, row: SliceRow, lease: Lease) -> SliceRow:
+        """Open a free slice under the lease, with `deaths` as in `row`; of an owner whose lease ran out a lapse is kept.
+
+        Raises:
+            UsageError: the owner holds a slice already.
+        """
+        ...
+
+    def take(self, lease: Lease, *, delete: bool) -> SliceRow | None:
+        """The slice of a lease, locked or deleted; None where this owner has none in this epoch."""
+        ...
+
+    def touch(self, lease: Lease, *, hold: bool) -> bool:
+        """Open to held, or (not `hold`) move the expiry of an open one; False where the lease lapsed or is not there."""
+        ...
+
+    def give_back(self, lease: Lease) -> bool:
+        """Return a lease's messages; False where it is not there."""
+        ...
+
+    def fate(self, lease: Lease) -> LeaseFate:
+        """What became of a lease."""
+        ...
+
+    def recover(self, epoch: int) -> tuple[str, ...]:
+        """Every lease belongs to `epoch`; gives their owners.
+
+        An open lease of an older epoch counts a death of its slice, once for each opening.
+        """
+        ...
+
+    def failures(self, slice_id: int, ids: Sequence[int]) -> Mapping[int, int]:
+        """How often each of these retries of a slice failed before, locked; without those that are not of the slice."""
+        ...
+
+    def fail(self, row: SliceRow, failed: Sequence[Failed]) -> None:
+        """Make retries or dead letters of messages of a taken slice; openings and failures are added to the earlier ones."""
+        ...
+
+    def finish(self, row: SliceRow) -> None:
+        """Remove the retries that still belong to a taken slice: they are confirmed."""
+        ...
+
+    def unresolved(self) -> Sequence[SliceRow]:
+        """Every slice."""
+        ...
+
+    def counts(self) -> Counts:
+        """How many messages are in which state."""
+        ...
+
+    def dead_letters(self, shown: Callable[[int, int], str]) -> tuple[DeadLetter, ...]:
+        """Every dead letter, those that were disposed of included, oldest first."""
+        ...
+
+    def dispose(
+        self, numbers: Sequence[tuple[int, int]], disposal: Disposal, *, by: str, why: str, payload: bytes | None = None
+    ) -> Sequence[tuple[int, int]]:
+        """Record a decision about dead letters, given as (number, origin); gives those that waited for one.
+
+        Those that are not dropped become retries that are due at once, with failures counted from 0, and with `payload`
+        (an edit) in place of their own.
+        """
+        ...
+
+    def undecided(self, number: int, origin: int) -> bytes | None:
+        """The payload of a dead letter that waits for a decision, locked; None where there is none."""
+        ...
+
+    def forget_lapses(self) -> None:
+        """Remove what is known of leases that ran out more than a week ago."""
+        ...
+
+
+class PendingStore(Protocol):
+    """Where the rows of subscriptions stand."""
+
+    def rows(self, who: Subscriber, tx: object | None = None) -> AbstractContextManager[PendingRows]:
+        """The subscription's rows, in `tx` or in a transaction of its own, which is committed at the end.
+
+        Raises:
+            StoreUnavailable: the store cannot be reached; its answer may be lost.
+            UsageError: `tx` is no transaction of this kind of store.
+        """
+        ...
+
+    def readers(
+        self,
+        who: Subscriber,
+        slice_id: int,
+        parts: Sequence[Sequence[int]],
+        unpack: Callable[[Sequence[bytes]], Any] | None,
+    ) -> tuple[SliceReader, ...]:
+        """Readers of a slice of retries, one for each part; a part is numbers of messages.
+
+        `unpack` makes Arrow arrays, as the decoder takes them, of the payloads that are stored.
+        """
+        ...
+
+    def subscriptions(self, kind: str, source: str) -> Sequence[str]:
+        """The names of a source's subscriptions."""
+        ...
+
+    def for_run(self, database: Database) -> PendingStore:
+        """The same for one run: with connections of its own, in `database` where none is named."""
+        ...
+
+    def bind(self, database: Database) -> None:
+        """Use this database, where none is named."""
+        ...
+
+    def joins(self, tx: object) -> bool:
+        """Whether `tx` is a transaction in this very store."""
+        ...
+
+    def close(self) -> None:
+        """Let idle connections go; the next use makes others."""
+        ...

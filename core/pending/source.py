@@ -1,0 +1,647 @@
+"""`PendingSource`: open, confirm and abort over the rows of a store; a connector fills in what it alone knows."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+from typing import Any, ClassVar, Final, Self
+
+import numpy as np
+
+from stormproof.core.arguments import require_text, require_whole
+from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
+from stormproof.core.failpoint import failpoint
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.message import MessageFailure, storable_text
+from stormproof.core.pending.rows import At, Failed, LeaseFate, PendingRows, PendingStore, Retry, SliceRow, Subscriber
+from stormproof.core.postgres.database import Database
+from stormproof.core.share import Rows, signed, tokens, xor_reduce
+from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.dead_letter import DeadLetter, Disposal
+from stormproof.core.source.kind import SourceKind
+from stormproof.core.source.parts import inner_ends
+from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
+
+DEATHS_BEFORE_HALVING: Final = 2
+_TEXT_MAX: Final = 5_000
+"""Above what `storable_text` cuts to by default, so that a text which passed it once is not cut again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The first messages of a set, within a limit: at least one where the set holds any.
+
+    `expected` is for the seed that was asked for. `rest` is what is left of the set, None: nothing.
+    """
+
+    at: At
+    messages: int
+    bytes: int
+    expected: Expectation
+    rest: At | None
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """Messages that were never opened, and the subscription's position behind them."""
+
+    piece: Piece
+    position: At
+
+
+class PendingSource(ABC):
+    """A pending source: Kestrel's open, confirm and abort, for slices of messages.
+
+    Derive from it to write a connector. What it needs from you are the abstract methods; each says what it must keep.
+    `cursor` is a psycopg cursor in the store's own transaction, for a connector whose messages lie in the same
+    database; others leave it alone. Methods that are given a slice's `at` may be called at any time while the slice
+    is not resolved, by another process, too: `at` alone must say which messages they are.
+
+    Guarantee:
+        Every message that `next` gave is opened again only when it was returned, failed, or its lease ran out. A lease is
+        confirmed by its owner in its epoch alone. Failed messages wait for a retry or are dead letters, with their payload.
+
+    Threads: topologies on several threads may share one object; each run has a view of its own (`for_run`).
+    Forks: a fork makes connections of its own, and never touches its parent's.
+    """
+
+    KIND: ClassVar[str]
+    """The connector's name in the store: "queue", "files"."""
+    NOUN: ClassVar[str] = "source"
+    """What errors call it."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        decoder: Decoder,
+        store: PendingStore,
+        max_attempts: int = 5,
+        backoff: Backoff | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        require_text(self.NOUN, "name", name, "lines")
+        require_whole(f"{self.NOUN} {name}", "max_attempts", max_attempts, 1)
+        self.name = name
+        self._decoder = decoder
+        self._store = store
+        self._max_attempts = max_attempts
+        self._backoff = backoff or Backoff()
+        self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
+        self._subscription: str | None = None
+
+    # ---- what a connector says
+
+    @abstractmethod
+    def start(self, cursor: Any) -> At:
+        """The position of a new subscription."""
+
+    @abstractmethod
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+        """Messages behind a position, at most as many as the limit admits (but one at least); None: there are none now.
+
+        The sets that a subscription is given this way must hold every message once, whoever writes meanwhile.
+        """
+
+    @abstractmethod
+    def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
+        """The first messages of a slice, in an order that never changes; at most as many as the limit admits, but one."""
+
+    @abstractmethod
+    def places(self, at: At, ids: Sequence[int], cursor: Any) -> Sequence[int]:
+        """The ordinals (from 0) of those of these messages that are in the slice, in the order of `head`."""
+
+    @abstractmethod
+    def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
+        """Number and XOR of the tokens of the slice's messages, some left out; computed apart from the read."""
+
+    @abstractmethod
+    def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
+        """The slice as so many disjoint readers (some may be empty), which give the same messages each time."""
+
+    @abstractmethod
+    def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
+        """The payloads of these messages of a slice, to be kept; messages that are not in the slice are left out."""
+
+    def look(self, epoch: int) -> None:  # noqa: B027 - most have nothing to look at
+        """See what there is to open; before the transaction that opens, and outside of it."""
+
+    def check(self, position: At, cursor: Any) -> None:  # noqa: B027 - most positions cannot be wrong
+        """Refuse a position that does not fit the store of the messages any more; within the transaction that opens.
+
+        Raises:
+            PositionMismatch: messages would be skipped or doubled.
+        """
+
+    def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
+        """How many messages were never opened, and how many seconds the oldest has waited; (0, None): not known."""
+        del position, cursor
+        return 0, None
+
+    def unpack(self) -> Any:
+        """A picklable function from stored payloads to arrays of the decoder's own type; None: they are bytes."""
+        return None
+
+    def shown_id(self, message: int, origin: int) -> str:
+        """A message's id as people see it: ``ORIGIN-N``."""
+        return f"{origin}-{message}"
+
+    def number_of(self, shown: str) -> tuple[int, int] | None:
+        """Number and origin of a shown id; None: it is none of this source."""
+        origin, dash, number = shown.rpartition("-")
+        return (int(number), int(origin)) if dash and origin.isdecimal() and number.isdecimal() else None
+
+    @property
+    def kind(self) -> SourceKind:
+        """A slice can be read again, for as long as it is not confirmed."""
+        return SourceKind.TRANSACTIONAL
+
+    def serves(self, guarantee: Guarantee) -> str | None:
+        """All of them."""
+        del guarantee
+        return None
+
+    # ---- what every source does
+
+    @property
+    def decoder(self) -> Decoder:
+        """Turns payloads into tuples, inside executors."""
+        return self._decoder
+
+    @property
+    def where(self) -> str:
+        """The source as errors name it."""
+        return f"{self.NOUN} {self.name}"
+
+    def bind(self, database: Database) -> None:
+        """Use this database, where none was named."""
+        self._store.bind(database)
+
+    def for_run(self, database: Database) -> Self:
+        """The same source for one run: with a subscription and connections of its own."""
+        view = copy.copy(self)
+        view._store = self._store.for_run(database)
+        view._subscription = None
+        return view
+
+    def joins(self, tx: object) -> bool:
+        """Whether `tx` is a transaction in the store of what is pending here."""
+        return self._store.joins(tx)
+
+    def drop_connections(self) -> None:
+        """Let connections go; the next call makes others."""
+        self._store.close()
+
+    def close(self) -> None:
+        """Let connections go; the next use makes others."""
+        self._store.close()
+
+    def look_at(self, subscription: str) -> None:
+        """Act for a subscription that is there already, without its epoch: for its dead letters."""
+        self._subscription = subscription
+
+    def subscribe(self, subscription: str, epoch: int) -> None:
+        """Act for this subscription from now on; makes it where it is missing.
+
+        Raises:
+            Fenced: a newer epoch has the subscription.
+            PositionMismatch: the store of the messages is not the one that its position was taken from.
+        """
+        who = Subscriber(self.KIND, self.name, subscription)
+        with self._store.rows(who) as rows:
+            rows.subscribe(epoch, lambda: self.start(rows.cursor))
+            self.check(self._locked(rows, who, epoch), rows.cursor)
+            rows.raise_epoch(epoch)
+        self._subscription = subscription
+
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        """Hand out returned messages first, then due retries, then new ones; None where there are none."""
+        who, seed = self._who(), signed(seed)
+        self.look(lease.epoch)
+        with self._store.rows(who, tx) as rows:
+            position = self._locked(rows, who, lease.epoch)
+            self.check(position, rows.cursor)
+            free = rows.free() or (self._due(rows, limit) if limit.retries else None)
+            if free is not None:
+                return self._reopened(rows, free, lease, limit, seed)
+            found = self.next(position, limit, seed, rows.cursor)
+            if found is None:
+                return None
+            piece = found.piece
+            row = SliceRow(0, piece.at, piece.messages, piece.bytes, lease.owner, lease.epoch, opened=1)
+            return _slice_of(rows.advance(row, lease, found.position), piece.expected)
+
+    def _due(self, rows: PendingRows, limit: Limit) -> SliceRow | None:
+        """Due retries as a slice of their own."""
+        due = rows.due(max(1, limit.messages))
+        if not due:
+            return None
+        row = SliceRow(0, None, len(due), sum(retry.bytes for retry in due))
+        return rows.insert(row, [retry.id for retry in due])
+
+    def _reopened(self, rows: PendingRows, row: SliceRow, lease: Lease, limit: Limit, seed: int) -> Slice:
+        """Open a free slice, cut to the limit; one on which drivers died in halves, which are halved again at once."""
+        if row.deaths >= DEATHS_BEFORE_HALVING and row.messages > 1:
+            row = replace(row, deaths=1)
+            limit = replace(limit, messages=min(limit.messages, math.ceil(row.messages / 2)))
+        retries: Sequence[Retry] = rows.retries(row.id) if row.is_retry else ()
+        piece, kept = self._head(row, retries, limit, seed, rows.cursor)
+        if (left := row.messages - piece.messages) > 0 and (row.is_retry or piece.rest is not None):
+            rest = replace(row, at=piece.rest, messages=left, bytes=max(0, row.bytes - piece.bytes), owner=None)
+            rows.insert(rest, [retry.id for retry in retries[kept:]])
+            row = self._shrunk(rows, row, piece)
+        elif left:
+            raise PositionMismatch(
+                f"{self.where}: a slice of subscription {self._subscription} held {row.messages} messages when it was "
+                f"opened, and {piece.messages} now: messages were deleted or changed by hand",
+                slice=_position_of(row),
+                found=piece.messages,
+            )
+        return _slice_of(rows.open(row, lease), piece.expected, retries[:kept])
+
+    def _shrunk(self, rows: PendingRows, row: SliceRow, piece: Piece) -> SliceRow:
+        at = None if row.is_retry else piece.at
+        small = replace(row, at=at, messages=piece.messages, bytes=piece.bytes)
+        rows.shrink(small)
+        return small
+
+    def _head(self, row: SliceRow, retries: Sequence[Retry], limit: Limit, seed: int, cursor: Any) -> tuple[Piece, int]:
+        """The part of a slice that the limit admits, and how many of its retries that are."""
+        if row.at is not None:
+            return self.head(row.at, limit, seed, cursor), 0
+        sizes = np.cumsum([retry.bytes for retry in retries[: max(1, limit.messages)]])
+        kept = max(1, int(np.searchsorted(sizes, limit.bytes, side="right"))) if len(retries) else 0
+        expected = expectation_of([retry.id for retry in retries[:kept]], seed)
+        return Piece({}, kept, int(sizes[kept - 1]) if kept else 0, expected, None), kept
+
+    def attach(self, position: dict[str, Json], expected: Expectation) -> Slice:
+        """The slice that was opened earlier, from its position."""
+        row, retries = _row_of(position)
+        return Slice(
+            position,
+            expected,
+            row.bytes,
+            retry=row.is_retry,
+            deaths=row.deaths,
+            replayed=tuple((retry.id, retry.origin) for retry in retries),
+        )
+
+    def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
+        """The expectation for another seed or with messages left out."""
+        row, retries = _row_of(slice_.position)
+        seed = signed(seed)
+        if row.at is None:
+            return expectation_of([retry.id for retry in retries if retry.id not in excluded], seed)
+        with self._store.rows(self._who(), tx) as rows:
+            return self.expected(row.at, seed, excluded, rows.cursor)
+
+    def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
+        """The slice as `parallelism` disjoint parts (some may be empty)."""
+        row, retries = _row_of(slice_.position)
+        if row.at is not None:
+            return self.parts(row.at, parallelism)
+        bounds = pairwise(len(retries) * part // parallelism for part in range(parallelism + 1))
+        parts = [[retry.id for retry in retries[low:high]] for low, high in bounds]
+        return self._store.readers(self._who(), row.id, parts, self.unpack())
+
+    def hold(self, lease: Lease, tx: object | None = None) -> None:
+        """Open to held; Fenced where the lease lapsed, was returned, or belongs to another epoch."""
+        self._touch(lease, tx, hold=True)
+
+    def extend(self, lease: Lease) -> None:
+        """Move the lease's expiry; Fenced where it is not ours any more."""
+        self._touch(lease, None, hold=False)
+
+    def _touch(self, lease: Lease, tx: object | None, *, hold: bool) -> None:
+        who = self._who()
+        with self._store.rows(who, tx) as rows:
+            if rows.touch(lease, hold=hold):
+                return
+            self._explain(rows.fate(lease), who, lease)
+            raise Fenced(
+                f"{self.where}: the lease of {lease.owner} (epoch {lease.epoch}) has lapsed or was returned",
+                **self._details(owner=lease.owner),
+            )
+
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        """Confirm all of the lease's messages but those named.
+
+        Raises:
+            Fenced: the lease lapsed and its messages were handed to another, or it belongs to another epoch.
+            UsageError: a message that is named as failed is not in the slice; nothing was changed.
+        """
+        who = self._who()
+        with self._store.rows(who, tx) as rows:
+            row = rows.take(lease, delete=True)
+            if row is None:
+                self._explain(rows.fate(lease), who, lease)
+                return Resolution()
+            resolution = self._failed(rows, row, failed) if failed else Resolution()
+            if row.is_retry:
+                rows.finish(row)
+            return resolution
+
+    def _failed(self, rows: PendingRows, row: SliceRow, failed: Sequence[MessageFailure]) -> Resolution:
+        """Those that failed too often become dead letters. Those merely returned are due with the last of the others."""
+        failures: dict[int, MessageFailure] = {failure.id: failure for failure in failed}
+        before, payloads = self._known(rows, row, sorted(failures))
+        records, retried, dead, longest_s = list[Failed](), list[str](), list[str](), 0.0
+        for failure in sorted(failures.values(), key=lambda failure: not failure.counted):
+            times_failed = before[failure.id] + failure.counted
+            delay_s: float | None = longest_s
+            if failure.counted:
+                delay_s = None
+                if times_failed < self._max_attempts:
+                    delay_s = self._backoff.delay_s(times_failed, self._rng)
+                    longest_s = max(longest_s, delay_s)
+            (dead if delay_s is None else retried).append(self.shown_id(failure.id, failure.origin))
+            error = storable_text(failure.error, _TEXT_MAX)
+            entry: dict[str, Json] = {
+                "owner": row.owner,
+                "reason": failure.reason.value,
+                "component": storable_text(failure.component, _TEXT_MAX),
+                "error": error,
+                "input": storable_text(failure.input, _TEXT_MAX),
+                **({} if failure.counted else {"returned": True}),
+            }
+            payload = payloads.get(failure.id)
+            records.append(
+                Failed(
+                    *(failure.id, failure.origin, payload, failure.reason.value, error, entry),
+                    counted=failure.counted,
+                    delay_s=delay_s,
+                )
+            )
+        rows.fail(row, records)
+        return Resolution(tuple(retried), tuple(dead))
+
+    def _known(
+        self, rows: PendingRows, row: SliceRow, ids: Sequence[int]
+    ) -> tuple[Mapping[int, int], Mapping[int, bytes]]:
+        """How often each message failed before, and the payloads of those that no row has yet."""
+        payloads: Mapping[int, bytes] = {}
+        before: Mapping[int, int]
+        if row.at is None:
+            before = rows.failures(row.id, ids)
+        else:
+            payloads = self.payloads(row.at, ids, rows.cursor)
+            before = dict.fromkeys(payloads, 0)
+        missing = sorted(set(ids) - set(before))
+        if missing:
+            raise UsageError(
+                f"{self.where}: slice {row.id} of {self._subscription} has not the messages {missing[:5]}, which are named "
+                "as failed",
+                **self._details(slice=row.id),
+            )
+        return before, payloads
+
+    def abort(self, lease: Lease, tx: object | None = None) -> None:
+        """Return all of the lease's messages; no failure is counted."""
+        who = self._who()
+        with self._store.rows(who, tx) as rows:
+            if not rows.give_back(lease):
+                self._explain(rows.fate(lease), who, lease, lapsed=False)
+
+    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+        """Return the lease's messages in parts: suspects alone, else two halves; a single message is returned whole."""
+        del slice_
+        who = self._who()
+        with self._store.rows(who, tx) as rows:
+            row = rows.take(lease, delete=False)
+            if row is None:
+                self._explain(rows.fate(lease), who, lease, lapsed=False)
+            elif row.messages <= 1:
+                rows.give_back(lease)
+            else:
+                self._part(rows, replace(row, deaths=min(row.deaths, 1)), alone)
+
+    def _part(self, rows: PendingRows, row: SliceRow, alone: Sequence[int]) -> None:
+        """Cut a slice behind each place where a suspect begins or ends; all parts are returned, and come in their order."""
+        if row.at is None:
+            retries, suspects = rows.retries(row.id), set(alone)
+            places: Sequence[int] = [place for place, retry in enumerate(retries) if retry.id in suspects]
+        else:
+            retries, places = (), self.places(row.at, alone, rows.cursor) if alone else ()
+        done, rest = 0, row
+        for end in (*inner_ends(row.messages, places), row.messages):
+            of_part = retries[done:end]
+            limit = Limit(end - done, max(1, row.bytes + 1))
+            piece, _ = self._head(rest, of_part, limit, 0, rows.cursor)
+            part = replace(
+                row, at=None if row.is_retry else piece.at, messages=end - done, bytes=piece.bytes, owner=None
+            )
+            if done:
+                rows.insert(part, [retry.id for retry in of_part])
+            else:
+                rows.shrink(part)
+            done = end
+            if not row.is_retry:
+                if piece.rest is None:
+                    break  # fewer messages than when it was opened: the next opening says so
+                rest = replace(rest, at=piece.rest)
+
+    def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
+        """Every lease, mine from here on; an open one of an older epoch counts a death."""
+        who = self._who()
+        with self._store.rows(who, tx) as rows:
+            self._locked(rows, who, epoch)
+            rows.raise_epoch(epoch)
+            return rows.recover(epoch)
+
+    def backlog(self) -> Backlog:
+        """What is left for this subscription."""
+        who = self._who()
+        with self._store.rows(who) as rows:
+            return self._backlog(rows)
+
+    def _backlog(self, rows: PendingRows) -> Backlog:
+        counts, position = rows.counts(), rows.position()
+        fresh, age_s = (0, None) if position is None else self.unopened(position, rows.cursor)
+        return Backlog(
+            ready=fresh + counts.returned,
+            pending=counts.pending,
+            waiting=counts.waiting + counts.returned_retries,
+            dead=counts.dead,
+            next_retry_in_s=0.0 if counts.returned_retries else counts.next_retry_in_s,
+            oldest_ready_age_s=age_s,
+        )
+
+    def maintain(self) -> None:
+        """Forget leases that ran out long ago."""
+        with self._store.rows(self._who()) as rows:
+            rows.forget_lapses()
+
+    # ---- dead letters
+
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """Every dead letter of this subscription, those that were disposed of included, oldest first."""
+        with self._store.rows(self._who()) as rows:
+            return rows.dead_letters(self.shown_id)
+
+    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Hand these dead letters out again, with their failures counted from 0; returns those that were dead."""
+        return self._dispose(ids, Disposal.REQUEUE, by, why)
+
+    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Give these dead letters up for good; returns those that were dead."""
+        return self._dispose(ids, Disposal.DROP, by, why)
+
+    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
+        """Hand a dead letter out again with another payload; the old one stays on record. False where it is none.
+
+        Raises:
+            UsageError: the source cannot store such a payload; nothing was changed.
+        """
+        number = self.number_of(message)
+        if number is None:
+            return False
+        with self._store.rows(self._who()) as rows:
+            old = rows.undecided(*number)
+            if old is None:
+                return False
+            stored = self.edited(old, payload)
+            rows.dispose([number], Disposal.EDIT, by=storable_text(by), why=storable_text(why), payload=stored)
+            failpoint("dead_letter.in_transaction")
+        failpoint("dead_letter.after")
+        return True
+
+    def edited(self, old: bytes, payload: bytes) -> bytes:
+        """What is stored of a payload that an operator wrote, in place of `old`.
+
+        Raises:
+            UsageError: the source cannot store it.
+        """
+        del old
+        return payload
+
+    def _dispose(self, ids: Sequence[str], disposal: Disposal, by: str, why: str) -> tuple[str, ...]:
+        numbers = [number for shown in ids if (number := self.number_of(shown)) is not None]
+        with self._store.rows(self._who()) as rows:
+            done = rows.dispose(numbers, disposal, by=storable_text(by), why=storable_text(why))
+            failpoint("dead_letter.in_transaction")
+        return tuple(self.shown_id(*number) for number in done)
+
+    # ---- shared steps
+
+    def _who(self) -> Subscriber:
+        if self._subscription is None:
+            raise UsageError(f"{self.where}: subscribe() comes before any other call of a reader")
+        return Subscriber(self.KIND, self.name, self._subscription)
+
+    def _rows(self, tx: object | None = None) -> AbstractContextManager[PendingRows]:
+        return self._store.rows(self._who(), tx)
+
+    def _details(self, **more: Json) -> dict[str, Json]:
+        return {self.NOUN: self.name, **more}
+
+    def _locked(self, rows: PendingRows, who: Subscriber, epoch: int) -> At:
+        """The subscription's position, once it is locked.
+
+        Raises:
+            Fenced: a newer epoch has taken it over.
+        """
+        found = rows.lock()
+        if found is None:
+            raise UsageError(
+                f"{self.where} has no subscription {who.subscription!r}: subscribe() comes first",
+                **self._details(subscription=who.subscription),
+            )
+        newest, position = found
+        if epoch < newest:
+            raise self._fenced(who, epoch, newest)
+        return position
+
+    def _fenced(self, who: Subscriber, epoch: int, newer: int) -> Fenced:
+        return Fenced(
+            f"{self.where}: epoch {epoch} of subscription {who.subscription} was replaced by epoch {newer}",
+            **self._details(subscription=who.subscription, epoch=epoch, newer_epoch=newer),
+        )
+
+    def _explain(self, fate: LeaseFate, who: Subscriber, lease: Lease, *, lapsed: bool = True) -> None:
+        """Say why a lease's slice is not there: Fenced where another has it; nothing where it is resolved already."""
+        if fate.newest_epoch > lease.epoch:
+            raise self._fenced(who, lease.epoch, fate.newest_epoch)
+        if lapsed and fate.lapsed:
+            raise Fenced(
+                f"{self.where}: the lease of {lease.owner} ran out and its messages were handed to another",
+                **self._details(owner=lease.owner),
+            )
+
+
+def expectation_of(ids: Sequence[int] | Rows, seed: int) -> Expectation:
+    """Number and XOR of the tokens of these messages."""
+    numbers = np.asarray(ids, np.int64)
+    return Expectation(len(numbers), xor_reduce(tokens(numbers, seed)) if len(numbers) else 0)
+
+
+def _position_of(row: SliceRow, retries: Sequence[Retry] = ()) -> dict[str, Json]:
+    """A slice's own description, for the ledger: what the connector says of it, and what the store knows."""
+    return {
+        **(row.at or {}),
+        "retry": row.is_retry,
+        "slice": row.id,
+        "messages": row.messages,
+        "bytes": row.bytes,
+        "opened": row.opened,
+        "deaths": row.deaths,
+        "replayed": [[retry.id, retry.origin] for retry in retries],
+    }
+
+
+_OURS: Final = frozenset(_position_of(SliceRow(0, None, 0, 0)))
+
+
+def _slice_of(row: SliceRow, expected: Expectation, retries: Sequence[Retry] = ()) -> Slice:
+    return Slice(
+        _position_of(row, retries),
+        expected,
+        row.bytes,
+        retry=row.is_retry,
+        deaths=row.deaths,
+        replayed=tuple((retry.id, retry.origin) for retry in retries),
+    )
+
+
+def at_of(position: Mapping[str, Json]) -> At | None:
+    """What the connector said of a slice, from the ledger's description; None: it is of retries.
+
+    Positions that a version before wrote have no "retry": the connector's own words are null there.
+    """
+    at = {key: value for key, value in position.items() if key not in _OURS}
+    is_retry = position.get("retry", all(value is None for value in at.values()))
+    return None if is_retry else at
+
+
+def _row_of(position: dict[str, Json]) -> tuple[SliceRow, list[Retry]]:
+    """What `_position_of` wrote.
+
+    Raises:
+        UsageError: it is no position of such a source.
+    """
+    match position:
+        case {
+            "slice": int(id_),
+            "bytes": int(size),
+            "opened": int(opened),
+            "deaths": int(deaths),
+            "replayed": list(replayed),
+        }:
+            messages = position.get("messages")
+            retries = [
+                Retry(id_, origin, 0)
+                for pair in replayed
+                if isinstance(pair, list) and len(pair) == 2
+                for id_, origin in [(pair[0], pair[1])]
+                if isinstance(id_, int) and isinstance(origin, int)
+            ]
+            count = messages if isinstance(messages, int) else len(retries)
+            return SliceRow(id_, at_of(position), count, size, opened=opened, deaths=deaths), retries
+        case _:
+            raise UsageError(f"not a position of a pending source: {json.dumps(sorted(position))}")
