@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from stormproof.core.errors import Json
@@ -54,6 +55,17 @@ class Retry(NamedTuple):
     id: int
     origin: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRetry:
+    """A message that failed and waits, or is in a slice that `owner` has leased. `not_before` is None where not known."""
+
+    id: int
+    origin: int
+    times_failed: int
+    not_before: datetime | None
+    owner: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +215,14 @@ class PendingRows(Protocol):
 
     def counts(self) -> Counts:
         """How many messages are in which state."""
+        ...
+
+    def waiting(self) -> Sequence[WaitingRetry]:
+        """Every retry, ascending by number."""
+        ...
+
+    def retries_by_slice(self) -> Mapping[int, int]:
+        """How many retries belong to each slice, those to slices that are not there included."""
         ...
 
     def dead_letters(self, shown: Callable[[int, int], str]) -> tuple[DeadLetter, ...]:
