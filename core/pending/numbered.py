@@ -51,7 +51,8 @@ class NumberedSource(PendingSource):
 
     def start(self, cursor: Any) -> At:
         """In front of the first message."""
-        return {"next": self.first(cursor)}
+        first = self.first(cursor)
+        return {"first": first, "next": first}
 
     def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
         """The messages from the position on."""

@@ -17,14 +17,15 @@ import numpy as np
 
 from stormproof.core.arguments import require_text, require_whole
 from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
-from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
+from stormproof.core.pending.audit import NumberedAudit, SliceAudit
+from stormproof.core.pending.letters import DeadLetters
 from stormproof.core.pending.rows import At, Failed, LeaseFate, PendingRows, PendingStore, Retry, SliceRow, Subscriber
 from stormproof.core.postgres.database import Database
 from stormproof.core.share import Rows, signed, tokens, xor_reduce
 from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.dead_letter import DeadLetter, Disposal
+from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.parts import inner_ends
 from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
@@ -149,14 +150,31 @@ class PendingSource(ABC):
         """A picklable function from stored payloads to arrays of the decoder's own type; None: they are bytes."""
         return None
 
-    def shown_id(self, message: int, origin: int) -> str:
+    @classmethod
+    def shown_id(cls, message: int, origin: int) -> str:
         """A message's id as people see it: ``ORIGIN-N``."""
         return f"{origin}-{message}"
 
-    def number_of(self, shown: str) -> tuple[int, int] | None:
+    @classmethod
+    def number_of(cls, shown: str) -> tuple[int, int] | None:
         """Number and origin of a shown id; None: it is none of this source."""
         origin, dash, number = shown.rpartition("-")
         return (int(number), int(origin)) if dash and origin.isdecimal() and number.isdecimal() else None
+
+    @classmethod
+    def edited(cls, old: bytes, payload: bytes) -> bytes:
+        """What is stored of a payload that an operator wrote, in place of `old`.
+
+        Raises:
+            UsageError: the source cannot store it.
+        """
+        del old
+        return payload
+
+    @classmethod
+    def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:
+        """What the audit needs to know of this kind of source: by default, that messages have numbers without gaps."""
+        return NumberedAudit(who, cursor)
 
     @property
     def kind(self) -> SourceKind:
@@ -482,51 +500,22 @@ class PendingSource(ABC):
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """Every dead letter of this subscription, those that were disposed of included, oldest first."""
-        with self._store.rows(self._who()) as rows:
-            return rows.dead_letters(self.shown_id)
+        return self._letters().dead_letters()
 
     def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
         """Hand these dead letters out again, with their failures counted from 0; returns those that were dead."""
-        return self._dispose(ids, Disposal.REQUEUE, by, why)
+        return self._letters().requeue(ids, by=by, why=why)
 
     def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
         """Give these dead letters up for good; returns those that were dead."""
-        return self._dispose(ids, Disposal.DROP, by, why)
+        return self._letters().drop(ids, by=by, why=why)
 
     def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
-        """Hand a dead letter out again with another payload; the old one stays on record. False where it is none.
+        """Hand a dead letter out again with another payload; see `DeadLetters.edit`."""
+        return self._letters().edit(message, payload, by=by, why=why)
 
-        Raises:
-            UsageError: the source cannot store such a payload; nothing was changed.
-        """
-        number = self.number_of(message)
-        if number is None:
-            return False
-        with self._store.rows(self._who()) as rows:
-            old = rows.undecided(*number)
-            if old is None:
-                return False
-            stored = self.edited(old, payload)
-            rows.dispose([number], Disposal.EDIT, by=storable_text(by), why=storable_text(why), payload=stored)
-            failpoint("dead_letter.in_transaction")
-        failpoint("dead_letter.after")
-        return True
-
-    def edited(self, old: bytes, payload: bytes) -> bytes:
-        """What is stored of a payload that an operator wrote, in place of `old`.
-
-        Raises:
-            UsageError: the source cannot store it.
-        """
-        del old
-        return payload
-
-    def _dispose(self, ids: Sequence[str], disposal: Disposal, by: str, why: str) -> tuple[str, ...]:
-        numbers = [number for shown in ids if (number := self.number_of(shown)) is not None]
-        with self._store.rows(self._who()) as rows:
-            done = rows.dispose(numbers, disposal, by=storable_text(by), why=storable_text(why))
-            failpoint("dead_letter.in_transaction")
-        return tuple(self.shown_id(*number) for number in done)
+    def _letters(self) -> DeadLetters:
+        return DeadLetters(self._store, self._who(), type(self))
 
     # ---- shared steps
 

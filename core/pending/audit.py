@@ -1,0 +1,140 @@
+"""What the audit asks of a kind of source: where its slices reach, and whether they leave gaps or overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stormproof.core.pending.rows import At, Subscriber
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Messages that were opened together: by a batch, or in a slice that the store still has.
+
+    `holder` is for people. `taken`: they left the source with it, so nothing else may hold them. One that is not taken was
+    given back; it only shows what was handed out.
+    """
+
+    at: At
+    holder: str
+    txid: int | None
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong with the slices of a source.
+
+    `unreachable`: it is with messages that were never in a slice, and cannot come into one.
+    """
+
+    text: str
+    txid: int | None = None
+    unreachable: bool = False
+
+
+class SliceAudit(Protocol):
+    """What a connector knows of slices that others wrote down, with nothing but the store's database."""
+
+    def can_read(self, at: At) -> bool:
+        """Whether this is a slice of such a source."""
+        ...
+
+    def reach(self, at: At) -> Any:
+        """How far into the source a slice goes; comparable with another's."""
+        ...
+
+    def contains(self, at: At, id_: int, origin: int) -> bool:
+        """Whether a slice holds a message."""
+        ...
+
+    def is_unopened(self, position: At, id_: int, origin: int) -> bool:
+        """Whether the source has the message, behind the position."""
+        ...
+
+    def unopened(self, position: At) -> tuple[int, float | None]:
+        """How many messages were never opened, and how many seconds the oldest has waited; (0, None): not known."""
+        ...
+
+    def findings(self, position: At, held: Sequence[Held], trusted: Sequence[At]) -> list[Finding]:
+        """Overlaps of what was taken, and messages before the position that nobody took.
+
+        `held` has the batches first, in their order. Everything up to the furthest of `trusted` counts as handed out once.
+        """
+        ...
+
+
+class NumberedAudit:
+    """Messages have numbers without gaps: slices are ranges of them, and the position is the next number."""
+
+    def __init__(self, who: Subscriber, cursor: Any) -> None:
+        self._who = who
+        self._cursor = cursor
+
+    def can_read(self, at: At) -> bool:
+        """Whether it is a range."""
+        return _range_of(at) is not None
+
+    def reach(self, at: At) -> int:
+        """The number behind the range."""
+        found = _range_of(at)
+        return 0 if found is None else found.stop
+
+    def contains(self, at: At, id_: int, origin: int) -> bool:
+        """Whether the range encloses the number."""
+        del origin
+        found = _range_of(at)
+        return found is not None and id_ in found
+
+    def is_unopened(self, position: At, id_: int, origin: int) -> bool:
+        """Whether the number lies behind the position; whether the source has it is not known here."""
+        del origin
+        return id_ >= _next_of(position)
+
+    def unopened(self, position: At) -> tuple[int, float | None]:
+        """Not known here."""
+        del position
+        return 0, None
+
+    def findings(self, position: At, held: Sequence[Held], trusted: Sequence[At]) -> list[Finding]:
+        """Ranges that were taken must cover, once, all that was handed out."""
+        known = max((self.reach(at) for at in trusted), default=0)
+        pieces = [
+            (found.start, found.stop, one) for one in held if one.taken and (found := _range_of(one.at)) is not None
+        ]
+        findings: list[Finding] = []
+        covered = _first_of(position)
+        for start, stop, one in sorted(pieces, key=lambda piece: piece[:2]):
+            if start < covered:
+                findings.append(Finding(f"{one.holder} holds messages that another batch holds, too", one.txid))
+            elif start > max(covered, known):
+                findings.append(self._missed(start - max(covered, known), f"before {one.holder}", one.txid))
+            covered = max(covered, stop)
+        covered = max(covered, known)
+        if covered < _next_of(position):
+            findings.append(self._missed(_next_of(position) - covered, "behind the last batch", None))
+        return findings
+
+    def _missed(self, messages: int, where: str, txid: int | None) -> Finding:
+        return Finding(f"{messages} messages of source {self._who.source} {where} were handed out to no batch", txid)
+
+
+def _next_of(position: At) -> int:
+    number = position.get("next")
+    return number if isinstance(number, int) else 0
+
+
+def _first_of(position: At) -> int:
+    """The number that the subscription began with."""
+    number = position.get("first")
+    return number if isinstance(number, int) else 0
+
+
+def _range_of(at: At) -> range | None:
+    match at.get("range"):
+        case [int(first), int(stop)]:
+            return range(first, stop)
+        case _:
+            return None

@@ -1,0 +1,84 @@
+"""Dead letters of one subscription, and what an operator decides about them; works without the source itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from stormproof.core.failpoint import failpoint
+from stormproof.core.message import storable_text
+from stormproof.core.pending.rows import PendingStore, Subscriber
+from stormproof.core.source.dead_letter import DeadLetter, Disposal
+
+
+class LetterForm(Protocol):
+    """How a kind of source shows its messages, and stores payloads that a person wrote; a connector's class is one."""
+
+    def shown_id(self, message: int, origin: int) -> str:
+        """A message's id as people see it."""
+        ...
+
+    def number_of(self, shown: str) -> tuple[int, int] | None:
+        """Number and origin of a shown id; None: it is none of this kind."""
+        ...
+
+    def edited(self, old: bytes, payload: bytes) -> bytes:
+        """What is stored of a payload that an operator wrote, in place of `old`; UsageError where that cannot be."""
+        ...
+
+
+class DeadLetters:
+    """The dead letters that a store has of a subscription. Fences nobody: a driver may run meanwhile."""
+
+    def __init__(self, store: PendingStore, who: Subscriber, form: LetterForm) -> None:
+        self._store = store
+        self._who = who
+        self._form = form
+
+    @property
+    def name(self) -> str:
+        """The source's name."""
+        return self._who.source
+
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """Every one, those that were disposed of included, oldest first."""
+        with self._store.rows(self._who) as rows:
+            return rows.dead_letters(self._form.shown_id)
+
+    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Hand these out again, with their failures counted from 0; returns those that were dead."""
+        return self._dispose(ids, Disposal.REQUEUE, by, why)
+
+    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Give these up for good; returns those that were dead."""
+        return self._dispose(ids, Disposal.DROP, by, why)
+
+    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
+        """Hand one out again with another payload; the old one stays on record. False where it is none.
+
+        Raises:
+            UsageError: the source cannot store such a payload; nothing was changed.
+        """
+        number = self._form.number_of(message)
+        if number is None:
+            return False
+        with self._store.rows(self._who) as rows:
+            old = rows.undecided(*number)
+            if old is None:
+                return False
+            stored = self._form.edited(old, payload)
+            rows.dispose([number], Disposal.EDIT, by=storable_text(by), why=storable_text(why), payload=stored)
+            failpoint("dead_letter.in_transaction")
+        failpoint("dead_letter.after")
+        return True
+
+    def close(self) -> None:
+        """Let connections go."""
+        self._store.close()
+
+    def _dispose(self, ids: Sequence[str], disposal: Disposal, by: str, why: str) -> tuple[str, ...]:
+        numbers = [number for shown in ids if (number := self._form.number_of(shown)) is not None]
+        with self._store.rows(self._who) as rows:
+            done = rows.dispose(numbers, disposal, by=storable_text(by), why=storable_text(why))
+            failpoint("dead_letter.in_transaction")
+        return tuple(self._form.shown_id(*number) for number in done)
