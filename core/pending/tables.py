@@ -1,0 +1,137 @@
+"""The pending store's tables: how far each subscription of each source is, and what is pending, waiting and dead of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+SCHEMA = "stormproof"
+
+metadata = MetaData(schema=SCHEMA)
+
+
+def _of_subscription(*, primary_key: bool = False) -> Column[Any]:
+    return Column(
+        "subscription",
+        BigInteger,
+        ForeignKey(f"{SCHEMA}.pending_subscription.id", ondelete="cascade"),
+        nullable=False,
+        primary_key=primary_key,
+        autoincrement=False,
+    )
+
+
+pending_subscription = Table(
+    "pending_subscription",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("kind", Text, nullable=False, comment="the connector's: queue, files, ..."),
+    Column("source", Text, nullable=False, comment="the source's name among its kind"),
+    Column("subscription", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False, comment="the newest epoch that acts for the subscription"),
+    Column(
+        "position", JSONB, nullable=False, comment="everything before it was opened once; the connector's own words"
+    ),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=text("now()")),
+    UniqueConstraint("kind", "source", "subscription", name="pending_subscription_name"),
+    comment="how far each reader of a source is",
+)
+
+pending_slice = Table(
+    "pending_slice",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _of_subscription(),
+    Column("at", JSONB, comment="which messages, in the connector's own words; null: the retries that point here"),
+    Column("messages", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("owner", Text),
+    Column("epoch", BigInteger, nullable=False),
+    Column("expires_at", DateTime(timezone=True)),
+    Column("opened", Integer, nullable=False, server_default=text("0"), comment="how often it was opened"),
+    Column("deaths", Integer, nullable=False, server_default=text("0"), comment="how many drivers died on it"),
+    Column("death_counted", Boolean, nullable=False, server_default=text("false"), comment="for the present opening"),
+    CheckConstraint("state in ('open', 'held', 'returned')", name="pending_slice_state"),
+    CheckConstraint("(state = 'returned') = (owner is null)", name="pending_slice_owner"),
+    Index("pending_slice_owner_key", "subscription", "owner", unique=True),
+    comment="messages that were opened and are not resolved: leased, or returned and to be opened again",
+)
+
+pending_lapse = Table(
+    "pending_lapse",
+    metadata,
+    _of_subscription(),
+    Column("owner", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("lapsed_at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
+    Index("pending_lapse_key", "subscription", "owner", "epoch"),
+    comment="leases that ran out and whose messages were handed to another: their owners must not confirm",
+)
+
+pending_retry = Table(
+    "pending_retry",
+    metadata,
+    _of_subscription(primary_key=True),
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("origin", BigInteger, nullable=False, comment="what the source shows before the number"),
+    Column("payload", LargeBinary, nullable=False),
+    Column("times_opened", Integer, nullable=False),
+    Column("times_failed", Integer, nullable=False),
+    Column("not_before", DateTime(timezone=True), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("history", JSONB, nullable=False),
+    Column("slice", BigInteger, comment="the slice that has it now; null while it waits"),
+    Index("pending_retry_waiting", "subscription", "not_before", postgresql_where=text("slice is null")),
+    Index("pending_retry_slice", "slice", "id", postgresql_where=text("slice is not null")),
+    comment="failed messages, with their payloads: where they came from may be gone",
+)
+
+dead_letter = Table(
+    "dead_letter",
+    metadata,
+    Column("number", BigInteger, Identity(always=True), primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("subscription", Text, nullable=False),
+    Column("id", BigInteger, nullable=False),
+    Column("origin", BigInteger, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("times_opened", Integer, nullable=False),
+    Column("times_failed", Integer, nullable=False),
+    Column("history", JSONB, nullable=False),
+    Column("dead_at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
+    Column("disposal", Text),
+    Column("disposed_by", Text),
+    Column("disposed_why", Text),
+    Column("disposed_at", DateTime(timezone=True)),
+    Column("new_payload", LargeBinary, comment="what an edit put in the place of the payload"),
+    CheckConstraint("disposal in ('requeue', 'drop', 'edit')", name="dead_letter_disposal"),
+    CheckConstraint(
+        "(disposal is null) = (disposed_by is null) and (disposal is null) = (disposed_at is null)",
+        name="dead_letter_disposed",
+    ),
+    CheckConstraint("(new_payload is not null) = (disposal is not distinct from 'edit')", name="dead_letter_edited"),
+    Index("dead_letter_waiting", "kind", "source", "subscription", "id", postgresql_where=text("disposal is null")),
+    comment="messages that failed too often; never removed by the library",
+)
