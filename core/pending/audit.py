@@ -50,8 +50,12 @@ class SliceAudit(Protocol):
         """Whether a slice holds a message."""
         ...
 
+    def has(self, id_: int, origin: int) -> bool:
+        """Whether the source has the message; also true where that is not known."""
+        ...
+
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
-        """Whether the source has the message, behind the position."""
+        """Whether the message lies behind the position."""
         ...
 
     def unopened(self, position: At) -> tuple[int, float | None]:
@@ -88,8 +92,13 @@ class NumberedAudit:
         found = _range_of(at)
         return found is not None and id_ in found
 
+    def has(self, id_: int, origin: int) -> bool:
+        """Not known here."""
+        del id_, origin
+        return True
+
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
-        """Whether the number lies behind the position; whether the source has it is not known here."""
+        """Whether the number lies behind the position."""
         del origin
         return id_ >= _next_of(position)
 

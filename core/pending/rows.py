@@ -225,8 +225,11 @@ class PendingRows(Protocol):
         """How many retries belong to each slice, those to slices that are not there included."""
         ...
 
-    def dead_letters(self, shown: Callable[[int, int], str]) -> tuple[DeadLetter, ...]:
-        """Every dead letter, those that were disposed of included, oldest first."""
+    def dead_letters(self, shown: Callable[[int, int], str], *, payloads: bool = True) -> tuple[DeadLetter, ...]:
+        """Every dead letter, those that were disposed of included, oldest first.
+
+        Without `payloads` only edited ones have theirs; the others' are empty.
+        """
         ...
 
     def dispose(

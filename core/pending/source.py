@@ -524,8 +524,14 @@ class PendingSource(ABC):
             raise UsageError(f"{self.where}: subscribe() comes before any other call of a reader")
         return Subscriber(self.KIND, self.name, self._subscription)
 
-    def _rows(self, tx: object | None = None) -> AbstractContextManager[PendingRows]:
+    def rows(self, tx: object | None = None) -> AbstractContextManager[PendingRows]:
+        """The rows of this subscription, in `tx` or in a transaction of their own: for the audit, and for connectors."""
         return self._store.rows(self._who(), tx)
+
+    @property
+    def subscriber(self) -> Subscriber:
+        """Whose rows they are; UsageError before `subscribe`."""
+        return self._who()
 
     def _details(self, **more: Json) -> dict[str, Json]:
         return {self.NOUN: self.name, **more}
