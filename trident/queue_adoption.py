@@ -18,13 +18,13 @@ import sqlalchemy as sa
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.store import StoreConnection
 from stormproof.core.source.group import sources_in
 from stormproof.core.source.postgres_queue import numbering
 from stormproof.core.source.postgres_queue.failures import shown_id
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.numbering import Numbering, Standing
 from stormproof.core.source.postgres_queue.slices import index_ranges_only
-from stormproof.core.source.store import StoreConnection
 from stormproof.trident.audit import AuditLedger, SinkOpener, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import ViolationKind

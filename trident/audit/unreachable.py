@@ -10,10 +10,10 @@ import psycopg
 import sqlalchemy as sa
 from psycopg.rows import tuple_row
 
+from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.numbering import standing
 from stormproof.core.source.postgres_queue.slices import index_ranges_only
-from stormproof.core.source.store import query
 from stormproof.trident.audit.evidence import Finding
 
 

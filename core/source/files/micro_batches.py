@@ -18,6 +18,7 @@ from stormproof.core.clock import Clock
 from stormproof.core.compute import pc
 from stormproof.core.errors import TopologyError, UsageError
 from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.store import query
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.files import pending
@@ -27,7 +28,6 @@ from stormproof.core.source.files.rows import RowDecoder
 from stormproof.core.source.files.source import FileSource
 from stormproof.core.source.files.tables import SCHEMA
 from stormproof.core.source.protocol import Backlog, Decoded, Decoder
-from stormproof.core.source.store import query
 
 
 @dataclass(frozen=True, slots=True)

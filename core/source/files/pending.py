@@ -20,12 +20,12 @@ from psycopg import Cursor
 from stormproof.core.errors import Fenced, Json, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.message import MessageFailure, storable_text
+from stormproof.core.postgres.store import query
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DISPOSAL_ENTRY_SQL, DeadLetter, Disposal
 from stormproof.core.source.files.tables import SCHEMA
 from stormproof.core.source.parts import inner_ends
 from stormproof.core.source.protocol import Backlog, Lease, Limit, Resolution
-from stormproof.core.source.store import query
 
 DEATHS_BEFORE_HALVING = 2
 _TEXT_MAX = 5_000

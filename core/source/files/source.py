@@ -27,6 +27,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.store import StoreConnection, query
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.share import Rows, tokens, xor_reduce
 from stormproof.core.source.backoff import Backoff
@@ -50,7 +51,6 @@ from stormproof.core.source.files.rows import RowDecoder, edited, pack
 from stormproof.core.source.files.tables import SCHEMA
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
-from stormproof.core.source.store import StoreConnection, query
 
 log = logging.getLogger("stormproof.source")
 

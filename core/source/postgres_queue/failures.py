@@ -13,12 +13,12 @@ from psycopg import Cursor
 from stormproof.core.errors import UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.message import MessageFailure, storable_text
+from stormproof.core.postgres.store import query
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DISPOSAL_ENTRY_SQL, DeadLetter, Disposal
 from stormproof.core.source.postgres_queue.slices import SliceRow, Subscriber, index_ranges_only
 from stormproof.core.source.postgres_queue.tables import SCHEMA
 from stormproof.core.source.protocol import Resolution
-from stormproof.core.source.store import query
 
 _TEXT_MAX = 5_000
 """Above what `storable_text` cuts to by default, so that a text which passed it once is not cut again."""

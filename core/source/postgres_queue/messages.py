@@ -12,9 +12,9 @@ from psycopg import Cursor
 
 from stormproof.core.errors import UsageError
 from stormproof.core.failpoint import failpoint
+from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.numbering import record_new
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA, SCHEMA
-from stormproof.core.source.store import query
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
 LOCK_WAIT_MS = 250

@@ -20,9 +20,9 @@ from psycopg import Cursor
 from psycopg.types.json import Jsonb
 
 from stormproof.core.errors import Json, UsageError
+from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.position import Snapshot
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA, SCHEMA
-from stormproof.core.source.store import query
 
 OTHER_SERVER: Final = "SP001"
 """The SQLSTATE with which the message table refuses a statement on a server that has not adopted the queue."""

@@ -13,9 +13,9 @@ import pyarrow as pa
 from psycopg import Cursor
 from psycopg.errors import CheckViolation
 
+from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.numbering import assigned_xid_sql, stored_xid_sql
-from stormproof.core.source.store import query
 
 CHUNK_MESSAGES = 10_000
 CHUNK_BYTES = 4 * 1024 * 1024

@@ -22,6 +22,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.store import StoreConnection, query
 from stormproof.core.preflight import DatabaseProbe, Probe
 from stormproof.core.share import signed
 from stormproof.core.source.backoff import Backoff
@@ -38,7 +39,6 @@ from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
 from stormproof.core.source.postgres_queue.slices import SliceRow, Subscriber
 from stormproof.core.source.postgres_queue.tables import SCHEMA
 from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
-from stormproof.core.source.store import StoreConnection, query
 
 _LOG = logging.getLogger("stormproof.queue")
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from psycopg import Cursor
 
 from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
+from stormproof.core.postgres.store import query
 from stormproof.core.source.parts import inner_ends
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL, Numbering, above_sql
 from stormproof.core.source.postgres_queue.position import Place, Snapshot, Span, place_of
 from stormproof.core.source.postgres_queue.tables import SCHEMA
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice
-from stormproof.core.source.store import query
 
 DEATHS_BEFORE_HALVING = 2
 _UNKNOWN = 1 << 62
