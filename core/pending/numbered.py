@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stormproof.core.errors import UsageError
-from stormproof.core.pending.rows import At
+from stormproof.core.pending.rows import At, PendingRows
 from stormproof.core.pending.source import Next, PendingSource, Piece, expectation_of
 from stormproof.core.source.protocol import Expectation, Limit, SliceReader
 
@@ -17,17 +17,14 @@ from stormproof.core.source.protocol import Expectation, Limit, SliceReader
 class NumberedSource(PendingSource):
     """A source whose messages are numbered from `first` on without gaps, in the order in which they are opened.
 
-    A connector says how many there are (`stop`), how many bytes they have, who reads a range, and what the payloads were.
+    A connector says how many there are (`stop`), who reads a range, and what the payloads were; and how many bytes they
+    have (`sizes`, or `cut` where not every message need be looked at for that), else a slice is limited by number alone.
     A message's number must never change, nor come to stand for another message.
     """
 
     @abstractmethod
     def stop(self, cursor: Any) -> int:
         """The number behind the last message that is there now."""
-
-    @abstractmethod
-    def sizes(self, first: int, stop: int, limit: Limit) -> Sequence[int]:
-        """The bytes of the messages from `first` on, ascending; it may end before `stop` once they are above the limit."""
 
     @abstractmethod
     def range_parts(self, first: int, stop: int, parallelism: int) -> tuple[SliceReader, ...]:
@@ -41,6 +38,14 @@ class NumberedSource(PendingSource):
         """The number of the first message that a new subscription opens."""
         del cursor
         return 0
+
+    def sizes(self, first: int, stop: int, limit: Limit) -> Sequence[int]:
+        """The bytes of the messages from `first` on, ascending; it may end before `stop` once they are above the limit.
+
+        By default they are not known, and count as 0.
+        """
+        del limit
+        return [0] * (stop - first)
 
     def cut(self, first: int, stop: int, limit: Limit) -> tuple[int, int]:
         """Where the limit ends a range of messages, at least one message on, and its bytes up to there."""
@@ -98,6 +103,13 @@ class NumberedSource(PendingSource):
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
         """As many as lie behind the position."""
         return max(0, self.stop(cursor) - next_of(position)), None
+
+
+def lowest_unresolved(rows: PendingRows) -> int:
+    """The number below which every message is resolved, waits with its payload, or is dead."""
+    position = rows.position()
+    opened = [range_of(row.at)[0] for row in rows.unresolved() if row.at is not None]
+    return 0 if position is None else min([next_of(position), *opened])
 
 
 def next_of(position: At) -> int:

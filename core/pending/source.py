@@ -134,7 +134,7 @@ class PendingSource(ABC):
     def look(self, epoch: int) -> None:  # noqa: B027 - most have nothing to look at
         """See what there is to open; before the transaction that opens, and outside of it."""
 
-    def check(self, position: At, cursor: Any) -> None:  # noqa: B027 - most positions cannot be wrong
+    def check(self, who: Subscriber, position: At, cursor: Any) -> None:  # noqa: B027 - most positions cannot be wrong
         """Refuse a position that does not fit the store of the messages any more; within the transaction that opens.
 
         Raises:
@@ -235,7 +235,7 @@ class PendingSource(ABC):
         who = Subscriber(self.KIND, self.name, subscription)
         with self._store.rows(who) as rows:
             rows.subscribe(epoch, lambda: self.start(rows.cursor))
-            self.check(self._locked(rows, who, epoch), rows.cursor)
+            self.check(who, self._locked(rows, who, epoch), rows.cursor)
             rows.raise_epoch(epoch)
         self._subscription = subscription
 
@@ -245,7 +245,7 @@ class PendingSource(ABC):
         self.look(lease.epoch)
         with self._store.rows(who, tx) as rows:
             position = self._locked(rows, who, lease.epoch)
-            self.check(position, rows.cursor)
+            self.check(who, position, rows.cursor)
             free = rows.free() or (self._due(rows, limit) if limit.retries else None)
             if free is not None:
                 return self._reopened(rows, free, lease, limit, seed)
