@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import sqlalchemy as sa
 
 from stormproof.core.errors import Json
-from stormproof.core.source.files.pending import Subscriber, forget_files
+from stormproof.core.pending.rows import Subscriber
+from stormproof.core.source.files.files import forget_files
 from stormproof.trident.audit.evidence import PrunableEvidence
-from stormproof.trident.audit.files import FileEvidence
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, EndKind, Records, end_of, traces
-from stormproof.trident.audit.source import SourceReader, queue_reader
+from stormproof.trident.audit.source import PendingEvidence, SourceReader, stored_source
 from stormproof.trident.audit.streams import place_of
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.ledger import Ledger, Tx
@@ -80,7 +80,7 @@ def prune(
     now: datetime,
     by: str,
     dry_run: bool = False,
-    source: SourceReader = queue_reader,
+    source: SourceReader = stored_source,
     chunk_txids: int = CHUNK_TXIDS,
     between: Callable[[int], None] = lambda _: None,
 ) -> PruneReport:
@@ -101,8 +101,8 @@ def prune(
         before = max(earlier, default=0)
         target = _target(snapshot.connection, row.incarnation, ended_before)
         files: _Files | None = None
-        if isinstance(evidence, FileEvidence):
-            files = _Files(Subscriber(evidence.name, evidence.subscription), evidence.lowest_unresolved())
+        if isinstance(evidence, PendingEvidence) and evidence.who.kind == FileSource.KIND:
+            files = _Files(evidence.who, evidence.lowest_unresolved())
         is_fed = place_of(snapshot.connection, row.incarnation) is not None
     run = Run(topology, row.incarnation, row.epoch)
     removed: Counter[str] = Counter()

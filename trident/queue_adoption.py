@@ -28,7 +28,7 @@ from stormproof.core.source.postgres_queue.slices import index_ranges_only
 from stormproof.trident.audit import AuditLedger, SinkOpener, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import ViolationKind
-from stormproof.trident.audit.source import QueueEvidence, group_sources, queue_reader
+from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.ledger.ledger import Ledger, Tx
 from stormproof.trident.ledger.rows import Event, Run
@@ -188,11 +188,12 @@ def _readers(snapshot: LedgerSnapshot, queue: str) -> dict[str, TopologyRow]:
     readers: dict[str, TopologyRow] = {}
     for row in snapshot.topologies():
         if sources_in(row.source):
-            found = list(group_sources(snapshot, row).values())
+            found = list(spout_sources(snapshot, row).values())
         else:
-            source = queue_reader(snapshot, row)
-            found = [source] if isinstance(source, QueueEvidence) else []
-        readers |= {one.subscription: row for one in found if isinstance(one, QueueEvidence) and one.name == queue}
+            source = stored_source(snapshot, row)
+            found = [source] if isinstance(source, PendingEvidence) else []
+        whose = [one.who for one in found]
+        readers |= {who.subscription: row for who in whose if (who.kind, who.source) == (PostgresQueue.KIND, queue)}
     return readers
 
 

@@ -63,10 +63,14 @@ class SliceAudit(Protocol):
         ...
 
     def findings(self, position: At, held: Sequence[Held], trusted: Sequence[At]) -> list[Finding]:
-        """Overlaps of what was taken, and messages before the position that nobody took.
+        """Overlaps of what was taken, messages before the position that nobody took, and such as nobody can reach.
 
         `held` has the batches first, in their order. Everything up to the furthest of `trusted` counts as handed out once.
         """
+        ...
+
+    def unsubscribed(self) -> list[Finding]:
+        """What is wrong with the source where the topology has no subscription to it yet, since its start was refused."""
         ...
 
 
@@ -125,6 +129,10 @@ class NumberedAudit:
         if covered < _next_of(position):
             findings.append(self._missed(_next_of(position) - covered, "behind the last batch", None))
         return findings
+
+    def unsubscribed(self) -> list[Finding]:
+        """Nothing is known of it."""
+        return []
 
     def _missed(self, messages: int, where: str, txid: int | None) -> Finding:
         return Finding(f"{messages} messages of source {self._who.source} {where} were handed out to no batch", txid)

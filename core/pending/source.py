@@ -77,6 +77,8 @@ class PendingSource(ABC):
     """The connector's name in the store: "queue", "files"."""
     NOUN: ClassVar[str] = "source"
     """What errors call it."""
+    SHOWN_FORM: ClassVar[str] = "ORIGIN-NUMBER"
+    """How its messages' shown ids look, for an error."""
 
     def __init__(
         self,

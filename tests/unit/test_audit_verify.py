@@ -20,7 +20,7 @@ from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, Si
 from stormproof.trident.audit import AuditLedger, NoticeKind, VerifyReport, ViolationKind, message, replays, txn, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.lifecycle import EndKind
-from stormproof.trident.audit.source import MemoryEvidence
+from stormproof.trident.audit.source import PendingEvidence, evidence_of
 from stormproof.trident.audit.status import DriverState, status
 from stormproof.trident.ledger import tables as t
 
@@ -57,9 +57,9 @@ class Case:
         sink = next(s for s in self.world.sinks if s.name == binding.sink)
         return inspected(sink, identity)
 
-    def source(self, ledger: LedgerSnapshot, topology: TopologyRow) -> MemoryEvidence:
+    def source(self, ledger: LedgerSnapshot, topology: TopologyRow) -> PendingEvidence:
         del ledger, topology
-        return MemoryEvidence(self.world.source)
+        return evidence_of(self.world.source)
 
     def verify(self, **more: int) -> VerifyReport:
         return verify(self.ledger, "words", self.opener, source=self.source, **more)

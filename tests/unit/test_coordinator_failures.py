@@ -31,7 +31,7 @@ from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.trident.audit import AuditLedger, message, replays, txn, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.lifecycle import EndKind
-from stormproof.trident.audit.source import MemoryEvidence
+from stormproof.trident.audit.source import PendingEvidence, evidence_of
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
 
@@ -71,8 +71,8 @@ def audited(world: World) -> AuditLedger:
     return AuditLedger(world.ledger_engine.execution_options(schema_translate_map={t.SCHEMA: None}))
 
 
-def evidence(world: World) -> Callable[[LedgerSnapshot, TopologyRow], MemoryEvidence]:
-    return lambda _snapshot, _row: MemoryEvidence(world.source)
+def evidence(world: World) -> Callable[[LedgerSnapshot, TopologyRow], PendingEvidence]:
+    return lambda _snapshot, _row: evidence_of(world.source)
 
 
 def require_verified(world: World) -> None:

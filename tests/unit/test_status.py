@@ -19,16 +19,16 @@ from stormproof.sinks.memory import FaultPoint
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.pace import Pace
-from stormproof.trident.audit.source import MemoryEvidence
+from stormproof.trident.audit.source import PendingEvidence, evidence_of
 from stormproof.trident.audit.status import DriverState, TopologyStatus, status
 from stormproof.trident.in_flight import JobsInTurn
 from stormproof.trident.tuning import Figures
 
 
 def status_of(world: World) -> TopologyStatus:
-    def source(ledger: LedgerSnapshot, topology: TopologyRow) -> MemoryEvidence:
+    def source(ledger: LedgerSnapshot, topology: TopologyRow) -> PendingEvidence:
         del ledger, topology
-        return MemoryEvidence(world.source)
+        return evidence_of(world.source)
 
     (found,) = status(AuditLedger(world.ledger_engine), source=source).topologies
     return found

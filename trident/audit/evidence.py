@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.pending.audit import Finding
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.ledger.rows import Txn
@@ -62,25 +63,6 @@ class DeadMessage:
         )
 
 
-EDIT_HASHES_SQL: Final = (
-    "case when new_payload is not null then encode(sha256(payload), 'hex') end as payload_sha256,"
-    " encode(sha256(new_payload), 'hex') as new_payload_sha256"
-)
-"""An edit's two hashes, over the columns of a table of dead letters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something wrong with the slices of a source.
-
-    `unreachable`: it is with messages that were never in a slice, and cannot come into one.
-    """
-
-    text: str
-    txid: int | None = None
-    unreachable: bool = False
-
-
 class SourceEvidence(Protocol):
     """A source's own record, for one topology's subscription."""
 
@@ -124,15 +106,6 @@ class PrunableEvidence(SourceEvidence, Protocol):
 
     def slice_findings_behind(self, txns: Sequence[Txn], forgotten: Sequence[Txn]) -> list[Finding]:
         """As `slice_findings`, where everything up to the furthest of the `forgotten` batches counts as handed out once."""
-        ...
-
-
-class StoredSource(SourceEvidence, Protocol):
-    """A source whose record stands in the ledger's database: a queue, or files."""
-
-    @property
-    def subscription(self) -> str:
-        """The topology's subscription to it."""
         ...
 
 

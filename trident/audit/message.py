@@ -20,7 +20,7 @@ from stormproof.trident.audit.lifecycle import (
     end_of,
     traces,
 )
-from stormproof.trident.audit.source import SourceReader, queue_reader
+from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.transaction import EventKind
 
@@ -61,7 +61,9 @@ class MessageReport:
     returned: tuple[Failure, ...] = ()
 
 
-def message(ledger: AuditLedger, topology: str, shown_id: str, *, source: SourceReader = queue_reader) -> MessageReport:
+def message(
+    ledger: AuditLedger, topology: str, shown_id: str, *, source: SourceReader = stored_source
+) -> MessageReport:
     """What became of a message, by its id as people see it (`XID-N` in a Postgres queue).
 
     Raises:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, MessageHistory, Records, history, traces
-from stormproof.trident.audit.source import SourceReader, queue_reader
+from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.steps import EVERY_MESSAGE_FAILED
 from stormproof.trident.transaction import EventKind, TxnState
@@ -57,7 +57,7 @@ class ReplaysReport:
     suppressed: tuple[Suppressed, ...]
 
 
-def replays(ledger: AuditLedger, topology: str, *, source: SourceReader = queue_reader) -> ReplaysReport:
+def replays(ledger: AuditLedger, topology: str, *, source: SourceReader = stored_source) -> ReplaysReport:
     """What was replayed; raises UsageError where there is no such topology."""
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)

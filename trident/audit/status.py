@@ -18,7 +18,7 @@ from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
-from stormproof.trident.audit.source import SourceReader, queue_reader
+from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.audit.streams import StreamPlace, place_of
 from stormproof.trident.ledger.missing import Missing
 from stormproof.trident.ledger.rows import Txn
@@ -154,7 +154,7 @@ class StatusReport:
     topologies: tuple[TopologyStatus, ...]
 
 
-def status(ledger: AuditLedger, topology: str | None = None, *, source: SourceReader = queue_reader) -> StatusReport:
+def status(ledger: AuditLedger, topology: str | None = None, *, source: SourceReader = stored_source) -> StatusReport:
     """Every topology that the ledger knows; or one, with its dead letters counted by class.
 
     Raises:

@@ -9,9 +9,8 @@ from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import Checked, Findings, NoticeKind, VerifyReport, ViolationKind
-from stormproof.trident.audit.source import SourceReader, queue_reader
+from stormproof.trident.audit.source import SourceReader, stored_source, unsubscribed_findings
 from stormproof.trident.audit.streams import place_of
-from stormproof.trident.audit.unreachable import unreachable_without_reader
 from stormproof.trident.audit.verify_ledger import LedgerRows, verify_ledger
 from stormproof.trident.audit.verify_messages import verify_messages
 from stormproof.trident.audit.verify_sinks import Later, verify_sinks
@@ -23,7 +22,7 @@ def verify(
     topology: str,
     opener: SinkOpener,
     *,
-    source: SourceReader = queue_reader,
+    source: SourceReader = stored_source,
     first: int = 1,
     last: int | None = None,
 ) -> VerifyReport:
@@ -148,10 +147,10 @@ def _source(
     row = snapshot.topology(topology)
     found = reader(snapshot, row)
     if found is None and snapshot.is_postgres:
-        for finding in unreachable_without_reader(snapshot.connection, [row.source, *sources_in(row.source).values()]):
+        for finding in unsubscribed_findings(snapshot.connection, [row.source, *sources_in(row.source).values()]):
             findings.violation(ViolationKind.UNREACHABLE, finding.text)
     if found is None and opened:  # a driver may have ended before it subscribed: then there is nothing to compare
         findings.unknown(
-            f"source {row.source!r} is not a queue in the ledger's database: its messages were not compared"
+            f"source {row.source!r} keeps nothing in the ledger's database: its messages were not compared"
         )
     return found

@@ -19,16 +19,15 @@ from typing import Final
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.message import storable_text
+from stormproof.core.pending.letters import DeadLetters
+from stormproof.core.pending.postgres import PostgresPendingStore
+from stormproof.core.pending.registry import connector_of
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.files.rows import editable, shown_payload
-from stormproof.core.source.files.source import FileStore
 from stormproof.core.source.group import shown, sources_in, unshown
-from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.trident import audit
 from stormproof.trident.audit import AuditLedger
-from stormproof.trident.audit.evidence import StoredSource
-from stormproof.trident.audit.files import FileEvidence
-from stormproof.trident.audit.source import QueueEvidence, group_sources, queue_reader
+from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
 from stormproof.trident.cli.letter_filter import LetterFilter, class_of, component_of
 from stormproof.trident.cli.output import Exit, counted, emit, finish, note, say, table, written
 from stormproof.trident.cli.stores import Stores, opened, operator
@@ -38,8 +37,6 @@ SHOWN_LETTERS: Final = 50
 
 PAYLOAD_CHARACTERS: Final = 60
 ERROR_CHARACTERS: Final = 160
-
-_Store = PostgresQueue | FileStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ class _Letters:
     """The dead letters of a topology's source, or of the sources of its spouts, which then stand before the ids."""
 
     topology: str
-    sources: Mapping[str | None, _Store]
+    sources: Mapping[str | None, DeadLetters]
 
     def all(self, chosen: LetterFilter | None = None, *, undecided: bool = False) -> list[Letter]:
         """Every dead letter that the filter admits, source by source, oldest first."""
@@ -111,26 +108,26 @@ def _inner(spout: str | None, message: str) -> str | None:
 def _letters_of(stores: Stores, topology: str) -> Generator[_Letters]:
     """The topology's sources, under its subscriptions; fences nobody."""
     with ExitStack() as stack:
-        sources: dict[str | None, _Store] = {}
+        sources: dict[str | None, DeadLetters] = {}
         for spout, evidence in _evidence(stores.audit, topology).items():
-            kind = FileStore if isinstance(evidence, FileEvidence) else PostgresQueue
-            sources[spout] = source = kind(evidence.name, database=stores.database)
-            stack.callback(source.close)
-            source.look_at(evidence.subscription)
+            connector = connector_of(evidence.who.kind)
+            store = PostgresPendingStore(connector.NOUN, evidence.name, database=stores.database)
+            sources[spout] = DeadLetters(store, evidence.who, connector)
+            stack.callback(store.close)
         yield _Letters(topology, sources)
 
 
-def _evidence(ledger: AuditLedger, topology: str) -> Mapping[str | None, StoredSource]:
+def _evidence(ledger: AuditLedger, topology: str) -> Mapping[str | None, PendingEvidence]:
     """The topology's sources, by spout; by None where it has only one."""
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
-        found = queue_reader(snapshot, row)
-        if isinstance(found, (QueueEvidence, FileEvidence)):
+        found = stored_source(snapshot, row)
+        if isinstance(found, PendingEvidence):
             return {None: found}
-        members = group_sources(snapshot, row)
+        members = spout_sources(snapshot, row)
         if not members:
             raise UsageError(
-                f"topology {topology!r} reads {row.source!r}, which is neither a queue nor files in the ledger's database. "
+                f"topology {topology!r} reads {row.source!r}, which keeps nothing in the ledger's database. "
                 "Its dead letters are in that source, where no command reaches them: call the source's dead_letters(), "
                 "requeue(), edit() and drop() in the process that has it",
                 topology=topology,

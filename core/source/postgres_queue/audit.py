@@ -1,0 +1,205 @@
+"""What the audit needs to know of a Postgres queue: spans between two snapshots, and the gaps between them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg import Cursor
+
+from stormproof.core.errors import Json
+from stormproof.core.pending.audit import Finding, Held
+from stormproof.core.pending.rows import At, Subscriber
+from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.postgres_queue.numbering import standing
+from stormproof.core.source.postgres_queue.position import Place, Position, Snapshot, Span
+
+_NOWHERE: Final = Place(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One interval of a span, and who has it."""
+
+    span: Span
+    held: Held
+
+    @property
+    def low(self) -> Place:
+        return self.span.after or _NOWHERE
+
+    def begins_before(self, place: Place | None) -> bool:
+        return place is None or self.low < place
+
+
+class QueueAudit:
+    """One subscription of a Postgres queue, by its positions and its message table."""
+
+    def __init__(self, who: Subscriber, cursor: Cursor[Any]) -> None:
+        self._queue = who.source
+        self._table = MessageTable(who.source)
+        self._cursor = cursor
+
+    def can_read(self, at: At) -> bool:
+        """Whether it has a span."""
+        return span_of(at) is not None
+
+    def reach(self, at: At) -> tuple[int, bool, Place]:
+        """How far its span goes."""
+        span = span_of(at)
+        return (0, False, _NOWHERE) if span is None else _reach(span)
+
+    def contains(self, at: At, id_: int, origin: int) -> bool:
+        """Whether the slice's two snapshots and places enclose the message."""
+        span = span_of(at)
+        return span is not None and span.holds(origin, id_)
+
+    def is_unopened(self, position: At, id_: int, origin: int) -> bool:
+        """Whether the message lies behind the subscription's position."""
+        at, place = Position.of(position), Place(origin, id_)
+        if at.end is None:
+            return not at.start.sees(origin)
+        return not at.end.sees(origin) or (not at.start.sees(origin) and (at.after is None or place > at.after))
+
+    def has(self, id_: int, origin: int) -> bool:
+        """Whether the queue's table has the message."""
+        statement = f"select 1 from {self._table.sql} where xid = %s::text::xid8 and id = %s"
+        return query(self._cursor, statement, str(origin), id_).fetchone() is not None
+
+    def unopened(self, position: At) -> tuple[int, float | None]:
+        """Counted in the message table: the cost grows with them."""
+        return unopened(self._cursor, self._table, Position.of(position).unopened_conditions())
+
+    def findings(self, position: At, held: Sequence[Held], trusted: Sequence[At]) -> list[Finding]:
+        """Spans must cover, once, all that was handed out; and the server must be the one that the queue is of."""
+        furthest = max((span for at in trusted if (span := span_of(at)) is not None), key=_reach, default=None)
+        pieces: dict[tuple[str, str], list[_Piece]] = defaultdict(list)
+        order: dict[tuple[str, str], int] = {}
+        for one in held:
+            span = span_of(one.at)
+            if span is None:
+                continue
+            key = (str(span.start), str(span.end))
+            if one.txid is not None:
+                order.setdefault(key, one.txid)
+            if one.taken:
+                pieces[key].append(_Piece(span, one))
+        if furthest is not None:
+            order.setdefault((str(furthest.start), str(furthest.end)), 0)
+        with index_ranges_only(self._cursor):
+            found = self._tiled(pieces, order, furthest, Position.of(position))
+        return found + unreachable(self._cursor, self._table, Position.of(position).unopened_conditions())
+
+    def unsubscribed(self) -> list[Finding]:
+        """Messages that no reader reaches, since the queue is of another server."""
+        known = query(self._cursor, "select 1 from stormproof.queue where queue = %s", self._queue).fetchone()
+        return unreachable(self._cursor, self._table, ["true"]) if known else []
+
+    def _tiled(
+        self,
+        pieces: Mapping[tuple[str, str], list[_Piece]],
+        order: Mapping[tuple[str, str], int],
+        trusted: Span | None,
+        position: Position,
+    ) -> list[Finding]:
+        findings: list[Finding] = []
+        previous: Snapshot | None = None
+        for key in sorted(order, key=lambda key: order[key]):
+            start, end = Snapshot.parse(key[0]), Snapshot.parse(key[1])
+            above: Place | None = _NOWHERE
+            older = False
+            if trusted is not None and end == trusted.end:
+                above = trusted.last
+            elif trusted is not None and end.xmax <= trusted.end.xmax:
+                above, older = None, True  # opened again, of a span that was handed out whole before
+            if not older and previous is not None and previous != start:
+                findings.extend(self._missed(Span(previous, start), "between two spans", order[key]))
+                findings.extend(self._again(Span(start, previous), order[key]))
+            of_span, covered = self._overlaps_and_gaps(Span(start, end), pieces.get(key, []), above)
+            findings += of_span
+            if older:
+                continue
+            known = _further(covered, above)
+            stop = position.after if position.end == end else None
+            if known is not None and (stop is None or known < stop):
+                findings.extend(self._missed(Span(start, end, known, stop), f"at the end of span {end}", order[key]))
+            previous = end
+        return findings
+
+    def _overlaps_and_gaps(
+        self, span: Span, pieces: Sequence[_Piece], above: Place | None
+    ) -> tuple[list[Finding], Place | None]:
+        """What is wrong within one span up to its last piece, and how far the pieces cover it (None: to its end)."""
+        findings: list[Finding] = []
+        covered: Place | None = _NOWHERE
+        for piece in sorted(pieces, key=lambda piece: piece.low):
+            known = _further(covered, above)
+            if piece.begins_before(covered):
+                text = f"{piece.held.holder} holds messages that another batch of the same span holds, too"
+                findings.append(Finding(text, piece.held.txid))
+            elif known is not None and piece.low > known:
+                gap = Span(span.start, span.end, known, piece.low)
+                findings.extend(self._missed(gap, f"before {piece.held.holder}", piece.held.txid))
+            last = piece.span.last
+            covered = None if covered is None or last is None else max(covered, last)
+        return findings, covered
+
+    def _missed(self, span: Span, where: str, txid: int | None) -> Iterable[Finding]:
+        missed = self._count(span)
+        if missed:
+            yield Finding(f"{missed} messages of queue {self._queue} {where} were handed out to no batch", txid)
+
+    def _again(self, span: Span, txid: int) -> Iterable[Finding]:
+        again = self._count(span)
+        if again:
+            yield Finding(
+                f"txid {txid} begins before the span that was handed out last: {again} messages of queue {self._queue} "
+                "were handed out again",
+                txid,
+            )
+
+    def _count(self, span: Span) -> int:
+        return count(self._cursor, self._table, span.conditions())
+
+
+def unreachable(cursor: Cursor[Any], table: MessageTable, unopened: Iterable[str]) -> list[Finding]:
+    """Whether readers of the queue are refused, and how many of its unopened messages that leaves behind.
+
+    `unopened` are disjoint SQL conditions for the messages that were never opened.
+    """
+    with index_ranges_only(cursor):
+        refusal = standing(cursor, table.queue, table.sql).refusal
+        left = 0 if refusal is None else count(cursor, table, unopened)
+    if not left:
+        return []
+    return [Finding(f"no reader reaches {left} messages of queue {table.queue}: {refusal}", unreachable=True)]
+
+
+def count(cursor: Cursor[Any], table: MessageTable, conditions: Iterable[str]) -> int:
+    """How many messages meet one of the (disjoint) conditions."""
+    found = query(cursor, f"select count(*) from ({table.select('1', conditions)}) m").fetchone()
+    return int(found[0]) if found else 0
+
+
+def span_of(position: Mapping[str, Json]) -> Span | None:
+    """The span of a slice; None where there is none."""
+    inner = position.get("span")
+    value = inner if isinstance(inner, dict) else position
+    if "start" not in value or "end" not in value:
+        return None
+    try:
+        return Span.from_json(dict(value))
+    except (ValueError, KeyError):
+        return None
+
+
+def _reach(span: Span) -> tuple[int, bool, Place]:
+    """How far a span goes: by its end, and within it; one without a last place goes to the end."""
+    return span.end.xmax, span.last is None, span.last or _NOWHERE
+
+
+def _further(one: Place | None, other: Place | None) -> Place | None:
+    """The later of two places; None is the end."""
+    return None if one is None or other is None else max(one, other)

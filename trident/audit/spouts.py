@@ -1,0 +1,118 @@
+"""What the sources of a topology with several spouts say of their messages, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from stormproof.core.errors import Json, UsageError
+from stormproof.core.pending.audit import Finding
+from stormproof.core.source.group import SpoutPart, combined, parts_of, shown, unshown
+from stormproof.core.source.protocol import Backlog
+from stormproof.trident.audit.evidence import DeadMessage, SourceEvidence, WaitingMessage
+from stormproof.trident.ledger.rows import Txn
+
+
+class GroupEvidence:
+    """The sources of several spouts, each with its own record; messages are named ``SPOUT:`` and the source's own id."""
+
+    def __init__(self, name: str, members: Mapping[str, SourceEvidence]) -> None:
+        self._name = name
+        self._members = members
+
+    @property
+    def name(self) -> str:
+        """The group."""
+        return self._name
+
+    def backlog(self) -> Backlog:
+        """What is left, of all spouts together."""
+        return combined([member.backlog() for member in self._members.values()])
+
+    def waiting(self) -> Mapping[str, WaitingMessage] | None:
+        """Every spout's; None where one of them only knows the number."""
+        found: dict[str, WaitingMessage] = {}
+        for spout, member in self._members.items():
+            waiting = member.waiting()
+            if waiting is None:
+                return None
+            for inner, message in waiting.items():
+                found[shown(spout, inner)] = replace(message, message=shown(spout, message.message))
+        return found
+
+    def dead(self) -> Sequence[DeadMessage]:
+        """Every spout's, oldest first."""
+        found = [
+            replace(letter, message=shown(spout, letter.message))
+            for spout, member in self._members.items()
+            for letter in member.dead()
+        ]
+        return sorted(found, key=lambda letter: letter.dead_at)
+
+    def contains(self, position: Mapping[str, Json], message: str) -> bool:
+        """Whether the slice has a part of the message's spout that holds it."""
+        spout, member, inner = self._member_of(message)
+        part = _parts_of(position).get(spout)
+        return part is not None and member.contains(part.position, inner)
+
+    def is_waiting_to_be_opened(self, message: str) -> bool:
+        """Whether the message's spout has it, in no lease."""
+        _, member, inner = self._member_of(message)
+        return member.is_waiting_to_be_opened(inner)
+
+    def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
+        """What is wrong with the parts of each spout."""
+        findings = [
+            Finding(f"txid {txn.txid}: its position in {self._name} cannot be read, or names another spout", txn.txid)
+            for txn in txns
+            if not _parts_of(txn.position) or not _parts_of(txn.position).keys() <= self._members.keys()
+        ]
+        for spout, member in self._members.items():
+            mine = [
+                replace(txn, position=parts[spout].position)
+                for txn in txns
+                if spout in (parts := _parts_of(txn.position))
+            ]
+            findings += [replace(f, text=f"spout {spout}: {f.text}") for f in member.slice_findings(mine)]
+        return findings
+
+    def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
+        """For each spout the batch that reaches furthest into its source."""
+        found: set[int] = set()
+        for spout, member in self._members.items():
+            if isinstance(member, PrunableEvidence):
+                found.update(member.furthest(self._parts(spout, txns)))
+        return tuple(sorted(found))
+
+    def slice_findings_behind(self, txns: Sequence[Txn], forgotten: Sequence[Txn]) -> list[Finding]:
+        """The same, behind what the ledger has forgotten."""
+        findings: list[Finding] = []
+        for spout, member in self._members.items():
+            if isinstance(member, PrunableEvidence):
+                of_spout = member.slice_findings_behind(self._parts(spout, txns), self._parts(spout, forgotten))
+                findings += [replace(f, text=f"spout {spout}: {f.text}") for f in of_spout]
+        return findings
+
+    def _parts(self, spout: str, txns: Sequence[Txn]) -> list[Txn]:
+        """These batches, as one spout has them."""
+        return [
+            replace(txn, position=parts[spout].position) for txn in txns if spout in (parts := _parts_of(txn.position))
+        ]
+
+    def _member_of(self, message: str) -> tuple[str, SourceEvidence, str]:
+        spout, inner = unshown(message) or ("", message)
+        if spout not in self._members:
+            raise UsageError(
+                f"{message!r} is not a message of {self._name}; ids look like SPOUT:ID, with one of the spouts "
+                f"{', '.join(self._members)}",
+                message=message,
+            )
+        return spout, self._members[spout], inner
+
+
+def _parts_of(position: Mapping[str, Json]) -> dict[str, SpoutPart]:
+    """A group's parts; none where the row of the ledger was spoiled."""
+    try:
+        return parts_of(position)
+    except UsageError:
+        return {}
