@@ -19,8 +19,9 @@ import sqlalchemy as sa
 
 from stormproof.core.errors import Json
 from stormproof.core.pending.rows import Subscriber
+from stormproof.core.source.files import FileSource
 from stormproof.core.source.files.files import forget_files
-from stormproof.trident.audit.evidence import PrunableEvidence
+from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, EndKind, Records, end_of, traces
 from stormproof.trident.audit.source import PendingEvidence, SourceReader, stored_source
@@ -97,7 +98,6 @@ def prune(
         if evidence is not None:
             alive = frozenset(evidence.waiting() or ()) | frozenset(letter.message for letter in evidence.dead())
         earlier = [one.upto for one in snapshot.prunes(row.incarnation)]
-        prunable = evidence if isinstance(evidence, PrunableEvidence) else None
         before = max(earlier, default=0)
         target = _target(snapshot.connection, row.incarnation, ended_before)
         files: _Files | None = None
@@ -106,7 +106,7 @@ def prune(
         is_fed = place_of(snapshot.connection, row.incarnation) is not None
     run = Run(topology, row.incarnation, row.epoch)
     removed: Counter[str] = Counter()
-    job = _Job(ledger, run, target, alive, prunable, by, ended_before, now, dry_run=dry_run)
+    job = _Job(ledger, run, target, alive, evidence, by, ended_before, now, dry_run=dry_run)
     upto = before
     while upto < target:
         low, upto = upto + 1, min(upto + chunk_txids, target)
@@ -159,7 +159,7 @@ class _Job:
         run: Run,
         target: int,
         alive: frozenset[str],
-        evidence: PrunableEvidence | None,
+        evidence: SourceEvidence | None,
         by: str,
         ended_before: datetime,
         now: datetime,

@@ -20,7 +20,7 @@ from stormproof.core.errors import Json, UsageError
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.store import StoreConnection
 from stormproof.core.source.group import sources_in
-from stormproof.core.source.postgres_queue import numbering
+from stormproof.core.source.postgres_queue import PostgresQueue, numbering
 from stormproof.core.source.postgres_queue.failures import shown_id
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.numbering import Numbering, Standing

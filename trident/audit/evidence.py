@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
@@ -91,21 +91,16 @@ class SourceEvidence(Protocol):
         """Whether the source has the message and it is in no lease: not opened yet, or returned."""
         ...
 
-    def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
-        """What is wrong with the slices of these batches (all of the topology's): overlaps and holes."""
-        ...
-
-
-@runtime_checkable
-class PrunableEvidence(SourceEvidence, Protocol):
-    """A source whose slices can still be compared where the ledger has forgotten the oldest batches."""
-
     def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
         """Those of these batches (their txids) whose slices reach furthest into the source."""
         ...
 
-    def slice_findings_behind(self, txns: Sequence[Txn], forgotten: Sequence[Txn]) -> list[Finding]:
-        """As `slice_findings`, where everything up to the furthest of the `forgotten` batches counts as handed out once."""
+    def slice_findings(self, txns: Sequence[Txn], forgotten: Sequence[Txn] = ()) -> list[Finding]:
+        """What is wrong with the slices of these batches: overlaps and holes.
+
+        The batches are all that the ledger has. Where it has forgotten the oldest, everything up to the furthest of the
+        `forgotten` ones that it kept counts as handed out once.
+        """
         ...
 
 

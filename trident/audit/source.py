@@ -184,12 +184,8 @@ class PendingEvidence:
             reached = [(audit.reach(at), txn.txid) for txn in txns if (at := _first_opened(txn)) is not None]
         return (max(reached)[1],) if reached else ()
 
-    def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
+    def slice_findings(self, txns: Sequence[Txn], forgotten: Sequence[Txn] = ()) -> list[Finding]:
         """Slices of taken batches and of the store's own leases must cover, once, all that was handed out."""
-        return self.slice_findings_behind(txns, ())
-
-    def slice_findings_behind(self, txns: Sequence[Txn], forgotten: Sequence[Txn]) -> list[Finding]:
-        """The same, from the furthest slice of the forgotten batches on; before it nothing may be there twice."""
         with self._rows() as rows:
             audit, held = self._connector.audit(self.who, rows.cursor), list[Held]()
             for txn in txns:

@@ -60,38 +60,25 @@ class GroupEvidence:
         _, member, inner = self._member_of(message)
         return member.is_waiting_to_be_opened(inner)
 
-    def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
+    def slice_findings(self, txns: Sequence[Txn], forgotten: Sequence[Txn] = ()) -> list[Finding]:
         """What is wrong with the parts of each spout."""
         findings = [
             Finding(f"txid {txn.txid}: its position in {self._name} cannot be read, or names another spout", txn.txid)
             for txn in txns
-            if not _parts_of(txn.position) or not _parts_of(txn.position).keys() <= self._members.keys()
+            if not (parts := _parts_of(txn.position)) or not parts.keys() <= self._members.keys()
         ]
         for spout, member in self._members.items():
-            mine = [
-                replace(txn, position=parts[spout].position)
-                for txn in txns
-                if spout in (parts := _parts_of(txn.position))
-            ]
-            findings += [replace(f, text=f"spout {spout}: {f.text}") for f in member.slice_findings(mine)]
+            of_spout = member.slice_findings(self._parts(spout, txns), self._parts(spout, forgotten))
+            findings += [replace(f, text=f"spout {spout}: {f.text}") for f in of_spout]
         return findings
 
     def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
         """For each spout the batch that reaches furthest into its source."""
-        found: set[int] = set()
-        for spout, member in self._members.items():
-            if isinstance(member, PrunableEvidence):
-                found.update(member.furthest(self._parts(spout, txns)))
-        return tuple(sorted(found))
-
-    def slice_findings_behind(self, txns: Sequence[Txn], forgotten: Sequence[Txn]) -> list[Finding]:
-        """The same, behind what the ledger has forgotten."""
-        findings: list[Finding] = []
-        for spout, member in self._members.items():
-            if isinstance(member, PrunableEvidence):
-                of_spout = member.slice_findings_behind(self._parts(spout, txns), self._parts(spout, forgotten))
-                findings += [replace(f, text=f"spout {spout}: {f.text}") for f in of_spout]
-        return findings
+        return tuple(
+            sorted(
+                {txid for spout, member in self._members.items() for txid in member.furthest(self._parts(spout, txns))}
+            )
+        )
 
     def _parts(self, spout: str, txns: Sequence[Txn]) -> list[Txn]:
         """These batches, as one spout has them."""

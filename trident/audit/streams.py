@@ -9,8 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from stormproof.core.errors import Json
+from stormproof.core.pending.audit import Finding
 from stormproof.core.source.protocol import Backlog
-from stormproof.trident.audit.evidence import DeadMessage, Finding, WaitingMessage
+from stormproof.trident.audit.evidence import DeadMessage, WaitingMessage
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.ledger.streams import StreamBatch, all_taken, has_table, missing, newest, oldest
 
@@ -84,11 +85,7 @@ class StreamEvidence:
         del txns
         return ()
 
-    def slice_findings(self, txns: Sequence[Txn]) -> list[Finding]:
-        """Each transaction is one micro-batch, which follows the one before, or was adopted by a person's word."""
-        return self.slice_findings_behind(txns, ())
-
-    def slice_findings_behind(self, txns: Sequence[Txn], forgotten: Sequence[Txn]) -> list[Finding]:
+    def slice_findings(self, txns: Sequence[Txn], forgotten: Sequence[Txn] = ()) -> list[Finding]:
         """The same for the batches behind a prune; the first of them follows the last one that was pruned."""
         del forgotten
         by_txid: dict[int | None, Txn] = {txn.txid: txn for txn in txns}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stormproof.trident.audit.evidence import Finding, PrunableEvidence, SourceEvidence
+from stormproof.core.pending.audit import Finding
+from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.lifecycle import EndKind, Records, Trace, end_of, traces
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
 from stormproof.trident.ledger.rows import Event, Txn
@@ -56,12 +57,8 @@ def verify_messages(
 
 
 def _slice_findings(source: SourceEvidence, txns: Mapping[int, Txn], pruned: int) -> list[Finding]:
-    if not pruned:
-        return source.slice_findings(list(txns.values()))
-    if not isinstance(source, PrunableEvidence):
-        return []
     kept = [txn for txid, txn in txns.items() if txid <= pruned]
-    return source.slice_findings_behind([txn for txid, txn in txns.items() if txid > pruned], kept)
+    return source.slice_findings([txn for txid, txn in txns.items() if txid > pruned], kept)
 
 
 def _message(trace: Trace, records: Records, findings: Findings) -> None:

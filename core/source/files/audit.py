@@ -32,5 +32,5 @@ class FilesAudit(NumberedAudit):
         return max(0, registered - self.reach({"range": [0, position.get("next", 0)]})), None
 
     def _one(self, statement: str, *parameters: object) -> Any:
-        row = query(self._cursor, statement, self._who.source, self._who.subscription, *parameters).fetchone()
+        (row,) = query(self._cursor, statement, self._who.source, self._who.subscription, *parameters).fetchall()
         return row[0]
