@@ -6,7 +6,7 @@ from typing import Any
 
 from stormproof.core.pending.audit import NumberedAudit
 from stormproof.core.pending.rows import At
-from stormproof.core.source.store import query
+from stormproof.core.postgres.store import query
 
 _MINE = "from stormproof.file_entry where source = %s and subscription = %s"
 
