@@ -13,11 +13,13 @@ from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.word_count import split, word_count
 from benchmarks.workbench import LIMIT_BYTES, Workbench, delta_total, require_total
-from stormproof.core.engine.protocol import Engine, Job, JobKey, JobReport
+from stormproof.core.engine.protocol import Engine
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.job import Job, JobKey
 from stormproof.core.preflight import Probe
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import Limit
+from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.delta import DeltaSink
 from stormproof.trident.options import RunOptions
 from stormproof.trident.run import driver

@@ -19,7 +19,6 @@ from stormproof.core.errors import Fenced, Json, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
-from stormproof.core.share import as_signed, tokens, xor_reduce
 from stormproof.core.source.decode import decoder_for
 from stormproof.core.source.protocol import (
     READER_SCHEMA,
@@ -32,6 +31,7 @@ from stormproof.core.source.protocol import (
     Slice,
     SliceReader,
 )
+from stormproof.core.tracking.share import as_signed, tokens, xor_reduce
 
 
 @dataclass(frozen=True, slots=True)

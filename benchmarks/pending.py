@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench
-from stormproof.core.acker import Acker
-from stormproof.core.share import as_signed, as_words, mix64, tokens
+from stormproof.core.tracking.acker import Acker
+from stormproof.core.tracking.share import as_signed, as_words, mix64, tokens
 
 PENDING: Final = 1_000_000
 SMALL_CALLS: Final = 4_000

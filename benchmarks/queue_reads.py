@@ -15,13 +15,14 @@ from benchmarks.corpus import sentences
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench
-from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.job import Job, JobKey
 from stormproof.core.preflight import Probe
-from stormproof.core.share import as_words, xor_reduce, xor_signed
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import SliceReader
-from stormproof.core.stage import BATCH_ROWS
+from stormproof.core.task.stage import BATCH_ROWS
+from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.share import as_words, xor_reduce, xor_signed
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.stream import Topology
 

@@ -19,11 +19,11 @@ from pyspark.sql import SparkSession
 from benchmarks.corpus import Corpus, write_corpus
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.spark import SparkEngine, spark_session
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit
-from stormproof.core.topology import TopologyGraph
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.options import RunOptions
 from stormproof.trident.run import driver

@@ -13,14 +13,10 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from stormproof.core.aggregators import UserAggregation, UserKind
 from stormproof.core.errors import TopologyError
 from stormproof.core.message import storable_text
 
 _NAME_MAX: Final = 200
-_OF_FIELDS: Final = {UserKind.COMBINER: "init", UserKind.REDUCER: "reduce", UserKind.AGGREGATOR: "aggregate"}
-"""Which call of a user's aggregate gets a tuple's fields."""
-
 GENERATOR: Final = "a generator function"
 _BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -44,37 +40,6 @@ def refuse_unfit_call(component: str, where: str, function: Any, given: Sequence
             component=component,
             function=name,
         ) from None
-
-
-def refuse_unfit_aggregate(component: str, aggregation: UserAggregation) -> None:
-    """Check that a user's aggregate can be called with its fields.
-
-    Raises:
-        TopologyError: one of its methods takes other arguments, or calling it would run nothing of it.
-    """
-    fields, code = aggregation.fields, aggregation.code
-    calls: dict[str, tuple[str, ...]]
-    match aggregation.kind:
-        case UserKind.COMBINER:
-            calls = {"init": fields, "combine": ("one", "other"), "zero": ()}
-        case UserKind.REDUCER:
-            calls = {"init": (), "reduce": ("value", *fields)}
-        case UserKind.AGGREGATOR:
-            calls = {"init": (), "aggregate": ("state", "emit", *fields), "complete": ("state", "emit")}
-    of = type(code).__name__
-    for called, given in calls.items():
-        method = getattr(code, called)
-        kind = never_begins(method)
-        if kind is not None:
-            raise TopologyError(
-                f"component {component!r}: {of}.{called} is {kind}, and calling it runs nothing of it; "
-                f"{'call emit for each row' if 'emit' in given else 'return the value'}",
-                component=component,
-            )
-        instead = "change its parameters"
-        if called == _OF_FIELDS[aggregation.kind]:
-            instead = f"name the fields that it takes, as in {of}().over('field'), or {instead}"
-        refuse_unfit_call(component, f"component {component!r}", method, given, instead)
 
 
 def never_begins(function: Any) -> str | None:

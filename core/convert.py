@@ -10,9 +10,9 @@ from typing import Final, cast
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.arrays import Rows
 from stormproof.core.compute import pc
 from stormproof.core.message import storable_text
-from stormproof.core.share import Rows
 from stormproof.core.usercode import CAUGHT, blame
 
 CULPRIT_MAX_CHARACTERS: Final = 200

@@ -14,7 +14,17 @@ from enum import StrEnum
 from random import Random
 from typing import Final, Protocol, TypeAlias
 
-from stormproof.core.attempts import (
+from stormproof.core.clock import Clock
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, TransientError, UsageError
+from stormproof.core.failpoint import failpoint
+from stormproof.core.graph.plan import Plan
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.job import Job
+from stormproof.core.message import FailureReason
+from stormproof.core.sink import PreparedFile, SinkWriter, files_of
+from stormproof.core.source.protocol import Lease, Limit, Resolution, Slice, Source
+from stormproof.core.tracking.attempts import (
     Abandoned,
     AllFailed,
     Attempt,
@@ -28,15 +38,7 @@ from stormproof.core.attempts import (
     NullJournal,
     Outcome,
 )
-from stormproof.core.clock import Clock
-from stormproof.core.engine.protocol import Engine, Job, JobReport
-from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, TransientError, UsageError
-from stormproof.core.failpoint import failpoint
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import FailureReason
-from stormproof.core.plan import Plan
-from stormproof.core.sink import PreparedFile, SinkWriter, files_of
-from stormproof.core.source.protocol import Lease, Limit, Resolution, Slice, Source
+from stormproof.core.tracking.report import JobReport
 
 log = logging.getLogger("stormproof.loop")
 

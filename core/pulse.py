@@ -37,8 +37,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, TypeVar
 
+from stormproof.core.arrays import Rows
 from stormproof.core.errors import TransientError
-from stormproof.core.share import Rows
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.aggregation import has_extremes
 from stormproof.core.compute import pc
 from stormproof.core.errors import SinkRefused, TopologyError
+from stormproof.core.graph.aggregation import has_extremes
 from stormproof.core.sink import Fold, SinkInput
 
 _WIDE_DIGITS: Final = 76

@@ -7,8 +7,10 @@ from typing import TypeAlias, cast
 
 import pyarrow as pa
 
-from stormproof.core.aggregation import Aggregation, AggregationKind, AnyAggregation
-from stormproof.core.aggregators import (
+from stormproof.core.arguments import instead_of, shown
+from stormproof.core.errors import TopologyError
+from stormproof.core.graph.aggregation import Aggregation, AggregationKind, AnyAggregation
+from stormproof.core.graph.aggregators import (
     Aggregator,
     CombinerAggregator,
     ReducerAggregator,
@@ -16,9 +18,7 @@ from stormproof.core.aggregators import (
     UserAggregation,
     UserKind,
 )
-from stormproof.core.arguments import instead_of, shown
-from stormproof.core.errors import TopologyError
-from stormproof.core.topology import schema_for
+from stormproof.core.graph.topology import schema_for
 
 
 @dataclass(frozen=True, slots=True)

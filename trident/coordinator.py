@@ -16,7 +16,26 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar, cast
 
-from stormproof.core.attempts import (
+from stormproof.core.clock import Clock
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.errors import (
+    BatchUnverified,
+    BoltUnavailable,
+    MachineUnavailable,
+    MachineUnfit,
+    StormproofError,
+    TasksBroken,
+)
+from stormproof.core.failpoint import failpoint
+from stormproof.core.graph.plan import Plan
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.job import Job, JobKey
+from stormproof.core.machine import own_faults
+from stormproof.core.message import FailureReason, storable_text
+from stormproof.core.process import kept_from_forks
+from stormproof.core.source.protocol import Limit, Source
+from stormproof.core.source.serialised import SerialisedSource
+from stormproof.core.tracking.attempts import (
     Abandoned,
     AllFailed,
     Attempt,
@@ -30,24 +49,7 @@ from stormproof.core.attempts import (
     JobDied,
     Outcome,
 )
-from stormproof.core.clock import Clock
-from stormproof.core.engine.protocol import Engine, Job, JobKey, JobReport
-from stormproof.core.errors import (
-    BatchUnverified,
-    BoltUnavailable,
-    MachineUnavailable,
-    MachineUnfit,
-    StormproofError,
-    TasksBroken,
-)
-from stormproof.core.failpoint import failpoint
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.machine import own_faults
-from stormproof.core.message import FailureReason, storable_text
-from stormproof.core.plan import Plan
-from stormproof.core.process import kept_from_forks
-from stormproof.core.source.protocol import Limit, Source
-from stormproof.core.source.serialised import SerialisedSource
+from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.protocol import CommitOutcome
 from stormproof.trident.in_flight import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.job import Watch, run_watched
@@ -366,7 +368,7 @@ class Coordinator:
         return True
 
     def _begin(self, batch: _Batch) -> None:
-        """Have its first job run; see `stormproof.core.attempts`."""
+        """Have its first job run; see `stormproof.core.tracking.attempts`."""
         opened = batch.opened
         name, deaths = f"txid {opened.txid} of topology {self._run.topology!r}", opened.slice.deaths
         if opened.slice.expected.messages == 1 and (

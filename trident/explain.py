@@ -10,10 +10,8 @@ from typing import Final
 from stormproof.core.bolt import AnyBolt
 from stormproof.core.calls import name_of
 from stormproof.core.errors import Json, TopologyError
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.plan import Edge, Plan, compile_topology
-from stormproof.core.schema import to_ddl
-from stormproof.core.topology import (
+from stormproof.core.graph.plan import Edge, Plan, compile_topology
+from stormproof.core.graph.topology import (
     Aggregate,
     BoltComponent,
     Component,
@@ -24,6 +22,8 @@ from stormproof.core.topology import (
     TopologyGraph,
     as_guarantee,
 )
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.schema import to_ddl
 from stormproof.trident.query import NewValues, ReadsState, StateQuery
 
 ENGINES: Final = "the engine's number"

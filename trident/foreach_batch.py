@@ -25,20 +25,19 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from stormproof.core.arguments import shown
-from stormproof.core.attempts import FailedIn
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.errors import Fenced, JobFailed, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.failpoint import failpoint
+from stormproof.core.graph.plan import Plan, compile_topology
+from stormproof.core.graph.topology import TopologyGraph, as_guarantee, checked_name, require_sink
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
-from stormproof.core.plan import Plan, compile_topology
 from stormproof.core.postgres.database import Database
 from stormproof.core.process import kept_from_forks
 from stormproof.core.schema import to_ddl
 from stormproof.core.settings import Settings
-from stormproof.core.share import tokens, xor_reduce
 from stormproof.core.sink import SinkSpec, TaskContext, require_tables_apart
 from stormproof.core.source.decode import BytesDecoder
 from stormproof.core.source.files.micro_batches import MicroBatches
@@ -55,7 +54,8 @@ from stormproof.core.source.protocol import (
     Source,
     of_run,
 )
-from stormproof.core.topology import TopologyGraph, as_guarantee, checked_name, require_sink
+from stormproof.core.tracking.attempts import FailedIn
+from stormproof.core.tracking.share import tokens, xor_reduce
 from stormproof.sinks.protocol import CommitOutcome, Sink
 from stormproof.sinks.staging import FileWriter, make_folder
 from stormproof.trident.coordinator import SEED_BITS, Coordinator

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeAlias
 
-from stormproof.core.attempts import JobDied
-from stormproof.core.engine.protocol import JobReport
 from stormproof.core.errors import Fenced, TransientError
 from stormproof.core.source.protocol import Lease, Source
+from stormproof.core.tracking.attempts import JobDied
+from stormproof.core.tracking.report import JobReport
 from stormproof.trident.steps import Adoption
 
 JobResult: TypeAlias = "JobReport | JobDied"

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stormproof.core.attempts import JobDied
 from stormproof.core.clock import Clock
-from stormproof.core.engine.protocol import Engine, Job, JobReport
+from stormproof.core.engine.protocol import Engine
 from stormproof.core.errors import JobFailed, TransientError
+from stormproof.core.job import Job
 from stormproof.core.pulse import job_folder, suspects
 from stormproof.core.source.protocol import Lease, Source
+from stormproof.core.tracking.attempts import JobDied
+from stormproof.core.tracking.report import JobReport
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
 
 

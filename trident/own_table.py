@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stormproof.core.plan import Plan
+from stormproof.core.graph.plan import Plan
 from stormproof.core.sink import SinkSpec, TableKey, require_tables_apart, shared_table, table_by_name
 from stormproof.sinks.protocol import FindsTable, HasStore, SinkSession
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.plan import Plan
+from stormproof.core.graph.plan import Plan
 from stormproof.core.preflight import PackageProbe, UnpickleProbe, marked, package_fingerprint, probes_of
 from stormproof.core.sink import WritesFiles
 from stormproof.core.source.protocol import Source

@@ -30,15 +30,15 @@ from stormproof.core.errors import (
     UsageError,
 )
 from stormproof.core.failpoint import failpoint
+from stormproof.core.graph.plan import Plan, compile_topology
+from stormproof.core.graph.topology import TopologyGraph, as_guarantee
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.machine import own_faults
-from stormproof.core.plan import Plan, compile_topology
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.rights import explained
 from stormproof.core.process import kept_from_forks
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit, Source, of_run
-from stormproof.core.topology import TopologyGraph, as_guarantee
 from stormproof.migrations import migrate, state
 from stormproof.sinks.protocol import Sink
 from stormproof.sinks.staging import settle_folder

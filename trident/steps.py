@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stormproof.core.attempts import AttemptEnd, FailedIn, Journal
 from stormproof.core.errors import FatalError, Fenced, Json, PositionMismatch, SinkRefused, TransientError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
@@ -19,6 +18,7 @@ from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pulse import suspects_of_dead, sweep
 from stormproof.core.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.source.protocol import DropsConnections, Expectation, Lease, Limit, Resolution, Slice, Source
+from stormproof.core.tracking.attempts import AttemptEnd, FailedIn, Journal
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction
 from stormproof.trident.blocked import blocked
 from stormproof.trident.ledger.ledger import Ledger, Tx, counts_of

@@ -6,17 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from stormproof.core.aggregators import Aggregator, CombinerAggregator, ReducerAggregator, UserAggregate
 from stormproof.core.arguments import shown
 from stormproof.core.bolt import DEFAULT_STREAM
 from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import TopologyError
-from stormproof.core.grouping import Grouping, GroupingKind
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.schema import SchemaLike
-from stormproof.core.sink import SinkSpec
-from stormproof.core.source.protocol import Source
-from stormproof.core.topology import (
+from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, ReducerAggregator, UserAggregate
+from stormproof.core.graph.grouping import Grouping, GroupingKind
+from stormproof.core.graph.topology import (
     OperationKind,
     OutputStream,
     Subscription,
@@ -28,6 +24,10 @@ from stormproof.core.topology import (
     require_fields,
     schema_for,
 )
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.schema import SchemaLike
+from stormproof.core.sink import SinkSpec
+from stormproof.core.source.protocol import Source
 from stormproof.trident.aggregate import OneResult, SeveralResults, named
 
 if TYPE_CHECKING:
@@ -475,7 +475,7 @@ class Stream:
         Raises:
             TopologyError: this is no persistent aggregate with a state.
         """
-        from stormproof.core.topology import Aggregate, SinkComponent
+        from stormproof.core.graph.topology import Aggregate, SinkComponent
         from stormproof.trident.query import NewValues
         from stormproof.trident.state.sink import StateSink
 
@@ -658,8 +658,8 @@ def _with_key(schema: pa.Schema) -> pa.Schema:
 
 def own_merges(stream: Stream) -> dict[str, Merge]:
     """How the results of users' combiners in a persistent aggregate are merged into what is held."""
-    from stormproof.core.aggregators import UserAggregation
-    from stormproof.core.topology import Aggregate
+    from stormproof.core.graph.aggregators import UserAggregation
+    from stormproof.core.graph.topology import Aggregate
     from stormproof.trident.state.merge import RowMerge
 
     (component,) = (c for c in stream.topology.components if c.name == stream.name)

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, cast
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.arrays import Rows
 from stormproof.core.bolt.api import AnyBolt, ArrowBolt, BasicBolt, Bolt, BoltContext
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
 from stormproof.core.bolt.tuples import (
@@ -30,7 +31,6 @@ from stormproof.core.errors import BoltUnavailable, UsageError
 from stormproof.core.garbage import fewer_collections
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.pulse import Pulse
-from stormproof.core.share import Rows
 from stormproof.core.usercode import CAUGHT, blame
 
 P = ParamSpec("P")

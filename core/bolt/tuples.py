@@ -15,12 +15,12 @@ from typing import Any, Final, cast
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.arrays import Rows
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
 from stormproof.core.convert import batch_of
 from stormproof.core.errors import JobFailed, UsageError
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.pulse import Pulse
-from stormproof.core.share import Rows
 from stormproof.core.usercode import CAUGHT, blame
 
 DEFAULT_STREAM: Final = "default"

@@ -12,14 +12,15 @@ from typing import TypeAlias, TypeVar
 import pyarrow as pa
 
 from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.errors import JobFailed, StormproofError, UsageError
+from stormproof.core.job import Job, JobKey
 from stormproof.core.machine import classified
 from stormproof.core.preflight import Probe, first_fault
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader
-from stormproof.core.stage import Observer, StageJob, run_task, stage_jobs
-from stormproof.core.wire import job_report
+from stormproof.core.task.stage import Observer, StageJob, run_task, stage_jobs
+from stormproof.core.task.wire import job_report
+from stormproof.core.tracking.report import JobReport
 
 T = TypeVar("T")
 """What is shuffled: tasks, or batches of rows."""

@@ -20,8 +20,8 @@ from pyspark import cloudpickle
 
 from stormproof.core.calls import name_of, place_of_function
 from stormproof.core.errors import StormproofError, TopologyError
+from stormproof.core.graph.plan import BoltNode, CombineNode, GatherNode, OperationNode, Plan, SendNode
 from stormproof.core.message import storable_text
-from stormproof.core.plan import BoltNode, CombineNode, GatherNode, OperationNode, Plan, SendNode
 
 DEPTH_MAX: Final = 12
 """How deep a culprit is looked for: a global of a function of an attribute of a bolt is three."""

@@ -31,7 +31,6 @@ from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.jars import delta_jars
 from stormproof.core.engine.java import find_java
 from stormproof.core.engine.memory_limit import limit_memory
-from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.engine.shipping import packed, unshippable
 from stormproof.core.engine.spark_error import what_happened
 from stormproof.core.errors import (
@@ -43,12 +42,14 @@ from stormproof.core.errors import (
     TransientError,
     UsageError,
 )
+from stormproof.core.graph.plan import Plan
+from stormproof.core.job import Job, JobKey
 from stormproof.core.machine import classified, fault_told_by_spark, unpickled
-from stormproof.core.plan import Plan
 from stormproof.core.preflight import Probe, first_fault
 from stormproof.core.process import process_life
-from stormproof.core.stage import StageJob, run_task, stage_jobs
-from stormproof.core.wire import WIRE_DDL, WIRE_SCHEMA, job_report
+from stormproof.core.task.stage import StageJob, run_task, stage_jobs
+from stormproof.core.task.wire import WIRE_DDL, WIRE_SCHEMA, job_report
+from stormproof.core.tracking.report import JobReport
 
 log = logging.getLogger("stormproof.spark")
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 
 from stormproof.core.arguments import require_text, require_whole
+from stormproof.core.arrays import Rows
 from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
@@ -23,12 +24,12 @@ from stormproof.core.pending.audit import NumberedAudit, SliceAudit
 from stormproof.core.pending.letters import DeadLetters
 from stormproof.core.pending.rows import At, Failed, LeaseFate, PendingRows, PendingStore, Retry, SliceRow, Subscriber
 from stormproof.core.postgres.database import Database
-from stormproof.core.share import Rows, signed, tokens, xor_reduce
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.parts import inner_ends
 from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
+from stormproof.core.tracking.share import signed, tokens, xor_reduce
 
 DEATHS_BEFORE_HALVING: Final = 2
 _TEXT_MAX: Final = 5_000

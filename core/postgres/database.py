@@ -20,9 +20,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
 from stormproof.core.machine import ADVICE
-from stormproof.core.postgres.rights import require_encoding
 from stormproof.core.postgres.session import OwnedConnection, set_up
-from stormproof.core.postgres.startup import require_own_backend, started
+from stormproof.core.postgres.startup import require_encoding, require_own_backend, started
 
 DATABASE_URL_FORM: Final = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 CONNECT_TIMEOUT_S: Final = 10

@@ -1,7 +1,7 @@
-"""What a role may not do in a database, said with the statement that mends it; and servers and databases that do not serve.
+"""What a role may not do in a database, said with the statement that mends it; and servers that take no writes.
 
-One place for SQLSTATE 42501 (insufficient privilege), 25006 (a read-only server) and for encodings: whatever speaks to
-Postgres hands its errors to `explained`.
+One place for SQLSTATE 42501 (insufficient privilege) and 25006 (a read-only server): whatever speaks to Postgres hands its
+errors to `explained`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psycopg
 
-from stormproof.core.errors import MissingRight, SettingsError, StoreUnavailable, StormproofError
-
-if TYPE_CHECKING:
-    from stormproof.core.postgres.database import Database
+from stormproof.core.errors import MissingRight, StoreUnavailable, StormproofError
+from stormproof.core.postgres.database import Database, connect
 
 INSUFFICIENT_PRIVILEGE: Final = "42501"
 READ_ONLY: Final = "25006"
-ENCODING: Final = "UTF8"
 
 _DENIED: Final = re.compile(r"(permission denied for|must be owner of) ([a-z ]+?) \"?([^\"\n]+?)\"?$", re.MULTILINE)
 _TABLE_RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
@@ -100,8 +97,6 @@ def explained(
 
 
 def _lacking(text: str, statement: str, database: Database) -> Lacking | None:
-    from stormproof.core.postgres.database import connect
-
     match = _DENIED.search(text)
     if match is None:
         return None
@@ -151,19 +146,3 @@ def _has(connection: psycopg.Connection[Any], kind: str, name: str, right: str) 
         (name.replace('"', "") if kind in ("schema", "database") else name, right),
     ).fetchone()
     return row is not None and bool(row[0])
-
-
-def require_encoding(connection: psycopg.Connection[Any], where: str) -> None:
-    """Refuse a database (`where`, without secrets) that cannot hold every text: payloads, names and errors are UTF-8.
-
-    Raises:
-        SettingsError: its encoding is another one.
-    """
-    found = connection.info.parameter_status("server_encoding")
-    if found not in (ENCODING, None):
-        raise SettingsError(
-            f"the database {where} has encoding {found}; Stormproof needs {ENCODING}, since other encodings "
-            "cannot hold every message. Make one, and name it instead: CREATE DATABASE name ENCODING 'UTF8' TEMPLATE "
-            "template0 LOCALE 'C'",
-            encoding=found,
-        )

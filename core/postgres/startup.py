@@ -1,4 +1,4 @@
-"""How a connection starts: time limits lifted before the first statement, and a pooler that cannot serve us refused."""
+"""How a connection starts: time limits are lifted; a pooler or a database that cannot serve is refused."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from psycopg import pq
 from stormproof.core.errors import SettingsError
 
 T = TypeVar("T")
+
+ENCODING: Final = "UTF8"
 
 _LIMITS: Final = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
 _TRIED: Final = ((*_LIMITS, "transaction_timeout"), _LIMITS, ())
@@ -93,3 +95,19 @@ def _backend(connection: psycopg.Connection[Any]) -> int:
     row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
     assert row is not None
     return int(row[0])
+
+
+def require_encoding(connection: psycopg.Connection[Any], where: str) -> None:
+    """Refuse a database (`where`, without secrets) that cannot hold every text: payloads, names and errors are UTF-8.
+
+    Raises:
+        SettingsError: its encoding is another one.
+    """
+    found = connection.info.parameter_status("server_encoding")
+    if found not in (ENCODING, None):
+        raise SettingsError(
+            f"the database {where} has encoding {found}; Stormproof needs {ENCODING}, since other encodings "
+            "cannot hold every message. Make one, and name it instead: CREATE DATABASE name ENCODING 'UTF8' TEMPLATE "
+            "template0 LOCALE 'C'",
+            encoding=found,
+        )

@@ -17,12 +17,12 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.arrays import Rows
 from stormproof.core.errors import Fenced, Json, PositionMismatch, TopologyError, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, MessageId
 from stormproof.core.postgres.database import Database
 from stormproof.core.preflight import Probe, probes_of
-from stormproof.core.share import GAMMA, Rows, mix64, unsigned, xor_signed
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.kind import WEAKEST_FIRST, SourceKind, kind_of
 from stormproof.core.source.protocol import (
@@ -38,6 +38,7 @@ from stormproof.core.source.protocol import (
     Source,
     of_run,
 )
+from stormproof.core.tracking.share import GAMMA, mix64, unsigned, xor_signed
 
 SPOUTS_MAX: Final = 64
 _SHIFT: Final = 6

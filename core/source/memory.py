@@ -25,7 +25,6 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
 from stormproof.core.process import OneProcess
-from stormproof.core.share import tokens
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal, disposal_entry
 from stormproof.core.source.decode import Unit, decoder_for
@@ -42,6 +41,7 @@ from stormproof.core.source.protocol import (
     Slice,
     SliceReader,
 )
+from stormproof.core.tracking.share import tokens
 
 P = ParamSpec("P")
 R = TypeVar("R")

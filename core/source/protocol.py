@@ -8,11 +8,11 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from stormproof.core.arrays import Rows
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
-from stormproof.core.share import Rows
 from stormproof.core.source.dead_letter import DeadLetter
 
 READER_SCHEMA = pa.schema(

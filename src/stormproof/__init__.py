@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from stormproof.core.aggregators import Aggregator, CombinerAggregator, ReducerAggregator
     from stormproof.core.bolt import ArrowBolt, BasicBolt, Bolt, BoltContext, Collector, FailTuple, Tuple
     from stormproof.core.errors import (
         BatchUnverified,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         TransientError,
         UsageError,
     )
+    from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, ReducerAggregator
     from stormproof.core.guarantee import Guarantee
     from stormproof.core.settings import Settings
     from stormproof.core.source.files import FileSource
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from stormproof.trident.stream import Topology
 
 _HOMES: Final = {
-    **dict.fromkeys(("Aggregator", "CombinerAggregator", "ReducerAggregator"), "stormproof.core.aggregators"),
+    **dict.fromkeys(("Aggregator", "CombinerAggregator", "ReducerAggregator"), "stormproof.core.graph.aggregators"),
     **dict.fromkeys(
         ("ArrowBolt", "BasicBolt", "Bolt", "BoltContext", "Collector", "FailTuple", "Tuple"),
         "stormproof.core.bolt",

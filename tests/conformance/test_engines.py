@@ -14,11 +14,12 @@ import pytest
 from support.engine_topologies import CASES, PARALLELISM, Case
 from support.jobs import Batch, run_all
 
-from stormproof.core import stage, tracking
+from stormproof.core.arrays import Rows, Words
 from stormproof.core.engine.inline import InlineEngine, Tamper
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.share import Rows, Words
-from stormproof.core.tracking import Anchors, Held
+from stormproof.core.task import stage
+from stormproof.core.tracking import anchors as tracking
+from stormproof.core.tracking.anchors import Anchors, Held
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,15 +11,16 @@ from support.jobs import SEED, Ran
 
 from stormproof.core.bolt import BasicBolt, Emit, Tuple
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import Engine, Job
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.plan import compile_topology
+from stormproof.core.job import Job
 from stormproof.core.sink import files_of
 from stormproof.core.source.group import SourceGroup, SpoutReader
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit, SliceReader, Source
-from stormproof.core.topology import TopologyGraph
-from stormproof.core.verdict import mismatches
+from stormproof.core.tracking.verdict import mismatches
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.staging import prepared_batches

@@ -8,8 +8,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from stormproof.core.acker import Acker, classic_notices, share_notices
-from stormproof.core.share import Words, tokens
+from stormproof.core.arrays import Words
+from stormproof.core.tracking.acker import Acker, classic_notices, share_notices
+from stormproof.core.tracking.share import tokens
 
 CHILDREN = 3
 TRIALS_IN_MANY = 2**18

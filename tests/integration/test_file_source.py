@@ -24,7 +24,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.files import FileSource
 from stormproof.core.source.files.rows import shown_payload
 from stormproof.core.source.protocol import Lease, Limit, Slice
-from stormproof.core.verdict import mismatches
+from stormproof.core.tracking.verdict import mismatches
 from stormproof.sinks.memory import MemorySink
 from stormproof.testing import Message, messages_of
 from stormproof.trident.aggregate import sum_

@@ -18,11 +18,12 @@ from support.poison import POISON, Poisoning, Split
 
 from stormproof import MemorySink, Topology
 from stormproof.core.clock import SystemClock
-from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.failpoint import armed, watched
+from stormproof.core.job import Job, JobKey
 from stormproof.core.message import FailureReason
 from stormproof.core.sink import PreparedFile, SinkInput, TaskContext
+from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import MemorySession
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.staging import FileWriter, ParquetTaskWriter

@@ -29,7 +29,7 @@ from stormproof.core.errors import (
 )
 from stormproof.core.preflight import PackageProbe, marked, package_fingerprint
 from stormproof.core.source.memory import MemorySliceReader
-from stormproof.core.wire import CONTROL
+from stormproof.core.task.wire import CONTROL
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import count, sum_
 from stormproof.trident.stream import Stream, Topology

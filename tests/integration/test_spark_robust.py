@@ -19,7 +19,7 @@ from stormproof.core.engine import spark as engine_module
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.errors import JobFailed
-from stormproof.core.topology import TopologyGraph
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.sinks.memory import MemorySink
 
 pytestmark = pytest.mark.spark

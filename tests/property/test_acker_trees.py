@@ -23,7 +23,7 @@ from support.tuple_trees import (
     words_of,
 )
 
-from stormproof.core.acker import Acker, Answers, incomplete
+from stormproof.core.tracking.acker import Acker, Answers, incomplete
 
 IDS = st.integers(-(2**63), 2**63 - 1)
 INNER: list[Form] = [classic, open_shares]

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scripted import Says, Script
 
-from stormproof.core import attempts
-from stormproof.core.attempts import Abandoned, AllFailed, AttemptEnd, Complete, Divided, GivenUp, JobDied
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.tracking import attempts
+from stormproof.core.tracking.attempts import Abandoned, AllFailed, AttemptEnd, Complete, Divided, GivenUp, JobDied
 from stormproof.trident.transaction import AttemptOutcome
 
 MESSAGES = 6

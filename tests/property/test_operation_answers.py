@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.jobs import run_job, source
 
-from stormproof.core.aggregation import Aggregation, AggregationKind, Combiner, GroupBy, rows_with_keys
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.join import JoinOn
+from stormproof.core.graph.aggregation import Aggregation, AggregationKind, Combiner, GroupBy, rows_with_keys
+from stormproof.core.graph.join import JoinOn
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.stream import Topology
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormproof.core.share import split_runs, split_shares, xor_reduce
+from stormproof.core.tracking.share import split_runs, split_shares, xor_reduce
 
 WORDS = st.integers(0, 2**64 - 1)
 PARENTS = st.lists(st.tuples(WORDS, st.integers(0, 9)), max_size=20)

@@ -10,16 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stormproof.core import attempts, stage, tracking, wire
-from stormproof.core.acker import incomplete
-from stormproof.core.attempts import Complete
-from stormproof.core.engine.protocol import JobReport
-from stormproof.core.share import Rows, Words, mix64, split_runs, unsigned
+from stormproof.core.arrays import Rows, Words
 from stormproof.core.source import memory
 from stormproof.core.source.protocol import Expectation
-from stormproof.core.tracking import Anchors
-from stormproof.core.verdict import mismatches, misread
-from stormproof.core.wire import Received, TaskReport, Way, receive
+from stormproof.core.task import stage, wire
+from stormproof.core.task.wire import Received, TaskReport, Way, receive
+from stormproof.core.tracking import anchors as tracking
+from stormproof.core.tracking import attempts
+from stormproof.core.tracking.acker import incomplete
+from stormproof.core.tracking.anchors import Anchors
+from stormproof.core.tracking.attempts import Complete
+from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.share import mix64, split_runs, unsigned
+from stormproof.core.tracking.verdict import mismatches, misread
 
 Break = Callable[[pytest.MonkeyPatch], None]
 

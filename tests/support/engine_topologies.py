@@ -30,9 +30,9 @@ from stormproof.core.bolt import (
     Tuple,
 )
 from stormproof.core.clock import ManualClock
+from stormproof.core.graph.topology import BoltOrFunction, OutputStream, Subscription, TopologyGraph
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.iterator import Item, IteratorSource
-from stormproof.core.topology import BoltOrFunction, OutputStream, Subscription, TopologyGraph
 from support.jobs import Batch
 
 PARALLELISM = 3

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from stormproof.core.aggregation import Aggregation, AggregationKind, GroupBy
+from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.sink import Fold, SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession

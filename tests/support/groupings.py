@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.grouping import Grouping, GroupingKind, Router, Tasks
-from stormproof.core.share import Rows
+from stormproof.core.arrays import Rows
+from stormproof.core.graph.grouping import Grouping, GroupingKind, Router, Tasks
 
 
 class MakesRouter(Protocol):

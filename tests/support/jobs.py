@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stormproof.core.engine.protocol import Engine, Job, JobReport
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.job import Job
 from stormproof.core.message import MessageFailure
-from stormproof.core.plan import compile_topology
 from stormproof.core.sink import SinkWriter, files_of
 from stormproof.core.source.memory import MemorySliceReader, MemorySource, expectation_of
 from stormproof.core.source.protocol import Lease, Limit, SliceReader
-from stormproof.core.topology import TopologyGraph
-from stormproof.core.verdict import mismatches
+from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import mismatches
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.staging import prepared_batches

@@ -15,8 +15,8 @@ from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.clock import Clock, ManualClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.plan import compile_topology
 from stormproof.core.source.protocol import Limit
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.in_flight import Jobs, JobsInTurn

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stormproof.core.aggregators import Aggregator, CombinerAggregator, Given, ReducerAggregator
+from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, Given, ReducerAggregator
 from stormproof.core.source.protocol import Source
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import count, distinct_count, max_, mean, min_, sum_

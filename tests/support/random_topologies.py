@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
+from stormproof.core.graph.topology import OutputStream, Subscription
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike
-from stormproof.core.topology import OutputStream, Subscription
 from stormproof.testing import End, Faults, SimulatedMessage, Simulation, simulate
 
 SCHEMA = pa.schema([("items", pa.string())])

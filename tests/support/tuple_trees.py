@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stormproof.core.acker import Acker, Answers, acker_of
-from stormproof.core.share import GAMMA, mix64, split_one
+from stormproof.core.tracking.acker import Acker, Answers, acker_of
+from stormproof.core.tracking.share import GAMMA, mix64, split_one
 
 WORD = 2**64
 

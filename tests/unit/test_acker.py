@@ -29,13 +29,22 @@ from support.tuple_trees import (
     words_of,
 )
 
-from stormproof.core.acker import OWNERS, SLOTS_MAX, Acker, acker_of, classic_notices, incomplete, share_notices
-from stormproof.core.engine.protocol import JobReport
+from stormproof.core.arrays import Words
 from stormproof.core.errors import UsageError
-from stormproof.core.share import Words, mix64, signed, tokens, xor_reduce
-from stormproof.core.sorted_run import Found
 from stormproof.core.source.protocol import Expectation
-from stormproof.core.verdict import mismatches
+from stormproof.core.tracking.acker import (
+    OWNERS,
+    SLOTS_MAX,
+    Acker,
+    acker_of,
+    classic_notices,
+    incomplete,
+    share_notices,
+)
+from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.share import mix64, signed, tokens, xor_reduce
+from stormproof.core.tracking.sorted_run import Found
+from stormproof.core.tracking.verdict import mismatches
 
 TIMEOUT_S = 30.0
 MESSAGE, OTHER = 1, 2

@@ -7,9 +7,9 @@ import decimal
 import pyarrow as pa
 import pytest
 
-from stormproof.core import aggregation
-from stormproof.core.aggregation import Aggregation, AggregationKind, Combiner, GroupBy
 from stormproof.core.errors import JobFailed
+from stormproof.core.graph import aggregation
+from stormproof.core.graph.aggregation import Aggregation, AggregationKind, Combiner, GroupBy
 
 COUNT = Aggregation("n", AggregationKind.COUNT)
 SUM = Aggregation("total", AggregationKind.SUM, "x")

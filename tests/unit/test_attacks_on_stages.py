@@ -18,18 +18,18 @@ from support.jobs import run_job, source
 from support.memory_run import World
 
 from stormproof import MemorySink, MemorySource, Topology, count, sum_
-from stormproof.core.aggregators import ReducerAggregator
 from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import TopologyError
+from stormproof.core.graph.aggregators import ReducerAggregator
+from stormproof.core.graph.plan import FUSED_MAX, compile_topology
+from stormproof.core.graph.topology import OutputStream
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.plan import FUSED_MAX, compile_topology
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.iterator import UntrackedSliceReader
 from stormproof.core.source.memory import MemorySliceReader
-from stormproof.core.topology import OutputStream
-from stormproof.core.wire import WireRow, wire_batch, wire_rows
+from stormproof.core.task.wire import WireRow, wire_batch, wire_rows
 
 FIRST_ID = 100
 

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from support.scripted import Says, Script, failure
 
-from stormproof.core import attempts as module
-from stormproof.core.attempts import (
+from stormproof.core.errors import BatchUnverified
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.message import FailureReason, MessageId
+from stormproof.core.tracking import attempts as module
+from stormproof.core.tracking.attempts import (
     Abandoned,
     AllFailed,
     Attempt,
@@ -24,10 +27,7 @@ from stormproof.core.attempts import (
     Outcome,
     touched_by,
 )
-from stormproof.core.engine.protocol import JobReport
-from stormproof.core.errors import BatchUnverified
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import FailureReason, MessageId
+from stormproof.core.tracking.report import JobReport
 
 EXACTLY, AT_LEAST, AT_MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 TRACKED = [AT_LEAST, EXACTLY]

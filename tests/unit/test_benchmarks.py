@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stormproof.core.share import as_words, xor_reduce
+from stormproof.core.tracking.share import as_words, xor_reduce
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # they are run from the clone, and installed nowhere

@@ -16,11 +16,12 @@ import sqlalchemy as sa
 from support.memory_run import World
 
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.errors import JobFailed
+from stormproof.core.job import Job
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.source import memory
 from stormproof.core.source.protocol import Lease, Slice
+from stormproof.core.tracking.report import JobReport
 from stormproof.trident import job as watched_job
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run

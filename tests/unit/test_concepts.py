@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from support.tuple_trees import Notice, Verdict, ids_of, tell
 
-from stormproof.core.acker import Acker
-from stormproof.core.grouping import GroupingKind
+from stormproof.core.graph.grouping import GroupingKind
+from stormproof.core.graph.topology import OutputStream
 from stormproof.core.message import FailureReason
-from stormproof.core.topology import OutputStream
+from stormproof.core.tracking.acker import Acker
 
 PAGE = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text()
 EXAMPLES = {

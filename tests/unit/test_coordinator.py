@@ -11,10 +11,11 @@ import sqlalchemy as sa
 from support.memory_run import World
 
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.job import Job
 from stormproof.core.message import FailureReason
+from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import FaultPoint
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.ledger import ADOPTED

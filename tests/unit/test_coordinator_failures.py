@@ -17,16 +17,17 @@ from support.memory_run import World
 from support.scripted import failure, token
 
 from stormproof import Topology
-from stormproof.core import attempts
 from stormproof.core.bolt import BasicBolt, BoltContext, Emit, Tuple
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.errors import BoltUnavailable
 from stormproof.core.failpoint import FailpointError, armed
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.job import Job
 from stormproof.core.message import FailureReason
 from stormproof.core.sink import SinkInput
 from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.tracking import attempts
+from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.trident.audit import AuditLedger, message, replays, txn, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow

@@ -10,8 +10,8 @@ import pytest
 
 import stormproof
 from stormproof.core.bolt import Bolt
+from stormproof.core.graph.topology import OutputStream
 from stormproof.core.settings import Settings
-from stormproof.core.topology import OutputStream
 from stormproof.testing import Fault, FaultKind, Faults, Simulation
 from stormproof.trident.options import RunOptions
 from stormproof.trident.statistics import BatchResult, RunStatistics

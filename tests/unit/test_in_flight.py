@@ -18,15 +18,16 @@ from support.memory_run import World
 from stormproof.core.clock import ManualClock, SystemClock
 from stormproof.core.compute import pc
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, SinkRefused, StoreUnavailable, TransientError
 from stormproof.core.failpoint import armed, watched
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.plan import compile_topology
+from stormproof.core.job import Job
 from stormproof.core.pulse import Pulse
 from stormproof.core.source.memory import MemorySliceReader, MemorySource
 from stormproof.core.source.protocol import Lease, Limit
-from stormproof.core.wire import WireRow, wire_batch
+from stormproof.core.task.wire import WireRow, wire_batch
+from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import FaultPoint, MemorySession
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction
 from stormproof.trident.in_flight import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work

@@ -14,13 +14,14 @@ import pyarrow as pa
 import pytest
 from support.jobs import FIRST_ID, Ran, readers_of, run_job, source
 
-from stormproof.core import tracking
+from stormproof.core.arrays import Rows, Words
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import JobFailed
-from stormproof.core.share import Rows, Words, split_runs
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.memory import MemorySliceReader
-from stormproof.core.wire import CONTROL
+from stormproof.core.task.wire import CONTROL
+from stormproof.core.tracking import anchors as tracking
+from stormproof.core.tracking.share import split_runs
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import count, sum_
 from stormproof.trident.stream import Topology

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from stormproof import MemorySink, MemorySource, Topology
-from stormproof.core.attempts import JobDied
 from stormproof.core.clock import SystemClock
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import Job, JobKey, JobReport
 from stormproof.core.errors import Fenced, JobFailed, TransientError
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.plan import compile_topology
+from stormproof.core.job import Job, JobKey
 from stormproof.core.pulse import Pulse
 from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.tracking.attempts import JobDied
+from stormproof.core.tracking.report import JobReport
 from stormproof.trident.job import Watch, run_watched
 
 LEASE = Lease("life/1", 1, 30.0)

@@ -15,10 +15,8 @@ import sqlalchemy as sa
 from support.memory_run import World
 
 from stormproof.core import machine
-from stormproof.core.breaker import LIMIT, Breaker, Breaks
 from stormproof.core.clock import SystemClock
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.errors import (
     JobFailed,
     MachineUnavailable,
@@ -28,10 +26,13 @@ from stormproof.core.errors import (
     TasksBroken,
 )
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.job import Job
 from stormproof.core.machine import OUTSIDE, classified, fault_told_by_spark, unpickled
 from stormproof.core.postgres.database import Database
 from stormproof.core.preflight import DatabaseProbe, PackageProbe, Probe, first_fault, marked, package_fingerprint
 from stormproof.core.source.protocol import SliceReader
+from stormproof.core.tracking.breaker import LIMIT, Breaker, Breaks
+from stormproof.core.tracking.report import JobReport
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.transaction import EventKind

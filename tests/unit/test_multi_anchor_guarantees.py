@@ -15,9 +15,9 @@ from support.joins import PAYLOADS, pairs
 from support.memory_run import World
 
 from stormproof import MemorySink, MemorySource, Topology
-from stormproof.core import attempts
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.backoff import Backoff
+from stormproof.core.tracking import attempts
 from stormproof.trident.statistics import RunStatistics
 
 

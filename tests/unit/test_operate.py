@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.bolt import FailTuple
-from stormproof.core.operate import apply
-from stormproof.core.plan import OperationNode
+from stormproof.core.graph.plan import OperationNode
+from stormproof.core.graph.topology import OperationKind
 from stormproof.core.schema import parse_schema
-from stormproof.core.topology import OperationKind
+from stormproof.core.task.operate import apply
 
 ROWS = pa.record_batch({"word": ["a", "refused", "raised", "b"]})
 

@@ -13,8 +13,8 @@ from support.jobs import source
 
 from stormproof import exactly_once
 from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.plan import Plan, compile_topology
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkSpec
 from stormproof.sinks.delta import DeltaSink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stormproof.core.share import (
+from stormproof.core.tracking.share import (
     mix64,
     signed,
     split_one,

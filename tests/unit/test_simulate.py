@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from stormproof import MemoryMap, MemorySource, Topology, UsageError, count
-from stormproof.core import wire
 from stormproof.core.bolt import Bolt, Tuple
 from stormproof.core.message import FailureReason
+from stormproof.core.task import wire
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySink
 from stormproof.testing import End, Fault, FaultKind, Faults, Simulation, simulate

@@ -12,9 +12,10 @@ from support.memory_run import World
 
 from stormproof.core.clock import ManualClock
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import watched
+from stormproof.core.job import Job
+from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import FaultPoint
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow

@@ -22,24 +22,26 @@ from support.jobs import Batch, run_all
 from support.memory_run import World
 
 from stormproof import MemorySink, MemorySource, Topology
-from stormproof.core import stage, tracking
-from stormproof.core.acker import acker_of
-from stormproof.core.attempts import JobDied
+from stormproof.core.arrays import Rows, Words
 from stormproof.core.bolt import BasicBolt, Bolt, Emit, FailTuple, Streams, Tuple
 from stormproof.core.clock import ManualClock
 from stormproof.core.engine.inline import InlineEngine, Tamper
-from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.errors import JobFailed, TopologyError
+from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.topology import Subscription, TopologyGraph
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.job import Job
 from stormproof.core.loop import Loop, LoopOptions
-from stormproof.core.plan import compile_topology
 from stormproof.core.pulse import Pulse, job_folder, running, suspects
-from stormproof.core.share import Rows, Words
 from stormproof.core.sink import PreparedFile, SinkWriter
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.protocol import Lease
-from stormproof.core.topology import Subscription, TopologyGraph
-from stormproof.core.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA
+from stormproof.core.task import stage
+from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA
+from stormproof.core.tracking import anchors as tracking
+from stormproof.core.tracking.acker import acker_of
+from stormproof.core.tracking.attempts import JobDied
+from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.staging import prepared_batches
 from stormproof.trident.lease_keeper import LeaseKeeper

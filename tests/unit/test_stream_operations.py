@@ -16,15 +16,15 @@ import pytest
 from support.jobs import Ran, run_job, source
 from support.operations import COUNTS, LINES, OPERATIONS, WORDS, Greatest, Letters, Ranked, add_all, doubled, words_of
 
-from stormproof.core import join as join_module
-from stormproof.core import stage
-from stormproof.core.aggregators import Aggregator, CombinerAggregator, Given, ReducerAggregator
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import JobFailed, TopologyError
-from stormproof.core.gather import evaluate as evaluate_rightly
+from stormproof.core.graph import join as join_module
+from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, Given, ReducerAggregator
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.plan import compile_topology
-from stormproof.core.tracking import Anchors, overlaid
+from stormproof.core.task import stage
+from stormproof.core.task.gather import evaluate as evaluate_rightly
+from stormproof.core.tracking.anchors import Anchors, overlaid
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import count, distinct_count, max_, mean, min_, sum_
 from stormproof.trident.stream import Stream, Topology
@@ -241,7 +241,7 @@ def _acked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         made = right(*args)
         return join_module.Joined(made.rows, made.deliveries, [*made.unmatched, made.unmatched[1]])
 
-    monkeypatch.setattr("stormproof.core.stage.join_rows", join_rows)
+    monkeypatch.setattr("stormproof.core.task.stage.join_rows", join_rows)
 
 
 def _not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def _not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
         made = right(*args)
         return join_module.Joined(made.rows, made.deliveries, [])
 
-    monkeypatch.setattr("stormproof.core.stage.join_rows", join_rows)
+    monkeypatch.setattr("stormproof.core.task.stage.join_rows", join_rows)
 
 
 def _one_side_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,7 @@ def _unsplit(monkeypatch: pytest.MonkeyPatch) -> None:
             inside.setattr(Anchors, "deliveries", deliveries)
             return right(on, left, right_, subscribers)
 
-    monkeypatch.setattr("stormproof.core.stage.join_rows", join_rows)
+    monkeypatch.setattr("stormproof.core.task.stage.join_rows", join_rows)
 
 
 @pytest.mark.parametrize("per_message", [False, True])

@@ -8,8 +8,8 @@ import pytest
 from support.jobs import source
 
 from stormproof.core.errors import TopologyError
+from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode, compile_topology
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.plan import CombineNode, OperationNode, WriteNode, compile_topology
 from stormproof.core.sink import Fold, SinkInput
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import ReadyAggregate, count, max_, min_, sum_

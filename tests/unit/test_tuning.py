@@ -18,9 +18,10 @@ from support.pipeline import LATE_SHARE, MOST, Course, Load, best, course, jitte
 
 from stormproof.core.clock import ManualClock
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.failpoint import watched
+from stormproof.core.job import Job
 from stormproof.core.source.protocol import Limit
+from stormproof.core.tracking.report import JobReport
 from stormproof.trident import latency_tuner
 from stormproof.trident.latency_tuner import KNEE, LatencyTuner
 from stormproof.trident.statistics import BatchResult

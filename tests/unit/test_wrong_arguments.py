@@ -52,8 +52,8 @@ from stormproof import (
     feed,
     sum_,
 )
+from stormproof.core.graph.topology import OutputStream, TopologyGraph
 from stormproof.core.source.backoff import Backoff
-from stormproof.core.topology import OutputStream, TopologyGraph
 from stormproof.trident.stream import GroupedStream, Stream
 
 Case = tuple[Callable[[], object], str]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stormproof.core.errors import StormproofError, UsageError
+from stormproof.core.graph.topology import SinkComponent, TopologyGraph
 from stormproof.core.settings import Settings
-from stormproof.core.topology import SinkComponent, TopologyGraph
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.postgres.refusals import warning_of
 from stormproof.trident.cli.loading import load_topology

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from stormproof.core.errors import StormproofError, UsageError
-from stormproof.core.topology import TopologyGraph
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.trident.cli.output import TRACEBACK_VARIABLE
 
 _OURS: Final = str(Path(__file__).parents[1])

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from stormproof.core.errors import UsageError
+from stormproof.core.graph.topology import as_guarantee
 from stormproof.core.settings import Settings
-from stormproof.core.topology import as_guarantee
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import logging_to_stderr
 from stormproof.trident.cli.output import Exit, emit, finish, note, say

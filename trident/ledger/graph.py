@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from stormproof.core.errors import Json
-from stormproof.core.plan import Plan
+from stormproof.core.graph.plan import Plan
 from stormproof.trident.ledger.missing import Missing
 
 ACCEPTED_CHANGE: Final = "accept_change"

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stormproof.core.arrays import Rows
 from stormproof.core.errors import PositionMismatch, UsageError
 from stormproof.core.message import storable_text
-from stormproof.core.share import Rows
 from stormproof.core.source.files.digests import (
     DIGEST_BYTES,
     ComparedFile,

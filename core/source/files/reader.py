@@ -14,14 +14,15 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stormproof.core.arrays import Rows
 from stormproof.core.compute import pc
 from stormproof.core.errors import PositionMismatch, StoreUnavailable
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.share import Rows, as_signed, tokens
 from stormproof.core.source.files.digests import DIGEST_BYTES, ComparedFile, digest_at, digest_of, read_exactly
 from stormproof.core.source.files.formats import MARK_ROWS, File, changed, open_unchanged, require_content
 from stormproof.core.source.files.rows import as_struct, unpack
 from stormproof.core.source.protocol import READER_SCHEMA
+from stormproof.core.tracking.share import as_signed, tokens
 
 _READ_BYTES: Final = 1 << 23
 """About so many bytes of lines are in memory at once; a single line may be longer."""

@@ -21,6 +21,7 @@ import psycopg
 import pyarrow as pa
 
 from stormproof.core.arguments import require_path, require_seconds, require_text, require_whole, said_of
+from stormproof.core.arrays import Rows
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Json, TopologyError, UsageError
 from stormproof.core.failpoint import failpoint
@@ -29,7 +30,6 @@ from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.store import StoreConnection, query
 from stormproof.core.schema import SchemaLike, parse_schema
-from stormproof.core.share import Rows, tokens, xor_reduce
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.core.source.decode import JsonDecoder, decoder_for
@@ -51,6 +51,7 @@ from stormproof.core.source.files.rows import RowDecoder, edited, pack
 from stormproof.core.source.files.tables import SCHEMA
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
+from stormproof.core.tracking.share import tokens, xor_reduce
 
 log = logging.getLogger("stormproof.source")
 

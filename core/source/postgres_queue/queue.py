@@ -24,7 +24,6 @@ from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.store import StoreConnection, query
 from stormproof.core.preflight import DatabaseProbe, Probe
-from stormproof.core.share import signed
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.core.source.decode import Unit, decoder_for
@@ -39,6 +38,7 @@ from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
 from stormproof.core.source.postgres_queue.slices import SliceRow, Subscriber
 from stormproof.core.source.postgres_queue.tables import SCHEMA
 from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
+from stormproof.core.tracking.share import signed
 
 _LOG = logging.getLogger("stormproof.queue")
 

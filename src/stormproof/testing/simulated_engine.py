@@ -13,13 +13,14 @@ import pyarrow as pa
 from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, FailTuple, Tuple
 from stormproof.core.clock import ManualClock
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.errors import JobFailed
-from stormproof.core.plan import BoltNode, Node, OperationNode, Plan
+from stormproof.core.graph.plan import BoltNode, Node, OperationNode, Plan
+from stormproof.core.graph.topology import UserFunction
+from stormproof.core.job import Job
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader
-from stormproof.core.stage import Observer, StageJob
-from stormproof.core.topology import UserFunction
+from stormproof.core.task.stage import Observer, StageJob
+from stormproof.core.tracking.report import JobReport
 from stormproof.testing.faults import Chance, FaultKind
 
 

@@ -23,20 +23,21 @@ from typing import Final, TypeAlias, cast
 
 import pyarrow as pa
 
-from stormproof.core.attempts import JobDied
 from stormproof.core.clock import ManualClock
-from stormproof.core.engine.protocol import Job, JobReport
 from stormproof.core.errors import BatchUnverified, JobFailed, TransientError, UsageError
 from stormproof.core.failpoint import watched
+from stormproof.core.graph.plan import Plan, compile_topology
+from stormproof.core.graph.topology import TopologyGraph, as_guarantee
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.job import Job
 from stormproof.core.loop import Loop, LoopOptions, LoopStatistics
 from stormproof.core.message import FailureReason, storable_text
-from stormproof.core.plan import Plan, compile_topology
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.protocol import Backlog, Lease, Limit, Source
-from stormproof.core.topology import TopologyGraph, as_guarantee
+from stormproof.core.tracking.attempts import JobDied
+from stormproof.core.tracking.report import JobReport
 from stormproof.testing.faults import Chance, Event, FaultKind, Faults
 from stormproof.testing.simulated_engine import SimulatedEngine, SimulatedHang, with_faults
 from stormproof.testing.simulated_stores import SimulatedSink, SimulatedSource

@@ -11,16 +11,12 @@ it is deterministic. An XOR is blind to a row that is tripled and to rows that s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-Words: TypeAlias = npt.NDArray[np.uint64]
-"""Shares or tokens as unsigned 64-bit words."""
-
-Rows: TypeAlias = npt.NDArray[np.int64]
-"""Row numbers, ordinals or counts."""
+from stormproof.core.arrays import Rows, Words
 
 GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 _MASK: Final = (1 << 64) - 1

@@ -10,17 +10,12 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.aggregation import GroupBy
 from stormproof.core.bolt import AnyBolt
 from stormproof.core.errors import Json, TopologyError
-from stormproof.core.grouping import Grouping, GroupingKind
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.join import JoinOn
-from stormproof.core.schema import to_ddl
-from stormproof.core.sink import ChecksSources, SinkInput, SinkSpec
-from stormproof.core.source.kind import kind_of
-from stormproof.core.source.protocol import Decoder
-from stormproof.core.topology import (
+from stormproof.core.graph.aggregation import GroupBy
+from stormproof.core.graph.grouping import Grouping, GroupingKind
+from stormproof.core.graph.join import JoinOn
+from stormproof.core.graph.topology import (
     Aggregate,
     BoltComponent,
     Component,
@@ -33,6 +28,11 @@ from stormproof.core.topology import (
     TopologyGraph,
     UserFunction,
 )
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.schema import to_ddl
+from stormproof.core.sink import ChecksSources, SinkInput, SinkSpec
+from stormproof.core.source.kind import kind_of
+from stormproof.core.source.protocol import Decoder
 
 FUSED_MAX: Final = 200
 """So many components may follow each other without an exchange."""

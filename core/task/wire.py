@@ -26,13 +26,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stormproof.core.arrays import Rows, Words
 from stormproof.core.compute import pc
-from stormproof.core.engine.protocol import JobReport
 from stormproof.core.errors import Json
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.share import Rows, Words, as_signed, as_words, mix64, signed, xor_reduce, xor_signed
 from stormproof.core.sink import PreparedFile, files_to_json
-from stormproof.core.tracking import MANY, MANY_ORIGIN, Anchors, Messages
+from stormproof.core.tracking.anchors import MANY, MANY_ORIGIN, Anchors, Messages
+from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.share import as_signed, as_words, mix64, signed, xor_reduce, xor_signed
 
 WIRE_SCHEMA: Final = pa.schema(
     [

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stormproof.core.share import Rows, Words
+from stormproof.core.arrays import Rows, Words
 
 States: TypeAlias = npt.NDArray[np.uint16]
 """One word of flags an entry; 0 means that the entry is dead: it stands there only until the next clean-up."""

@@ -22,9 +22,10 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from stormproof.core.arrays import Rows, Words
 from stormproof.core.errors import UsageError
-from stormproof.core.share import Rows, Words, as_words, mix64, split_runs
-from stormproof.core.sorted_run import Found, SortedRun, States
+from stormproof.core.tracking.share import as_words, mix64, split_runs
+from stormproof.core.tracking.sorted_run import Found, SortedRun, States
 
 Owners: TypeAlias = npt.NDArray[np.uint16]
 """The numbers of the spout tasks that answers go to."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import reduce
 from operator import xor
 
-from stormproof.core.engine.protocol import JobReport
 from stormproof.core.source.protocol import Expectation
+from stormproof.core.tracking.report import JobReport
 
 
 def misread(report: JobReport, expected: Expectation) -> tuple[str, ...]:

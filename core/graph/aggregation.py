@@ -10,14 +10,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.aggregators import UserAggregation, arguments
+from stormproof.core.arrays import Rows
 from stormproof.core.compute import pc
 from stormproof.core.convert import column_of
 from stormproof.core.errors import JobFailed, TopologyError
-from stormproof.core.keyhash import can_be_key
+from stormproof.core.graph.aggregators import UserAggregation, arguments
+from stormproof.core.graph.keyhash import can_be_key
 from stormproof.core.message import FailureReason
 from stormproof.core.pulse import Pulse
-from stormproof.core.share import Rows
 from stormproof.core.usercode import CAUGHT, blame
 
 COMBINE_ROWS_MAX: Final = 262_144

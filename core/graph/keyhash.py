@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stormproof.core.arrays import Rows, Words
 from stormproof.core.compute import pc
-from stormproof.core.share import GAMMA, Rows, Words, mix64
+from stormproof.core.tracking.share import GAMMA, mix64
 
 _BASE: Final = np.uint64(0x9E3779B97F4A7C55)
 """Odd, so that no power of it loses bits."""

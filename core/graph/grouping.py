@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stormproof.core.arrays import Rows
 from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import Json, RoutingError, TopologyError
-from stormproof.core.keyhash import can_be_key, hash_keys, task_numbers
+from stormproof.core.graph.keyhash import can_be_key, hash_keys, task_numbers
 from stormproof.core.message import storable_text
-from stormproof.core.share import Rows, mix64
+from stormproof.core.tracking.share import mix64
 
 TaskFunction: TypeAlias = Callable[[pa.RecordBatch, int], object]
 """A custom grouping: rows and the number of tasks to an array of integers, the task number of each row."""

@@ -14,12 +14,12 @@ from typing import Final, cast
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.arrays import Rows
 from stormproof.core.convert import arrow_result, batch_of, nulls_refused
+from stormproof.core.graph.plan import OperationNode
+from stormproof.core.graph.topology import OperationKind
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
-from stormproof.core.plan import OperationNode
 from stormproof.core.pulse import Pulse
-from stormproof.core.share import Rows
-from stormproof.core.topology import OperationKind
 from stormproof.core.usercode import CAUGHT, blame
 
 _ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})

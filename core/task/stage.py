@@ -17,19 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.acker import acker_of, incomplete
-from stormproof.core.aggregation import Combiner, GroupBy, rows_with_keys
+from stormproof.core.arrays import Rows, Words
 from stormproof.core.bolt import ArrowBolt, BoltContext, Ran, fresh
 from stormproof.core.bolt.runner import BoltRunner
-from stormproof.core.engine.protocol import Job
 from stormproof.core.errors import JobFailed, RoutingError
-from stormproof.core.gather import evaluate
-from stormproof.core.grouping import Router
-from stormproof.core.join import join_rows
-from stormproof.core.keyhash import task_numbers
-from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, MessageFailure, MessageId, Token, storable_text
-from stormproof.core.operate import apply, input_text
-from stormproof.core.plan import (
+from stormproof.core.graph.aggregation import Combiner, GroupBy, rows_with_keys
+from stormproof.core.graph.grouping import Router
+from stormproof.core.graph.join import join_rows
+from stormproof.core.graph.keyhash import task_numbers
+from stormproof.core.graph.plan import (
     BoltNode,
     CombineNode,
     Entry,
@@ -41,14 +37,30 @@ from stormproof.core.plan import (
     StagePlan,
     WriteNode,
 )
+from stormproof.core.job import Job
+from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, MessageFailure, MessageId, Token, storable_text
 from stormproof.core.process import kept_from_forks
 from stormproof.core.pulse import Pulse, running
-from stormproof.core.share import Rows, Words, as_signed, as_words, signed, split_one, xor_reduce
 from stormproof.core.sink import OffersResource, SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import READER_SCHEMA, Decoder, SliceReader
-from stormproof.core.tracking import MANY, Anchors, Held, Messages, joined
-from stormproof.core.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, Chunk, Sender, TaskReport, Way, receive, summary
+from stormproof.core.task.gather import evaluate
+from stormproof.core.task.operate import apply, input_text
+from stormproof.core.task.wire import (
+    ACK,
+    ACK_SCHEMA,
+    INIT,
+    INIT_SCHEMA,
+    Chunk,
+    Sender,
+    TaskReport,
+    Way,
+    receive,
+    summary,
+)
+from stormproof.core.tracking.acker import acker_of, incomplete
+from stormproof.core.tracking.anchors import MANY, Anchors, Held, Messages, joined
+from stormproof.core.tracking.share import as_signed, as_words, signed, split_one, xor_reduce
 
 BATCH_ROWS: Final = 10_000
 """Messages in a record batch: enough for whole-column work, few enough for a batch's tuples to stay in the cache."""

@@ -9,11 +9,11 @@ from enum import StrEnum
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.arrays import Rows
 from stormproof.core.compute import pc
 from stormproof.core.errors import TopologyError
-from stormproof.core.keyhash import can_be_key
-from stormproof.core.share import Rows
-from stormproof.core.tracking import Anchors, overlaid
+from stormproof.core.graph.keyhash import can_be_key
+from stormproof.core.tracking.anchors import Anchors, overlaid
 
 
 class JoinKind(StrEnum):

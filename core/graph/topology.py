@@ -17,17 +17,18 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.aggregation import Aggregation, AggregationKind, AnyAggregation
-from stormproof.core.aggregators import UserAggregation
 from stormproof.core.arguments import instead_of, lacks, said_of, shown
 from stormproof.core.bolt import DEFAULT_STREAM, AnyBolt, ArrowBolt, BasicBolt, Bolt, Streams
 from stormproof.core.bolt.checks import refuse_unfit_bolt, refuse_unfit_function
-from stormproof.core.calls import refuse_unfit_aggregate, refuse_unfit_call
+from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import TopologyError
-from stormproof.core.grouping import Grouping, GroupingKind, TaskFunction
+from stormproof.core.graph.aggregation import Aggregation, AggregationKind, AnyAggregation
+from stormproof.core.graph.aggregators import UserAggregation
+from stormproof.core.graph.checks import refuse_unfit_aggregate
+from stormproof.core.graph.grouping import Grouping, GroupingKind, TaskFunction
+from stormproof.core.graph.join import JoinOn
+from stormproof.core.graph.keyhash import can_be_key
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.join import JoinOn
-from stormproof.core.keyhash import can_be_key
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.sink import Fold, SinkInput, SinkSpec, require_tables_apart
 from stormproof.core.source.group import SourceGroup

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.aggregation import GroupBy, members_of
-from stormproof.core.aggregators import UserAggregation, UserKind, arguments
+from stormproof.core.arrays import Rows
 from stormproof.core.compute import pc
 from stormproof.core.convert import batch_of
 from stormproof.core.errors import JobFailed
+from stormproof.core.graph.aggregation import GroupBy, members_of
+from stormproof.core.graph.aggregators import UserAggregation, UserKind, arguments
 from stormproof.core.message import FailureReason
 from stormproof.core.pulse import Pulse
-from stormproof.core.share import Rows
 from stormproof.core.usercode import CAUGHT, blame
 
 

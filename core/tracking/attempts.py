@@ -16,16 +16,16 @@ from typing import Final, Protocol, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from stormproof.core.breaker import Breaker, Breaks, Shortages
-from stormproof.core.engine.protocol import JobReport
+from stormproof.core.arrays import Rows
 from stormproof.core.errors import BatchUnverified, JobFailed, MachineUnavailable, TasksBroken
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.machine import OUTSIDE
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token, storable_text
-from stormproof.core.share import Rows
 from stormproof.core.source.protocol import Expectation, Slice, Source
+from stormproof.core.tracking.breaker import Breaker, Breaks, Shortages
+from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import mismatches, misread
 from stormproof.core.usercode import lacked_in
-from stormproof.core.verdict import mismatches, misread
 
 log = logging.getLogger("stormproof.attempts")
 
@@ -224,7 +224,7 @@ class BatchRunner:
 
     A job that fails is bisected, down to the message that stands alone, which then has failed by name; messages that
     were in hand when it died are set apart first. Only a message that is named, or that stood alone, counts a failure;
-    where messages stand alone with one error outside user code, as far as `stormproof.core.breaker` lets it.
+    where messages stand alone with one error outside user code, as far as `stormproof.core.tracking.breaker` lets it.
     """
 
     def __init__(self, source: Source, guarantee: Guarantee, *, component: str, new_seed: Callable[[], int]) -> None:

@@ -1,0 +1,1 @@
+"""What runs inside a task: the same code for every engine."""
