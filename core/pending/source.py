@@ -137,12 +137,16 @@ class PendingSource(ABC):
     def look(self, epoch: int) -> None:  # noqa: B027 - most have nothing to look at
         """See what there is to open; before the transaction that opens, and outside of it."""
 
-    def check(self, who: Subscriber, position: At, cursor: Any) -> None:  # noqa: B027 - most positions cannot be wrong
+    def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Refuse a position that does not fit the store of the messages any more; within the transaction that opens.
+
+        Gives the position as `next` is to have it: with what was seen of the messages by the way, if need be.
 
         Raises:
             PositionMismatch: messages would be skipped or doubled.
         """
+        del who, cursor
+        return position
 
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
         """How many messages were never opened, and how many seconds the oldest has waited; (0, None): not known."""
@@ -197,9 +201,14 @@ class PendingSource(ABC):
         return self._decoder
 
     @property
+    def key(self) -> str:
+        """The name under which the store and errors know it."""
+        return self.name
+
+    @property
     def where(self) -> str:
         """The source as errors name it."""
-        return f"{self.NOUN} {self.name}"
+        return f"{self.NOUN} {self.key}"
 
     def bind(self, database: Database) -> None:
         """Use this database, where none was named."""
@@ -235,7 +244,7 @@ class PendingSource(ABC):
             Fenced: a newer epoch has the subscription.
             PositionMismatch: the store of the messages is not the one that its position was taken from.
         """
-        who = Subscriber(self.KIND, self.name, subscription)
+        who = Subscriber(self.KIND, self.key, subscription)
         with self._store.rows(who) as rows:
             rows.subscribe(epoch, lambda: self.start(rows.cursor))
             self.check(who, self._locked(rows, who, epoch), rows.cursor)
@@ -247,8 +256,7 @@ class PendingSource(ABC):
         who, seed = self._who(), signed(seed)
         self.look(lease.epoch)
         with self._store.rows(who, tx) as rows:
-            position = self._locked(rows, who, lease.epoch)
-            self.check(who, position, rows.cursor)
+            position = self.check(who, self._locked(rows, who, lease.epoch), rows.cursor)
             free = rows.free() or (self._due(rows, limit) if limit.retries else None)
             if free is not None:
                 return self._reopened(rows, free, lease, limit, seed)
@@ -525,7 +533,7 @@ class PendingSource(ABC):
     def _who(self) -> Subscriber:
         if self._subscription is None:
             raise UsageError(f"{self.where}: subscribe() comes before any other call of a reader")
-        return Subscriber(self.KIND, self.name, self._subscription)
+        return Subscriber(self.KIND, self.key, self._subscription)
 
     def rows(self, tx: object | None = None) -> AbstractContextManager[PendingRows]:
         """The rows of this subscription, in `tx` or in a transaction of their own: for the audit, and for connectors."""
@@ -537,7 +545,7 @@ class PendingSource(ABC):
         return self._who()
 
     def _details(self, **more: Json) -> dict[str, Json]:
-        return {self.NOUN: self.name, **more}
+        return {self.NOUN: self.key, **more}
 
     def _locked(self, rows: PendingRows, who: Subscriber, epoch: int) -> At:
         """The subscription's position, once it is locked.
@@ -610,10 +618,10 @@ def _slice_of(row: SliceRow, expected: Expectation, retries: Sequence[Retry] = (
 def at_of(position: Mapping[str, Json]) -> At | None:
     """What the connector said of a slice, from the ledger's description; None: it is of retries.
 
-    Positions that a version before wrote have no "retry": the connector's own words are null there.
+    Positions that a version before wrote have no "retry": there a null among the connector's own words says so.
     """
     at = {key: value for key, value in position.items() if key not in _OURS}
-    is_retry = position.get("retry", all(value is None for value in at.values()))
+    is_retry = position.get("retry", any(value is None for value in at.values()))
     return None if is_retry else at
 
 

@@ -47,7 +47,7 @@ select o.id, s.id, case when o.kind = 'main' then jsonb_build_object(
       'after', case when o.after_xid is not null then jsonb_build_array(o.after_xid::text::bigint, o.after_id) end,
       'last', case when o.last_xid is not null then jsonb_build_array(o.last_xid::text::bigint, o.last_id) end
     ),
-    'ids', jsonb_build_array(o.min_id, o.max_id)
+    'ids', jsonb_build_array(o.min_id, o.max_id, o.messages)
   ) end, o.messages, o.bytes, o.state, o.owner, o.epoch, o.expires_at, o.opened, o.deaths, o.death_counted
 from stormproof.queue_slice o join stormproof.pending_subscription s
   on s.kind = 'queue' and s.source = o.queue and s.subscription = o.subscription
