@@ -13,6 +13,7 @@ import psycopg
 import pyarrow as pa
 from psycopg.types.json import Jsonb
 
+from stormproof.core.arrays import Rows
 from stormproof.core.errors import StoreUnavailable, UsageError
 from stormproof.core.pending.rows import (
     At,
@@ -28,9 +29,9 @@ from stormproof.core.pending.rows import (
 from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.store import StoreConnection, query
-from stormproof.core.share import Rows, as_signed, tokens
 from stormproof.core.source.dead_letter import DISPOSAL_ENTRY_SQL, DeadLetter, Disposal
 from stormproof.core.source.protocol import READER_SCHEMA, Lease, SliceReader
+from stormproof.core.tracking.share import as_signed, tokens
 
 LAPSE_KEPT_DAYS: Final = 7
 _MADE_BY: Final = "`stormproof ledger migrate` makes it"

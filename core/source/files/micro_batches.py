@@ -8,25 +8,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any, Self
+from typing import Self
 
-import psycopg
 import pyarrow as pa
 
 from stormproof.core.arguments import require_text, said_of
 from stormproof.core.clock import Clock
 from stormproof.core.compute import pc
 from stormproof.core.errors import TopologyError, UsageError
+from stormproof.core.pending.numbered import lowest_unresolved
 from stormproof.core.postgres.database import Database
-from stormproof.core.postgres.store import query
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.source.decode import Unit, decoder_for
-from stormproof.core.source.files import pending
-from stormproof.core.source.files.formats import File, scan
-from stormproof.core.source.files.pending import Subscriber
+from stormproof.core.source.files import entries
+from stormproof.core.source.files.formats import scan
+from stormproof.core.source.files.ranges import RegisteredFiles
 from stormproof.core.source.files.rows import RowDecoder
 from stormproof.core.source.files.source import FileSource
-from stormproof.core.source.files.tables import SCHEMA
 from stormproof.core.source.protocol import Backlog, Decoded, Decoder
 
 
@@ -114,13 +112,16 @@ class MicroBatches(FileSource):
         assert self._columns is not None
         return self._columns
 
-    def _look(self, epoch: int) -> None:
+    def look(self, epoch: int) -> None:
         """Nothing: files come by `register`, and each is checked when it is read."""
         del epoch
 
-    def _registered(self, cursor: psycopg.Cursor[Any], who: Subscriber, behind: int = -1) -> list[File]:
+    def _registered(self) -> RegisteredFiles:
         """Those alone that may still be read: their number does not grow with what was ever handed in."""
-        return super()._registered(cursor, who, max(behind, pending.lowest_unresolved(cursor, who)))
+        who = self._who()
+        with self._rows() as rows:
+            behind = lowest_unresolved(rows)
+            return RegisteredFiles(entries.registered(rows.cursor, who, self._format, behind))
 
     def register(self, folder: str, names: Sequence[str], epoch: int, tx: object) -> tuple[int, int]:
         """Make messages of the rows of these files, in `tx`; gives the first one's number and the one behind the last.
@@ -130,33 +131,19 @@ class MicroBatches(FileSource):
         """
         who = self._who()
         files = [scan(os.path.join(folder, name), "parquet", self._schema) for name in names]
-        with self._transaction(tx) as cursor:
-            pending.lock(cursor, who, epoch)
-            found = query(
-                cursor,
-                f"select number, first_id + rows from {SCHEMA}.file_entry where source = %s and subscription = %s"
-                " order by number desc limit 1",
-                *who.key,
-            ).fetchone()
-            number, first = (0, 0) if found is None else (int(found[0]), int(found[1]))
+        with self._rows(tx) as rows:
+            self._locked(rows, who, epoch)
+            newest, first = entries.last(rows.cursor, who)
             stop = first
-            for file in files:
-                number += 1
+            for number, file in enumerate(files, newest + 1):
                 placed = replace(file, number=number, first_id=stop)
-                self._insert(cursor, who, placed)
+                entries.insert(rows.cursor, who, placed)
                 stop = placed.stop_id
         return first, stop
 
     def reload(self) -> None:
         """Know the files that are registered and not resolved; after the transaction of `register` is committed."""
-        who = self._who()
-        with self._transaction(None) as cursor:
-            self._files = self._registered(cursor, who)
-
-    def is_resolved(self, stop: int) -> bool:
-        """Whether every message below this number is confirmed, waits with its payload, or is dead."""
-        with self._transaction(None) as cursor:
-            return pending.lowest_unresolved(cursor, self._who()) >= stop
+        self._files = self._registered()
 
     def for_run(self, database: Database) -> Self:
         """Itself: one object serves one query, which feeds it while it runs."""

@@ -5,24 +5,20 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stormproof.core.arrays import Rows
 from stormproof.core.compute import pc
-from stormproof.core.errors import PositionMismatch, StoreUnavailable
-from stormproof.core.postgres.database import Database, connect
+from stormproof.core.errors import PositionMismatch
+from stormproof.core.pending.postgres import reader_batch
 from stormproof.core.source.files.digests import DIGEST_BYTES, ComparedFile, digest_at, digest_of, read_exactly
 from stormproof.core.source.files.formats import MARK_ROWS, File, changed, open_unchanged, require_content
-from stormproof.core.source.files.rows import as_struct, unpack
-from stormproof.core.source.protocol import READER_SCHEMA
-from stormproof.core.tracking.share import as_signed, tokens
+from stormproof.core.source.files.rows import as_struct
 
 _READ_BYTES: Final = 1 << 23
 """About so many bytes of lines are in memory at once; a single line may be longer."""
@@ -222,14 +218,6 @@ def rows_of(segment: Segment, columns: tuple[str, ...] | None, batch_rows: int) 
     return lines(segment) if columns is None else parquet_rows(segment, columns, batch_rows)
 
 
-def reader_batch(ids: Rows, origins: Rows, payload: pa.Array, seed: int) -> pa.RecordBatch:
-    """What a slice reader gives, with a payload of the decoder's own type."""
-    return pa.RecordBatch.from_arrays(
-        [pa.array(ids), pa.array(origins), pa.array(as_signed(tokens(ids, seed))), payload],
-        schema=READER_SCHEMA.set(3, pa.field("payload", payload.type, nullable=False)),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class FileSliceReader:
     """A part of a slice: rows of files. `columns` are a Parquet row's; None: the files are lines."""
@@ -254,45 +242,3 @@ class FileSliceReader:
                     part = ids[start : start + batch_rows]
                     origins = np.full(len(part), segment.number, np.int64)
                     yield reader_batch(part, origins, kept.slice(start, batch_rows), seed)
-
-
-@dataclass(frozen=True, slots=True)
-class RetryReader:
-    """A part of a slice of retries: those whose numbers lie in `ids`, from the source's table. As secret as its password."""
-
-    database: Database
-    slice: int
-    ids: tuple[int, ...]
-    packed: bool
-
-    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the part's messages, in id order.
-
-        Raises:
-            StoreUnavailable: the database could not be reached or did not answer.
-        """
-        wanted = [id_ for id_ in self.ids if id_ not in excluded]
-        if not wanted:
-            return
-        try:
-            with closing(connect(self.database, application_name="stormproof files", autocommit=True)) as connection:
-                found = connection.execute(
-                    "select id, file, payload from stormproof.file_retry where slice = %s and id = any(%s) order by id",
-                    (self.slice, wanted),
-                ).fetchall()
-        except psycopg.OperationalError as error:
-            raise StoreUnavailable(
-                f"a slice of retries could not be read from {self.database.redacted}: "
-                f"{self.database.without_secrets(str(error)).strip()}",
-                sqlstate=error.sqlstate,
-            ) from error
-        ids = np.array([row[0] for row in found], np.int64)
-        origins = np.array([row[1] for row in found], np.int64)
-        payloads = [bytes(row[2]) for row in found]
-        place = 0
-        for array in unpack(payloads) if self.packed else [pa.array(payloads, pa.binary())]:
-            for start in range(0, len(array), batch_rows):
-                part = array.slice(start, batch_rows)
-                end = place + len(part)
-                yield reader_batch(ids[place:end], origins[place:end], part, seed)
-                place = end

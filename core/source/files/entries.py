@@ -1,0 +1,105 @@
+"""The rows of `file_entry`: which files a subscription has, as they were when they were found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from psycopg import Cursor
+
+from stormproof.core.pending.rows import Subscriber
+from stormproof.core.postgres.store import query
+from stormproof.core.source.files.formats import File, Format
+from stormproof.core.source.files.tables import SCHEMA
+
+_MINE: Final = "source = %s and subscription = %s"
+
+
+def registered(cursor: Cursor[Any], who: Subscriber, format_: Format, behind: int = -1) -> list[File]:
+    """The files that end behind message `behind`, in their order."""
+    rows = query(
+        cursor,
+        "select number, path, first_id, rows, size_bytes, modified_ns, fingerprint, marks, digests, digested"
+        f" from {SCHEMA}.file_entry where {_MINE} and first_id + rows > %s order by number",
+        *_key(who),
+        behind,
+    ).fetchall()
+    return [
+        File(
+            *(number, path, format_, first_id, count, size, modified, fingerprint),
+            np.frombuffer(marks, "<i8"),
+            bytes(digests or b""),
+            tuple(digested or ()),
+        )
+        for number, path, first_id, count, size, modified, fingerprint, marks, digests, digested in rows
+    ]
+
+
+def last(cursor: Cursor[Any], who: Subscriber) -> tuple[int, int]:
+    """The number of the newest file, and of the first message behind it; (0, 0) where there is no file."""
+    row = query(
+        cursor,
+        f"select number, first_id + rows from {SCHEMA}.file_entry where {_MINE} order by number desc limit 1",
+        *_key(who),
+    ).fetchone()
+    return (0, 0) if row is None else (int(row[0]), int(row[1]))
+
+
+def insert(cursor: Cursor[Any], who: Subscriber, file: File) -> None:
+    """Register a file under its number."""
+    query(
+        cursor,
+        f"insert into {SCHEMA}.file_entry (source, subscription, number, path, first_id, rows, size_bytes,"
+        " modified_ns, fingerprint, marks, digests, digested)"
+        " values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+        *_key(who),
+        file.number,
+        file.path,
+        file.first_id,
+        file.rows,
+        file.size_bytes,
+        file.modified_ns,
+        file.fingerprint,
+        file.marks.astype("<i8").tobytes(),
+        file.digests,
+        list(file.digested),
+    )
+
+
+def update(cursor: Cursor[Any], who: Subscriber, file: File) -> None:
+    """Keep what is known now of a file whose messages stay the same."""
+    query(
+        cursor,
+        f"update {SCHEMA}.file_entry set path = %s, modified_ns = %s, fingerprint = %s, digests = %s, digested = %s"
+        f" where {_MINE} and number = %s",
+        file.path,
+        file.modified_ns,
+        file.fingerprint,
+        file.digests,
+        list(file.digested),
+        *_key(who),
+        file.number,
+    )
+
+
+def forget(cursor: Cursor[Any], who: Subscriber, ranges: Sequence[tuple[int, int]]) -> int:
+    """Remove the rows of files all of whose messages are within one of these ranges; gives how many.
+
+    The newest file stays: the next one's messages are numbered behind it.
+    """
+    return query(
+        cursor,
+        f"delete from {SCHEMA}.file_entry e using unnest(%s::bigint[], %s::bigint[]) as gone (first_id, stop_id)"
+        " where e.source = %s and e.subscription = %s"
+        " and e.first_id >= gone.first_id and e.first_id + e.rows <= gone.stop_id"
+        f" and e.number < (select max(number) from {SCHEMA}.file_entry where {_MINE})",
+        [first for first, _ in ranges],
+        [stop for _, stop in ranges],
+        *_key(who),
+        *_key(who),
+    ).rowcount
+
+
+def _key(who: Subscriber) -> tuple[str, str]:
+    return who.source, who.subscription

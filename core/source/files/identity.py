@@ -1,0 +1,85 @@
+"""Whether a file is the one that was registered: by its content, once size or time do not settle it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.source.files.formats import (
+    File,
+    changed,
+    check_unchanged,
+    digests_now,
+    fingerprint_without_digests,
+    gone,
+    scan,
+)
+
+
+def as_registered(file: File, schema: pa.Schema, *, needed: bool) -> File:
+    """A registered file, if its content is as it was; with its time, and the digests of what is read of it now.
+
+    It is read again where its time is another. `needed` is off where all of its messages are resolved: then it may be
+    gone.
+
+    Raises:
+        PositionMismatch: its content is another, or it is gone and needed.
+    """
+    try:
+        now = os.stat(file.path)
+    except FileNotFoundError as error:
+        if needed:
+            raise gone(file.path) from error
+        return file
+    is_same = (now.st_size, now.st_mtime_ns) == (file.size_bytes, file.modified_ns)
+    columns = tuple(schema.names) if file.format == "parquet" else ()
+    is_digested = bool(file.digests or not file.rows) and file.digested == columns
+    if is_same and (not needed or is_digested):
+        return file
+    check_unchanged(file.path, now, file.size_bytes, None)
+    found = scan(file.path, file.format, schema)
+    if not file.digests:  # registered by a version that kept none
+        was = fingerprint_without_digests(file.path, file.format)
+        same = was == file.fingerprint and np.array_equal(found.marks, file.marks)
+    elif file.digested != found.digested:  # other columns are read now
+        same = file.fingerprint == found.fingerprint and digests_now(file) == file.digests
+    else:
+        same = _same_content(file, found)
+    if not same:
+        then = f"{file.size_bytes} bytes, modified at {file.modified_ns} ns, hash {file.fingerprint[:16]}"
+        told = f"other content in as many bytes, modified at {now.st_mtime_ns} ns, hash {found.fingerprint[:16]}"
+        raise changed(file.path, then, told)
+    return replace(
+        file,
+        modified_ns=now.st_mtime_ns,
+        fingerprint=found.fingerprint,
+        digests=found.digests,
+        digested=found.digested,
+    )
+
+
+def renamed_from(files: Sequence[File], path: str, schema: pa.Schema) -> int | None:
+    """Which of the registered files is found under another name now: it has the same messages as before.
+
+    The new path has the time, the size and the content of a file that is gone. A copy that was written anew has another
+    time, and is a new file.
+    """
+    now = os.stat(path)
+    for place, file in enumerate(files):
+        if (file.size_bytes, file.modified_ns) != (now.st_size, now.st_mtime_ns) or os.path.exists(file.path):
+            continue
+        if _same_content(file, scan(path, file.format, schema)):
+            return place
+    return None
+
+
+def _same_content(registered: File, found: File) -> bool:
+    return (registered.fingerprint, registered.digests, registered.digested) == (
+        found.fingerprint,
+        found.digests,
+        found.digested,
+    )
