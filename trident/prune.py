@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from stormproof.core.errors import Json
 from stormproof.core.pending.rows import Subscriber
 from stormproof.core.source.files import FileSource
-from stormproof.core.source.files.files import forget_files
+from stormproof.core.source.files import entries
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, EndKind, Records, end_of, traces
@@ -231,7 +231,7 @@ class _Job:
         ranges = [(one.first, one.stop) for one in found if one.first is not None and one.stop is not None]
         if files is not None and ranges:
             cursor = cast("psycopg.Connection[Any]", tx.raw).cursor()
-            counts["file_entry"] = forget_files(cursor, files.who, ranges)
+            counts["file_entry"] = entries.forget(cursor, files.who, ranges)
         self._add_to_record(tx, upto, counts)
         removed += counts
         return after_these

@@ -30,7 +30,8 @@ from support.verdicts import verified
 from stormproof import PositionMismatch
 from stormproof.core.clock import SystemClock
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.files.pending import Subscriber, forget_files
+from stormproof.core.pending.rows import Subscriber
+from stormproof.core.source.files import entries
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.foreach_batch import StreamOutcome, StreamResult
 from stormproof.trident.ledger.ledger import Ledger
@@ -192,9 +193,9 @@ def test_messages_are_numbered_on_where_only_micro_batches_without_rows_are_left
     pruned(command)
     assert left(cell) == [0, 2, 3, 4]
     with psycopg.connect(cell.database.conninfo) as connection:
-        who = Subscriber("lines", QUERY)
-        forget_files(connection.cursor(), who, [(0, 1_000)])
-        assert forget_files(connection.cursor(), who, [(0, 1_000)]) == 0
+        who = Subscriber("files", "lines", QUERY)
+        entries.forget(connection.cursor(), who, [(0, 1_000)])
+        assert entries.forget(connection.cursor(), who, [(0, 1_000)]) == 0
     assert len(sql(cell, "select from stormproof.file_entry")) == 1
     for batch, value in enumerate(["e", "f"], 5):
         function(handout(QUERY, value), batch)

@@ -175,13 +175,14 @@ class FileHarness(SourceHarness):
 
     def execute(self, statement: str) -> None:
         with connect(self.database, application_name="tests", autocommit=True) as connection:
-            connection.execute(f"{statement} source = '{self.name}'".encode())
+            of_this = f"select id from stormproof.pending_subscription where source = '{self.name}'"
+            connection.execute(f"{statement} subscription in ({of_this})".encode())
 
     def expire(self) -> None:
-        self.execute("update stormproof.file_slice set expires_at = clock_timestamp() where state = 'open' and")
+        self.execute("update stormproof.pending_slice set expires_at = clock_timestamp() where state = 'open' and")
 
     def wait_for_retries(self) -> None:
-        self.execute("update stormproof.file_retry set not_before = clock_timestamp() where")
+        self.execute("update stormproof.pending_retry set not_before = clock_timestamp() where")
 
     def payload_of(self, stored: bytes) -> bytes:
         if self.format != "parquet":

@@ -119,7 +119,7 @@ class MicroBatches(FileSource):
     def _registered(self) -> RegisteredFiles:
         """Those alone that may still be read: their number does not grow with what was ever handed in."""
         who = self._who()
-        with self._rows() as rows:
+        with self._store.rows(self._who()) as rows:
             behind = lowest_unresolved(rows)
             return RegisteredFiles(entries.registered(rows.cursor, who, self._format, behind))
 
@@ -131,7 +131,7 @@ class MicroBatches(FileSource):
         """
         who = self._who()
         files = [scan(os.path.join(folder, name), "parquet", self._schema) for name in names]
-        with self._rows(tx) as rows:
+        with self._store.rows(who, tx) as rows:
             self._locked(rows, who, epoch)
             newest, first = entries.last(rows.cursor, who)
             stop = first

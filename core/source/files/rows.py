@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -81,7 +82,7 @@ def pack(rows: pa.StructArray) -> list[bytes]:
     return packed
 
 
-def unpack(payloads: list[bytes]) -> list[pa.StructArray]:
+def unpack(payloads: Sequence[bytes]) -> list[pa.StructArray]:
     """Stored rows as columns: one array for each run of rows with the same columns.
 
     Raises:

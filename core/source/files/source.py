@@ -150,8 +150,9 @@ class FileSource(NumberedSource):
 
     def _registered(self) -> RegisteredFiles:
         """The files that this subscription has."""
-        with self._rows() as rows:
-            return RegisteredFiles(entries.registered(rows.cursor, self._who(), self._format))
+        who = self._who()
+        with self._store.rows(who) as rows:
+            return RegisteredFiles(entries.registered(rows.cursor, who, self._format))
 
     def _found(self) -> list[str]:
         """The paths that the pattern matches now, in the order of their names."""
@@ -172,13 +173,13 @@ class FileSource(NumberedSource):
         """
         who, clock = self._who(), self._clock or SystemClock()
         self._clock = clock
-        with self._rows() as rows:
+        with self._store.rows(who) as rows:
             all_opened = next_of(self._locked(rows, who, epoch)) >= self._files.stop
         if not all_opened and clock.monotonic_s() - self._looked_s < self._look_interval_s:
             return
         known = {file.path for file in self._files}
         new = [path for path in self._found() if path not in known and not self._is_renamed(path)]
-        with self._rows() as rows:
+        with self._store.rows(who) as rows:
             lowest = lowest_unresolved(rows)
         for place, file in enumerate(self._files):
             self._keep(place, as_registered(file, self._schema, needed=file.stop_id > lowest))
@@ -199,12 +200,13 @@ class FileSource(NumberedSource):
     def _keep(self, place: int, file: File) -> None:
         """Know a registered file as it is now."""
         if file is not self._files[place]:
-            with self._rows() as rows:
-                entries.update(rows.cursor, self._who(), file)
+            who = self._who()
+            with self._store.rows(who) as rows:
+                entries.update(rows.cursor, who, file)
             self._files[place] = file
 
     def _register(self, who: Subscriber, epoch: int, file: File) -> None:
-        with self._rows() as rows:
+        with self._store.rows(who) as rows:
             self._locked(rows, who, epoch)
             # Whoever holds the lock knows all files: another driver of this subscription is fenced.
             placed = replace(file, number=self._files.newest + 1, first_id=self._files.stop)
