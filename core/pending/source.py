@@ -293,6 +293,11 @@ class PendingSource(ABC):
                 slice=_position_of(row),
                 found=piece.messages,
             )
+        elif row.at not in (
+            None,
+            piece.at,
+        ):  # what came back holds less than what was opened, and the messages are all there
+            row = self._shrunk(rows, row, piece)
         return _slice_of(rows.open(row, lease), piece.expected, retries[:kept])
 
     def _shrunk(self, rows: PendingRows, row: SliceRow, piece: Piece) -> SliceRow:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
-from typing import TypeAlias, cast
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,25 +14,20 @@ import pyarrow as pa
 from stormproof.core.arguments import require_function, shown
 from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import FatalError, Json, StoreUnavailable, UsageError
+from stormproof.core.errors import FatalError, StoreUnavailable, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
+from stormproof.core.pending.memory import MemorySliceReader
+from stormproof.core.pending.numbered import next_of, range_of
+from stormproof.core.pending.rows import At
+from stormproof.core.pending.source import Next, Piece, expectation_of
 from stormproof.core.postgres.database import Database
 from stormproof.core.process import kept_from_forks
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.decode import Unit
 from stormproof.core.source.kind import SourceKind
-from stormproof.core.source.memory import MemorySource, expectation_of
-from stormproof.core.source.protocol import (
-    READER_SCHEMA,
-    Backlog,
-    Expectation,
-    Lease,
-    Limit,
-    Resolution,
-    Slice,
-    SliceReader,
-)
+from stormproof.core.source.memory import InMemory
+from stormproof.core.source.protocol import READER_SCHEMA, Expectation, Lease, Limit, Resolution, Slice, SliceReader
 
 Payload: TypeAlias = bytes | str
 Item: TypeAlias = Payload | tuple[Hashable, Payload] | None
@@ -56,45 +52,7 @@ class UntrackedSliceReader:
             )
 
 
-class _Unresolved:
-    """The payloads of messages that may still be needed, by number; those that are resolved take no memory.
-
-    Under at-most-once a slice is confirmed before it is read: what was resolved can be read until `settle`.
-    """
-
-    def __init__(self, first: int) -> None:
-        self.next = first
-        self._payloads: dict[int, bytes] = {}
-        self._resolved: dict[int, bytes] = {}
-
-    def __len__(self) -> int:
-        return self.next
-
-    def __getitem__(self, number: int) -> bytes:
-        payload = self._payloads.get(number)
-        return self._resolved[number] if payload is None else payload
-
-    def extend(self, payloads: Iterable[bytes]) -> None:
-        for payload in payloads:
-            self._payloads[self.next] = payload
-            self.next += 1
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            payload = self._payloads.pop(number, None)
-            if payload is not None:
-                self._resolved[number] = payload
-
-    def settle(self) -> None:
-        """Nobody reads what was resolved any more."""
-        self._resolved.clear()
-
-    @property
-    def held(self) -> int:
-        return len(self._payloads)
-
-
-class IteratorSource(MemorySource):
+class IteratorSource(InMemory):
     """What an iterator gives, as pending messages that are held in this process's memory.
 
     Items are payloads (bytes or text), or pairs of the client's own id and the payload. An id of None switches tracking
@@ -118,6 +76,8 @@ class IteratorSource(MemorySource):
     Threads: any number may use one object, one call at a time, but one topology alone: another is refused. Forks: one
     that uses its parent's object is refused.
     """
+
+    KIND: ClassVar[str] = "iterator"
 
     def __init__(
         self,
@@ -156,9 +116,10 @@ class IteratorSource(MemorySource):
         self._on_confirm = confirm
         self._on_abort = abort
         # Numbers go on where an earlier process surely was not: the ledger knows messages by them.
-        first = int(clock.now().timestamp() * 1_000_000)
-        self._unresolved = _Unresolved(first)
-        self._store.payloads = self._unresolved
+        self._first = self._stop = int(clock.now().timestamp() * 1_000_000)
+        self._payloads: dict[int, bytes] = {}
+        self._resolved_payloads: dict[int, bytes] = {}
+        """Until the next `open`: at-most-once confirms a slice before it is read."""
         self._keys: dict[int, Hashable] = {}
         self._numbers: dict[Hashable, int] = {}
         self._untracked: set[int] = set()
@@ -185,57 +146,104 @@ class IteratorSource(MemorySource):
             )
         return None
 
-    def view(self, subscription: str) -> MemorySource:
-        """Refused: an iterator gives each message once."""
-        raise UsageError(f"source {self.name} has one subscription, so there is no view for {subscription!r}")
-
-    def for_run(self, database: Database) -> IteratorSource:
+    def for_run(self, database: Database) -> Self:
         """Itself: an iterator gives each message once, so it serves one topology."""
         del database
         return self
 
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Act for this subscription from now on, the only one."""
-        if self._store.subscriptions and subscription not in self._store.subscriptions:
+        if self._subscription not in (None, subscription):
             raise UsageError(
                 f"source {self.name} has the subscription {self._subscription!r} already: an iterator gives each message "
                 f"once, so {subscription!r} needs a source of its own"
             )
-        is_new = subscription not in self._store.subscriptions
         super().subscribe(subscription, epoch)
-        if is_new:
-            self._sub().next = self._unresolved.next - self._unresolved.held
 
-    def put(self, payloads: Sequence[bytes]) -> range:
-        """Refused: messages come from the iterator."""
-        raise UsageError(f"source {self.name}: messages come from its iterator, not by put ({len(payloads)} given)")
+    # ---- messages: a slice is a range of numbers; `untracked` names those without a token, `without` those that are gone
 
-    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
-        """Hand out returned messages first, then due retries, then what the iterator gives.
+    def first(self, cursor: Any) -> int:
+        """The number of the first message."""
+        del cursor
+        return self._first
 
-        Raises:
-            StoreUnavailable: the iterator raised, and the next call asks its function for a new one.
-            FatalError: the iterator raised, and there is no function that makes a new one.
-        """
-        self._pay()
-        self._drop_untracked()
-        self._unresolved.settle()
-        sub = self._fence(lease.epoch)
-        if not any(leased.owner is None or self._is_expired(leased) for leased in sub.slices):
-            self._pull(limit, sub.next)
-        opened = super().open(lease, limit, seed, tx)
-        if opened is not None:
-            untracked = sorted(self._untracked.intersection(_ids_of(opened)))
-            if untracked:
-                position: dict[str, Json] = {**opened.position, "untracked": list[Json](untracked)}
-                opened = self.attach(position, opened.expected)
-                opened = self.attach(position, self.expect(opened, seed, frozenset()))
-        return opened
+    def stop(self, cursor: Any) -> int:
+        """Behind what was taken from the iterator; how many it would still give is not known."""
+        del cursor
+        return self._stop
+
+    def sizes(self, first: int, stop: int, limit: Limit) -> Sequence[int]:
+        """The lengths of payloads."""
+        del limit
+        return [len(self._payloads[number]) for number in range(first, stop)]
+
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+        """What the iterator gives."""
+        first = next_of(position)
+        self._pull(limit, first)
+        if first >= self._stop:
+            return None
+        end, size = self.cut(first, self._stop, limit)
+        untracked = [number for number in range(first, end) if number in self._untracked]
+        at: At = {"range": [first, end], **({"untracked": list(untracked)} if untracked else {})}
+        piece = Piece(at, end - first - len(untracked), size, self.expected(at, seed, frozenset(), cursor), None)
+        return Next(piece, {**position, "next": end})
+
+    def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
+        """The lowest numbers of a slice that comes back: without untracked messages, which were confirmed when opened."""
+        del cursor
+        _, stop = range_of(at)
+        gone = _named(at, "untracked") | _named(at, "without")
+        self._resolved(gone)
+        ids = _tracked(at)
+        total = np.cumsum([len(self._payloads[number]) for number in ids[: max(1, limit.messages)]])
+        kept = max(1, int(np.searchsorted(total, limit.bytes, side="right"))) if ids else 0
+        end = ids[kept] if kept < len(ids) else stop
+        first = _part(range_of(at)[0], end, gone)
+        rest = _part(end, stop, gone) if kept < len(ids) else None
+        return Piece(first, kept, int(total[kept - 1]) if ids else 0, expectation_of(ids[:kept], seed), rest)
+
+    def places(self, at: At, ids: Sequence[int], cursor: Any) -> Sequence[int]:
+        """Among those that are tracked."""
+        del cursor
+        wanted = set(ids)
+        return [place for place, id_ in enumerate(_tracked(at)) if id_ in wanted]
+
+    def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
+        """All messages are counted; the XOR is of the tracked ones' tokens."""
+        del cursor
+        tracked = expectation_of([id_ for id_ in _tracked(at) if id_ not in excluded], seed)
+        return Expectation(tracked.messages + len(_named(at, "untracked") - excluded), tracked.xor)
+
+    def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
+        """Contiguous parts of about equal length; untracked messages have no token."""
+        with self._memory.guard:
+            untracked = _named(at, "untracked")
+            ids = sorted({*_tracked(at), *untracked})
+            bounds = pairwise(len(ids) * part // parallelism for part in range(parallelism + 1))
+            parts = [ids[low:high] for low, high in bounds]
+            inner = [MemorySliceReader(tuple(part), tuple(map(self._payload, part))) for part in parts]
+        return tuple(UntrackedSliceReader(reader, untracked) for reader in inner) if untracked else tuple(inner)
+
+    def range_parts(self, first: int, stop: int, parallelism: int) -> tuple[SliceReader, ...]:
+        """Of a range in which all are tracked."""
+        return self.parts({"range": [first, stop]}, parallelism)
+
+    def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
+        """Those that were not resolved."""
+        del cursor
+        return {id_: self._payloads[id_] for id_ in ids if id_ in self._payloads}
+
+    def _payload(self, number: int) -> bytes:
+        payload = self._payloads.get(number)
+        return self._resolved_payloads[number] if payload is None else payload
+
+    # ---- the iterator
 
     def _pull(self, limit: Limit, opened: int) -> None:
         """Advance the iterator until a slice can be filled, or nothing more is there."""
-        size = sum(len(self._unresolved[number]) for number in range(opened, self._unresolved.next))
-        while self._unresolved.next - opened < max(1, limit.messages) and size < limit.bytes:
+        size = sum(len(self._payloads[number]) for number in range(opened, self._stop))
+        while self._stop - opened < max(1, limit.messages) and size < limit.bytes:
             with kept_from_forks():
                 item = self._next_item()
             if item is None:
@@ -243,8 +251,8 @@ class IteratorSource(MemorySource):
             key, payload, tracked = self._checked(item)
             if tracked and key in self._numbers:
                 continue  # delivered again while it is unresolved here
-            number = self._unresolved.next
-            self._unresolved.extend((payload,))
+            number = self._stop
+            self._payloads[number], self._stop = payload, number + 1
             size += len(payload)
             if not tracked:
                 self._untracked.add(number)
@@ -295,18 +303,23 @@ class IteratorSource(MemorySource):
             )
         return key, payload, not pair or key is not None
 
-    def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
-        """All messages are counted; the XOR is of the tracked ones' tokens."""
-        del tx
-        ids = [id_ for id_ in _ids_of(slice_) if id_ not in excluded]
-        untracked = _untracked_of(slice_)
-        return Expectation(len(ids), expectation_of([id_ for id_ in ids if id_ not in untracked], seed).xor)
+    # ---- leases
 
-    def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
-        """The slice as contiguous parts of about equal length; untracked messages have no token."""
-        inner = super().readers(slice_, parallelism)
-        untracked = frozenset(_untracked_of(slice_))
-        return tuple(UntrackedSliceReader(reader, untracked) for reader in inner) if untracked else inner
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        """Hand out returned messages first, then due retries, then what the iterator gives.
+
+        Raises:
+            StoreUnavailable: the iterator raised, and the next call asks its function for a new one.
+            FatalError: the iterator raised, and there is no function that makes a new one.
+        """
+        self._pay()
+        with self._memory.guard:
+            self._resolved_payloads.clear()
+            slice_ = super().open(lease, limit, seed, tx)
+            while slice_ is not None and not slice_.expected.messages:  # all of it was untracked, and came back
+                super().confirm(lease, (), tx)
+                slice_ = super().open(lease, limit, seed, tx)
+            return slice_
 
     def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
         """Confirm all of the lease's messages but those named, and tell the client; untracked ones cannot fail.
@@ -314,33 +327,21 @@ class IteratorSource(MemorySource):
         Raises:
             StoreUnavailable: the client's `confirm` raised; it is called again with the same ids by the next call.
         """
-        leased = self._mine(lease)
-        ids = leased.ids if leased is not None else ()
         named = [failure for failure in failed if failure.id not in self._untracked]
-        resolution = super().confirm(lease, named, tx)
-        self._resolved(set(ids).difference(failure.id for failure in named))
+        with self.rows(tx) as rows:
+            row = rows.take(lease, delete=False)
+            held: Iterable[int] = ()
+            if row is not None:
+                held = [retry.id for retry in rows.retries(row.id)] if row.at is None else range(*range_of(row.at))
+            resolution = super().confirm(lease, named, tx)
+        self._resolved(set(held).difference(failure.id for failure in named))
         self._pay()
         return resolution
-
-    def abort(self, lease: Lease, tx: object | None = None) -> None:
-        """Return all of the lease's tracked messages; no failure is counted. Untracked ones are gone."""
-        super().abort(lease, tx)
-        self._drop_untracked()
-
-    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
-        """Return the lease's tracked messages in parts; untracked ones are gone."""
-        super().split(slice_, lease, alone, tx)
-        self._drop_untracked()
 
     @property
     def unresolved_messages(self) -> int:
         """How many messages are held in memory."""
-        return self._unresolved.held
-
-    def backlog(self) -> Backlog:
-        """What is left of the messages that were taken from the iterator; how many it would still give is not known."""
-        self._drop_untracked()
-        return super().backlog()
+        return len(self._payloads)
 
     def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
         """Give these dead letters up for good, and confirm them to the client."""
@@ -352,6 +353,7 @@ class IteratorSource(MemorySource):
     def maintain(self) -> None:
         """Call the client's `confirm` with what it is owed."""
         self._pay()
+        super().maintain()
 
     def close(self) -> None:
         """Give back to the client, by `abort`, everything that is unresolved."""
@@ -363,14 +365,15 @@ class IteratorSource(MemorySource):
 
     def _resolved(self, numbers: Iterable[int]) -> None:
         """Forget messages, and owe the client their confirmation."""
-        numbers = list(numbers)
         for number in numbers:
             self._untracked.discard(number)
             if number in self._keys:
                 key = self._keys.pop(number)
                 del self._numbers[key]
                 self._owed.append(key)
-        self._unresolved.forget(numbers)
+            payload = self._payloads.pop(number, None)
+            if payload is not None:
+                self._resolved_payloads[number] = payload
 
     def _pay(self) -> None:
         """Confirm to the client what it is owed; it stays owed where the client raises."""
@@ -387,27 +390,19 @@ class IteratorSource(MemorySource):
                 ) from error
         self._owed.clear()
 
-    def _drop_untracked(self) -> None:
-        """Untracked messages were confirmed when they were opened: what is handed out again is without them."""
-        if not self._untracked or self._subscription not in self._store.subscriptions:
-            return
-        sub = self._sub()
-        for leased in list(sub.slices):
-            if leased.owner is None or self._is_expired(leased):
-                gone = self._untracked.intersection(leased.ids)
-                leased.ids = tuple(number for number in leased.ids if number not in gone)
-                self._resolved(gone)
-                if not leased.ids:
-                    if leased.owner is not None:
-                        sub.lapsed.add((leased.owner, leased.epoch))
-                    sub.slices.remove(leased)
+
+def _named(at: At, what: str) -> frozenset[int]:
+    ids = at.get(what)
+    return frozenset(id_ for id_ in ids if isinstance(id_, int)) if isinstance(ids, list) else frozenset()
 
 
-def _ids_of(slice_: Slice) -> list[int]:
-    ids = slice_.position.get("ids")
-    return [id_ for id_ in ids if isinstance(id_, int)] if isinstance(ids, list) else []
+def _tracked(at: At) -> list[int]:
+    """The tracked messages of a slice, ascending."""
+    ids = range(*range_of(at))
+    other = _named(at, "untracked") | _named(at, "without")
+    return [id_ for id_ in ids if id_ not in other] if other else list(ids)
 
 
-def _untracked_of(slice_: Slice) -> Collection[int]:
-    ids = slice_.position.get("untracked")
-    return {id_ for id_ in ids if isinstance(id_, int)} if isinstance(ids, list) else set[int]()
+def _part(first: int, stop: int, gone: frozenset[int]) -> At:
+    without = sorted(id_ for id_ in gone if first <= id_ < stop)
+    return {"range": [first, stop], **({"without": list(without)} if without else {})}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,10 @@ from support.source_harness import MemoryHarness
 from support.source_suite import failing
 
 from stormproof.core.message import MessageFailure
-from stormproof.core.source.dead_letter import Disposal
+from stormproof.core.pending.numbered import next_of
+from stormproof.core.pending.rows import At, PendingRows, SliceRow
+from stormproof.core.pending.source import Next
+from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, SliceReader
 
@@ -24,7 +28,8 @@ class ForgetsAborts(MemorySource):
 
 class ConfirmsForStaleOwners(MemorySource):
     def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
-        now = next((leased for leased in self._sub().slices if leased.owner), None)
+        with self.rows() as rows:
+            now = next((row for row in rows.unresolved() if row.owner), None)
         if now is not None and now.owner is not None:
             lease = Lease(now.owner, now.epoch)
         return super().confirm(lease, failed, tx)
@@ -32,32 +37,31 @@ class ConfirmsForStaleOwners(MemorySource):
 
 class KnowsNoEpochs(MemorySource):
     def subscribe(self, subscription: str, epoch: int) -> None:
-        super().subscribe(
-            subscription, max(epoch, self._store.subscriptions[subscription].epoch) if self._known else epoch
-        )
-
-    @property
-    def _known(self) -> bool:
-        return bool(self._store.subscriptions)
+        super().subscribe(subscription, max(epoch, self._newest()))
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
-        return super().open(replace(lease, epoch=self._sub().epoch), limit, seed, tx)
+        return super().open(replace(lease, epoch=self._newest()), limit, seed, tx)
+
+    def _newest(self) -> int:
+        with self.rows() as rows:
+            found = rows.lock()
+        return 0 if found is None else found[0]
 
 
 class HandsOneOutTwice(MemorySource):
-    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
-        opened = super().open(lease, limit, seed, tx)
-        if opened is not None and opened.expected.messages > 1:
-            self._sub().next -= 1
-        return opened
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+        found = super().next(position, limit, seed, cursor)
+        if found is None or found.piece.messages == 1:
+            return found
+        return replace(found, position={"next": next_of(found.position) - 1})
 
 
 class SkipsOne(MemorySource):
-    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
-        opened = super().open(lease, limit, seed, tx)
-        if opened is not None and len(self._store.payloads) > self._sub().next:
-            self._sub().next += 1
-        return opened
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+        found = super().next(position, limit, seed, cursor)
+        if found is None or self.stop(cursor) <= next_of(found.position):
+            return found
+        return replace(found, position={"next": next_of(found.position) + 1})
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class ReadsOnlyOnce(MemorySource):
         read = self.__dict__.setdefault("_read", set[str]())
         parts = super().readers(slice_, parallelism)
         if key in read:
-            return super().readers(replace(slice_, position={**slice_.position, "ids": []}), parallelism)
+            return super().readers(replace(slice_, position={**slice_.position, "range": [0, 0]}), parallelism)
         read.add(key)
         return parts
 
@@ -130,10 +134,7 @@ class CountsReturnedMessages(MemorySource):
 
 class LetsHeldLeasesRunOut(MemorySource):
     def hold(self, lease: Lease, tx: object | None = None) -> None:
-        super().hold(lease, tx)
-        leased = self._mine(lease)
-        if leased is not None:
-            leased.held = False
+        self.extend(lease)
 
 
 class NoLeaseRunsOut(MemorySource):
@@ -148,15 +149,19 @@ class IgnoresLimits(MemorySource):
 
 class CountsADeathAtEveryRecovery(MemorySource):
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
-        for leased in self._sub().slices:
-            leased.death_counted = False
-        return super().recover(epoch, tx)
+        owners = super().recover(epoch, tx)
+        with self.rows() as rows:
+            for row in rows.unresolved():
+                if row.owner is not None and rows.give_back(Lease(row.owner, epoch)):
+                    rows.open(replace(row, owner=None), Lease(row.owner, epoch))
+        return owners
 
 
 class CountsNoDeaths(MemorySource):
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
-        for leased in self._sub().slices:
-            leased.death_counted = True
+        with self.rows() as rows:
+            for row in rows.unresolved():
+                rows.touch(Lease(row.owner or "", row.epoch), hold=True)
         return super().recover(epoch, tx)
 
 
@@ -171,18 +176,17 @@ class SplitsWithoutSuspects(MemorySource):
 
 
 class DropsForGood(MemorySource):
-    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
-        done = super().drop(ids, by=by, why=why)
-        self._sub().dead.clear()
-        return done
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        return tuple(letter for letter in super().dead_letters() if letter.disposal is not Disposal.DROP)
 
 
 class RequeuesWithTheOldCount(MemorySource):
-    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
-        done = super().requeue(ids, by=by, why=why)
-        for shown in done:
-            self._sub().retries[int(shown)].times_failed = self._max_attempts - 1
-        return done
+    def _known(
+        self, rows: PendingRows, row: SliceRow, ids: Sequence[int]
+    ) -> tuple[Mapping[int, int], Mapping[int, bytes]]:
+        before, payloads = super()._known(rows, row, ids)
+        requeued = {letter.id for letter in self.dead_letters() if letter.disposal is Disposal.REQUEUE}
+        return {id_: failed + self._max_attempts * (id_ in requeued) for id_, failed in before.items()}, payloads
 
 
 BROKEN: list[tuple[type[MemorySource], str]] = [
@@ -213,20 +217,26 @@ BROKEN: list[tuple[type[MemorySource], str]] = [
 
 class EditsNothing(MemorySource):
     def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
-        return bool(self._dispose([message], Disposal.EDIT, by, why, self._sub().dead[-1].payload))
+        return super().edit(message, self.dead_letters()[-1].payload, by=by, why=why)
 
 
 class ForgetsTheEditAtTheNextFailure(MemorySource):
+    forgot = False
+
     def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
-        self._sub().edited.clear()
+        self.forgot = True
         return super().confirm(lease, failed, tx)
+
+    def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
+        if self.forgot and slice_.retry:
+            first = slice_.replayed[0][0]
+            return self.range_parts(first, first + len(slice_.replayed), parallelism)
+        return super().readers(slice_, parallelism)
 
 
 class EditsTheRecord(MemorySource):
-    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
-        done = super().edit(message, payload, by=by, why=why)
-        self._sub().dead[-1] = replace(self._sub().dead[-1], payload=payload)
-        return done
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        return tuple(replace(letter, payload=letter.new_payload or letter.payload) for letter in super().dead_letters())
 
 
 EDITS = "an_edited_dead_letter_comes_again_with_its_new_payload_and_its_old_id"
@@ -242,12 +252,6 @@ class BrokenHarness(MemoryHarness):
 
     def __post_init__(self) -> None:
         self.store = self.broken("lines", max_attempts=self.max_attempts, clock=self.clock, rng=Random(1))
-
-    def view(self, subscription: str = "s", epoch: int = 1) -> MemorySource:
-        view = object.__new__(self.broken)
-        view.__dict__.update(self.store.view(subscription).__dict__)
-        view.subscribe(subscription, epoch)
-        return view
 
 
 def test_a_right_source_passes_every_case() -> None:

@@ -210,10 +210,8 @@ def test_it_has_one_subscription_and_no_put() -> None:
     source = source_of()
     with pytest.raises(UsageError, match="'t' needs a source of its own"):
         source.subscribe("t", 1)
-    with pytest.raises(UsageError, match="one subscription"):
-        source.view("t")
-    with pytest.raises(UsageError, match="not by put"):
-        source.put([b"x"])
+    assert not hasattr(source, "view")
+    assert not hasattr(source, "put")
 
 
 def test_what_is_resolved_takes_no_memory_and_numbers_never_come_again() -> None:
@@ -232,3 +230,21 @@ def test_what_is_resolved_takes_no_memory_and_numbers_never_come_again() -> None
     slice_ = later.open(A, ANY, 7)
     assert slice_ is not None
     assert messages_of(later, slice_)[0].id > max(ids)
+
+
+def test_untracked_messages_are_left_out_of_every_part_of_a_slice_that_comes_back() -> None:
+    source = source_of("a", (None, "b"), "c", "d", (None, "e"))
+    slice_ = source.open(A, ANY, 7)
+    assert slice_ is not None
+    messages = messages_of(source, slice_, batch_rows=9)
+    assert [m.payload for m in messages] == [b"a", b"b", b"c", b"d", b"e"]
+    source.split(slice_, A, [messages[2].id])
+    parts = [source.open(Lease(owner, 1), ANY, 7) for owner in "bcd"]
+    assert [[m.payload for m in messages_of(source, part)] for part in parts if part] == [[b"a"], [b"c"], [b"d"]]
+    source.abort(B)
+    again = source.open(A, Limit(1), 7)
+    assert again is not None
+    assert [m.payload for m in messages_of(source, again)] == [b"a"]
+    for owner in "acd":
+        source.confirm(Lease(owner, 1))
+    assert source.unresolved_messages == 0

@@ -15,6 +15,7 @@ from stormproof.core.errors import Fenced
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
+from stormproof.core.pending.numbered import range_of
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, TaskContext
 from stormproof.core.source.memory import MemorySource
@@ -271,7 +272,7 @@ class SimulatedSource(MemorySource):
 
     def __init__(self, name: str, payloads: Sequence[bytes], *, max_attempts: int, clock: Clock, rng: Random) -> None:
         super().__init__(name, payloads, max_attempts=max_attempts, clock=clock, rng=rng)
-        self.payloads = tuple(payloads)
+        self.given = tuple(payloads)
         self.times_opened = [0] * len(payloads)
         self.failures: list[list[MessageFailure]] = [[] for _ in payloads]
         self.acked: set[int] = set()
@@ -294,6 +295,9 @@ class SimulatedSource(MemorySource):
             self.acked.update(set(ids).difference(failure.id for failure in failed))
         return resolution
 
-    def _ids_of_lease(self, lease: Lease) -> tuple[int, ...]:
-        held = self._mine(lease)
-        return () if held is None else held.ids
+    def _ids_of_lease(self, lease: Lease) -> Sequence[int]:
+        with self.rows() as rows:
+            held = rows.take(lease, delete=False)
+            if held is None:
+                return ()
+            return [retry.id for retry in rows.retries(held.id)] if held.at is None else range(*range_of(held.at))

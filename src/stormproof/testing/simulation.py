@@ -345,7 +345,7 @@ class _World:
         messages = tuple(
             _message(spout, source, number, {letter.id for letter in letters[spout]})
             for spout, source in self.sources.items()
-            for number in range(len(source.payloads))
+            for number in range(len(source.given))
         )
         failures = [f for m in messages for f in m.failures]
         reasons: dict[str, int] = {}
@@ -392,7 +392,7 @@ class _World:
 def _message(spout: str, source: SimulatedSource, number: int, dead: set[int]) -> SimulatedMessage:
     end = End.ACKED if number in source.acked else End.DEAD if number in dead else End.PENDING
     failures = tuple(MessageFailed(f.reason, f.component, f.error, f.counted) for f in source.failures[number])
-    return SimulatedMessage(spout, number, source.payloads[number], end, source.times_opened[number], failures)
+    return SimulatedMessage(spout, number, source.given[number], end, source.times_opened[number], failures)
 
 
 def _content(sink: SimulatedSink) -> tuple[Row, ...]:

@@ -1,0 +1,503 @@
+"""What is pending, in this process's memory: for tests, for a topology's first steps, and for clients without a store."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from itertools import count
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.clock import Clock
+from stormproof.core.errors import Json, UsageError
+from stormproof.core.pending.rows import (
+    At,
+    Counts,
+    Failed,
+    LeaseFate,
+    Retry,
+    SliceRow,
+    Subscriber,
+    WaitingRetry,
+)
+from stormproof.core.postgres.database import Database
+from stormproof.core.process import OneProcess
+from stormproof.core.source.dead_letter import DeadLetter, Disposal, disposal_entry
+from stormproof.core.source.protocol import READER_SCHEMA, Lease, SliceReader
+from stormproof.core.tracking.share import tokens
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+LAPSES_KEPT_S: Final = 7 * 24 * 3600.0
+_FINISHED_KEPT: Final = 64
+"""Slices of retries whose payloads stay readable once they are confirmed: at-most-once confirms before it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySliceReader:
+    """Messages with their payloads. `origins` are what the source shows before their numbers; empty: 0 for each."""
+
+    ids: tuple[int, ...]
+    payloads: tuple[bytes, ...]
+    origins: tuple[int, ...] = ()
+    unpack: Callable[[Sequence[bytes]], Any] | None = None
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the messages, in id order."""
+        kept = [row for row, id_ in enumerate(self.ids) if id_ not in excluded]
+        for start in range(0, len(kept), batch_rows):
+            rows = kept[start : start + batch_rows]
+            ids = np.array([self.ids[row] for row in rows], dtype=np.int64)
+            origins = np.array([self.origins[row] for row in rows] if self.origins else [0] * len(rows), dtype=np.int64)
+            stored = [self.payloads[row] for row in rows]
+            columns = [pa.array(ids), pa.array(origins), pa.array(tokens(ids, seed).view(np.int64))]
+            if self.unpack is None:
+                yield pa.RecordBatch.from_arrays([*columns, pa.array(stored, pa.binary())], schema=READER_SCHEMA)
+                continue
+            payload = self.unpack(stored)
+            schema = READER_SCHEMA.set(3, pa.field("payload", payload.type, nullable=False))
+            yield pa.RecordBatch.from_arrays([*columns, payload], schema=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leased:
+    """A slice and its lease, if it has one (`row.owner`)."""
+
+    row: SliceRow
+    held: bool = False
+    expires_s: float = 0.0
+    death_counted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A message that failed before: waiting, or (`slice`) part of a slice."""
+
+    origin: int
+    payload: bytes
+    times_opened: int
+    times_failed: int
+    not_before_s: float
+    history: tuple[dict[str, Json], ...]
+    slice: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Subscription:
+    """What one subscription has."""
+
+    epoch: int
+    position: At
+    slices: dict[int, _Leased] = field(default_factory=dict[int, _Leased])
+    retries: dict[int, _Waiting] = field(default_factory=dict[int, _Waiting])
+    dead: dict[int, DeadLetter] = field(default_factory=dict[int, DeadLetter])
+    lapsed: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
+    finished: deque[tuple[int, dict[int, _Waiting]]] = field(default_factory=lambda: deque(maxlen=_FINISHED_KEPT))
+
+
+class MemoryStore:
+    """Rows of any number of subscriptions; `what` is what errors call their owner.
+
+    Guarantee: a block of `rows` takes effect as a whole, or not at all where it raises.
+
+    Threads: any number, one block at a time. Forks: one that uses its parent's object is refused, for it would write to
+    a copy.
+    """
+
+    def __init__(self, what: str, clock: Clock) -> None:
+        self.what = what
+        self.clock = clock
+        self.guard = OneProcess(what)
+        self._subscriptions: dict[Subscriber, _Subscription] = {}
+        self._numbers = count(1)
+
+    @contextmanager
+    def rows(self, who: Subscriber, tx: object | None = None) -> Generator[MemoryRows]:
+        """The subscription's rows; `tx` is left alone, for memory takes part in no transaction."""
+        del tx
+        with self.guard:
+            undo: list[Callable[[], object]] = []
+            try:
+                yield MemoryRows(self, who, self._subscriptions, self._numbers, undo)
+            except BaseException:
+                for step in reversed(undo):
+                    step()
+                raise
+
+    def readers(
+        self,
+        who: Subscriber,
+        slice_id: int,
+        parts: Sequence[Sequence[int]],
+        unpack: Callable[[Sequence[bytes]], Any] | None,
+    ) -> tuple[SliceReader, ...]:
+        """Readers that have the payloads in them."""
+        with self.guard:
+            sub = self._subscriptions[who]
+            retries: Mapping[int, _Waiting] = sub.retries
+            if slice_id not in sub.slices:
+                retries = dict(sub.finished).get(slice_id, retries)
+            return tuple(
+                MemorySliceReader(
+                    tuple(part),
+                    tuple(retries[id_].payload for id_ in part),
+                    tuple(retries[id_].origin for id_ in part),
+                    unpack,
+                )
+                for part in parts
+            )
+
+    def subscriptions(self, kind: str, source: str) -> Sequence[str]:
+        """The names of a source's subscriptions, in the order in which they were made."""
+        with self.guard:
+            return [who.subscription for who in self._subscriptions if (who.kind, who.source) == (kind, source)]
+
+    def for_run(self, database: Database) -> MemoryStore:
+        """Itself: runs that read one source share what is pending there."""
+        del database
+        return self
+
+    def bind(self, database: Database) -> None:
+        """It needs none."""
+        del database
+
+    def joins(self, tx: object) -> bool:
+        """Never: there is no database here."""
+        del tx
+        return False
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+class MemoryRows:
+    """The rows of one subscription, inside a block of `MemoryStore.rows`; see `PendingRows`."""
+
+    def __init__(
+        self,
+        store: MemoryStore,
+        who: Subscriber,
+        subscriptions: dict[Subscriber, _Subscription],
+        numbers: Iterator[int],
+        undo: list[Callable[[], object]],
+    ) -> None:
+        self._what = store.what
+        self._clock = store.clock
+        self._who = who
+        self._all = subscriptions
+        self._numbers = numbers
+        self._undo = undo
+
+    @property
+    def cursor(self) -> None:
+        """There is no database here."""
+        return None
+
+    # ---- the subscription
+
+    @property
+    def _sub(self) -> _Subscription:
+        sub = self._all.get(self._who)
+        if sub is None:
+            raise UsageError(
+                f"{self._what}: there is no subscription {self._who.subscription!r}: subscribe() comes first"
+            )
+        return sub
+
+    def subscribe(self, epoch: int, start: Callable[[], At]) -> None:
+        """Make the subscription where it is missing."""
+        if self._who not in self._all:
+            self._put(self._all, self._who, _Subscription(epoch, start()))
+
+    def lock(self) -> tuple[int, At] | None:
+        """Epoch and position; the block has the lock already."""
+        sub = self._all.get(self._who)
+        return None if sub is None else (sub.epoch, sub.position)
+
+    def position(self) -> At | None:
+        """The position."""
+        sub = self._all.get(self._who)
+        return None if sub is None else sub.position
+
+    def raise_epoch(self, epoch: int) -> None:
+        """The newest epoch is at least this one."""
+        sub = self._sub
+        self._set(sub, "epoch", max(sub.epoch, epoch))
+
+    # ---- slices
+
+    def advance(self, row: SliceRow, lease: Lease, position: At) -> SliceRow:
+        """Insert a slice that is open, and move the position on."""
+        row = self._store(replace(row, id=next(self._numbers)), lease)
+        self._set(self._sub, "position", position)
+        return row
+
+    def free(self) -> SliceRow | None:
+        """The first slice that was returned or whose lease ran out."""
+        slices = self._sub.slices
+        first = min((id_ for id_, leased in slices.items() if self._is_free(leased)), default=None)
+        return None if first is None else slices[first].row
+
+    def due(self, messages: int) -> Sequence[Retry]:
+        """The longest due, in the order of their numbers."""
+        now_s = self._clock.monotonic_s()
+        due = [
+            (retry.not_before_s, id_)
+            for id_, retry in self._sub.retries.items()
+            if retry.slice is None and retry.not_before_s <= now_s
+        ]
+        return self._listed(id_ for _, id_ in sorted(due)[:messages])
+
+    def retries(self, slice_id: int) -> Sequence[Retry]:
+        """The retries of a slice."""
+        return self._listed(self._of_slice(slice_id))
+
+    def insert(self, row: SliceRow, retries: Sequence[int] = ()) -> SliceRow:
+        """Insert a returned slice with these retries."""
+        sub = self._sub
+        row = replace(row, id=next(self._numbers), owner=None)
+        self._put(sub.slices, row.id, _Leased(row))
+        for id_ in retries:
+            self._put(sub.retries, id_, replace(sub.retries[id_], slice=row.id))
+        return row
+
+    def shrink(self, row: SliceRow) -> None:
+        """The slice is returned, and is as in `row` from now on."""
+        slices = self._sub.slices
+        old = slices[row.id].row
+        small = replace(old, at=row.at, messages=row.messages, bytes=row.bytes, deaths=row.deaths, owner=None)
+        self._put(slices, row.id, _Leased(small))
+
+    def open(self, row: SliceRow, lease: Lease) -> SliceRow:
+        """Open a free slice under the lease."""
+        stored = self._sub.slices[row.id].row
+        if row.owner is not None:
+            self._put(self._sub.lapsed, (row.owner, row.epoch), self._clock.monotonic_s())
+        opened = replace(stored, owner=lease.owner, epoch=lease.epoch, opened=stored.opened + 1, deaths=row.deaths)
+        return self._store(opened, lease)
+
+    def _store(self, row: SliceRow, lease: Lease) -> SliceRow:
+        sub = self._sub
+        if any(leased.row.owner == lease.owner and id_ != row.id for id_, leased in sub.slices.items()):
+            raise UsageError(f"{self._what}: {lease.owner} holds a slice already; each lease needs a key of its own")
+        self._put(sub.slices, row.id, _Leased(row, expires_s=self._clock.monotonic_s() + lease.seconds))
+        return row
+
+    def take(self, lease: Lease, *, delete: bool) -> SliceRow | None:
+        """The slice of a lease."""
+        leased = self._mine(lease)
+        if leased is None:
+            return None
+        if delete:
+            self._drop(self._sub.slices, leased.row.id)
+        return leased.row
+
+    def touch(self, lease: Lease, *, hold: bool) -> bool:
+        """Hold, or move the expiry."""
+        leased = self._mine(lease)
+        if leased is None or self._is_free(leased):
+            return False
+        expires_s = self._clock.monotonic_s() + lease.seconds
+        self._put(self._sub.slices, leased.row.id, replace(leased, held=leased.held or hold, expires_s=expires_s))
+        return True
+
+    def give_back(self, lease: Lease) -> bool:
+        """Return a lease's messages."""
+        leased = self._mine(lease)
+        if leased is None:
+            return False
+        row = replace(leased.row, owner=None)
+        self._put(self._sub.slices, row.id, _Leased(row))
+        return True
+
+    def fate(self, lease: Lease) -> LeaseFate:
+        """What became of a lease."""
+        sub = self._sub
+        epochs = [leased.row.epoch for leased in sub.slices.values() if leased.row.owner == lease.owner]
+        return LeaseFate(max([sub.epoch, *epochs]), (lease.owner, lease.epoch) in sub.lapsed)
+
+    def recover(self, epoch: int) -> tuple[str, ...]:
+        """Every lease belongs to `epoch`; one opening counts one death."""
+        slices = self._sub.slices
+        owners: list[str] = []
+        for id_, leased in sorted(slices.items()):
+            row = leased.row
+            if row.owner is None:
+                continue
+            died = row.epoch < epoch and not leased.held
+            row = replace(row, epoch=epoch, deaths=row.deaths + (died and not leased.death_counted))
+            self._put(slices, id_, replace(leased, row=row, death_counted=leased.death_counted or died))
+            owners.append(row.owner or "")
+        return tuple(owners)
+
+    def unresolved(self) -> Sequence[SliceRow]:
+        """Every slice."""
+        return [leased.row for _, leased in sorted(self._sub.slices.items())]
+
+    # ---- failed messages
+
+    def failures(self, slice_id: int, ids: Sequence[int]) -> Mapping[int, int]:
+        """How often retries of a slice failed before."""
+        mine, wanted = self._of_slice(slice_id), set(ids)
+        return {id_: retry.times_failed for id_, retry in mine.items() if id_ in wanted}
+
+    def fail(self, row: SliceRow, failed: Sequence[Failed]) -> None:
+        """Make retries or dead letters."""
+        for failure in failed:
+            before = self._sub.retries.get(failure.id) if row.is_retry else None
+            payload = failure.payload if before is None else before.payload
+            if payload is None:
+                raise UsageError(f"{self._what}: message {failure.id} has no payload and is no retry")
+            times_opened = row.opened + (0 if before is None else before.times_opened)
+            times_failed = failure.counted + (0 if before is None else before.times_failed)
+            entry: dict[str, Json] = {"at": self._clock.now().isoformat(), **failure.entry}
+            history = (*(() if before is None else before.history), entry)
+            if failure.delay_s is not None:
+                due_s = self._clock.monotonic_s() + failure.delay_s
+                retry = _Waiting(failure.origin, payload, times_opened, times_failed, due_s, history)
+                self._put(self._sub.retries, failure.id, retry)
+                continue
+            if before is not None:
+                self._drop(self._sub.retries, failure.id)
+            letter = DeadLetter(
+                id=failure.id,
+                origin=failure.origin,
+                shown_id="",
+                subscription=self._who.subscription,
+                payload=payload,
+                reason=failure.reason,
+                error=failure.error,
+                times_opened=times_opened,
+                times_failed=times_failed,
+                history=history,
+                dead_at=self._clock.now(),
+            )
+            self._put(self._sub.dead, next(self._numbers), letter)
+
+    def finish(self, row: SliceRow) -> None:
+        """Remove the retries that still belong to a taken slice."""
+        sub, mine = self._sub, self._of_slice(row.id)
+        for id_ in mine:
+            self._drop(sub.retries, id_)
+        sub.finished.append((row.id, mine))  # not undone: nobody asks for it but for a slice that is gone
+
+    def counts(self) -> Counts:
+        """How many messages are in which state."""
+        sub = self._sub
+        returned = returned_retries = pending = 0
+        for leased in sub.slices.values():
+            if not self._is_free(leased):
+                pending += leased.row.messages
+            elif leased.row.is_retry:
+                returned_retries += leased.row.messages
+            else:
+                returned += leased.row.messages
+        waiting = [retry.not_before_s for retry in sub.retries.values() if retry.slice is None]
+        dead = sum(1 for letter in sub.dead.values() if letter.disposal is None)
+        next_in_s = max(0.0, min(waiting) - self._clock.monotonic_s()) if waiting else None
+        return Counts(returned, returned_retries, pending, len(waiting), dead, next_in_s)
+
+    def waiting(self) -> Sequence[WaitingRetry]:
+        """Every retry."""
+        sub, now, now_s = self._sub, self._clock.now(), self._clock.monotonic_s()
+        return [
+            WaitingRetry(
+                id_,
+                retry.origin,
+                retry.times_failed,
+                now + timedelta(seconds=retry.not_before_s - now_s),
+                sub.slices[retry.slice].row.owner if retry.slice in sub.slices else None,
+            )
+            for id_, retry in sorted(sub.retries.items())
+        ]
+
+    def retries_by_slice(self) -> Mapping[int, int]:
+        """How many retries belong to each slice."""
+        return Counter(retry.slice for retry in self._sub.retries.values() if retry.slice is not None)
+
+    # ---- dead letters
+
+    def dead_letters(self, shown: Callable[[int, int], str], *, payloads: bool = True) -> tuple[DeadLetter, ...]:
+        """Every dead letter, oldest first."""
+        del payloads  # they are here anyway
+        dead = self._all[self._who].dead if self._who in self._all else {}
+        return tuple(replace(letter, shown_id=shown(letter.id, letter.origin)) for _, letter in sorted(dead.items()))
+
+    def dispose(
+        self, numbers: Sequence[tuple[int, int]], disposal: Disposal, *, by: str, why: str, payload: bytes | None = None
+    ) -> Sequence[tuple[int, int]]:
+        """Record a decision; those that are not dropped become retries that are due at once."""
+        sub, wanted, now = self._sub, set(numbers), self._clock.now()
+        done: list[tuple[int, int]] = []
+        for number, letter in sorted(sub.dead.items()):
+            if (letter.id, letter.origin) not in wanted or letter.disposal is not None:
+                continue
+            decided = replace(letter, disposal=disposal, by=by, why=why, disposed_at=now, new_payload=payload)
+            self._put(sub.dead, number, decided)
+            done.append((letter.id, letter.origin))
+            if disposal is not Disposal.DROP:
+                entry = disposal_entry(disposal, now, by, why, letter.payload, payload)
+                retry = _Waiting(
+                    letter.origin,
+                    letter.payload if payload is None else payload,
+                    letter.times_opened,
+                    0,
+                    self._clock.monotonic_s(),
+                    (*letter.history, entry),
+                )
+                self._put(sub.retries, letter.id, retry)
+        return done
+
+    def undecided(self, number: int, origin: int) -> bytes | None:
+        """The payload of a dead letter that waits for a decision."""
+        waiting = (
+            letter.payload
+            for letter in self._sub.dead.values()
+            if (letter.id, letter.origin, letter.disposal) == (number, origin, None)
+        )
+        return next(waiting, None)
+
+    def forget_lapses(self) -> None:
+        """Remove what is known of leases that ran out more than a week ago."""
+        sub, before_s = self._sub, self._clock.monotonic_s() - LAPSES_KEPT_S
+        for key in [key for key, at_s in sub.lapsed.items() if at_s < before_s]:
+            self._drop(sub.lapsed, key)
+
+    # ---- shared steps
+
+    def _mine(self, lease: Lease) -> _Leased | None:
+        wanted = (lease.owner, lease.epoch)
+        return next((one for one in self._sub.slices.values() if (one.row.owner, one.row.epoch) == wanted), None)
+
+    def _is_free(self, leased: _Leased) -> bool:
+        return leased.row.owner is None or (not leased.held and self._clock.monotonic_s() >= leased.expires_s)
+
+    def _of_slice(self, slice_id: int) -> dict[int, _Waiting]:
+        return {id_: retry for id_, retry in sorted(self._sub.retries.items()) if retry.slice == slice_id}
+
+    def _listed(self, ids: Iterable[int]) -> list[Retry]:
+        retries = self._sub.retries
+        return [Retry(id_, retries[id_].origin, len(retries[id_].payload)) for id_ in sorted(ids)]
+
+    # Each change notes how it is undone.
+
+    def _put(self, mapping: MutableMapping[K, V], key: K, value: V) -> None:
+        if key in mapping:
+            self._undo.append(partial(mapping.__setitem__, key, mapping[key]))
+        else:
+            self._undo.append(partial(mapping.__delitem__, key))
+        mapping[key] = value
+
+    def _drop(self, mapping: MutableMapping[K, V], key: K) -> None:
+        self._undo.append(partial(mapping.__setitem__, key, mapping.pop(key)))
+
+    def _set(self, sub: _Subscription, name: str, value: object) -> None:
+        self._undo.append(partial(setattr, sub, name, getattr(sub, name)))
+        setattr(sub, name, value)
