@@ -27,8 +27,8 @@ from stormproof.core.errors import (
     StormproofError,
     TopologyError,
 )
+from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.preflight import PackageProbe, marked, package_fingerprint
-from stormproof.core.source.memory import MemorySliceReader
 from stormproof.core.task.wire import CONTROL
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import count, sum_

@@ -25,10 +25,10 @@ from stormproof.core.graph.aggregators import ReducerAggregator
 from stormproof.core.graph.plan import FUSED_MAX, compile_topology
 from stormproof.core.graph.topology import OutputStream
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.iterator import UntrackedSliceReader
-from stormproof.core.source.memory import MemorySliceReader
 from stormproof.core.task.wire import WireRow, wire_batch, wire_rows
 
 FIRST_ID = 100

@@ -23,8 +23,9 @@ from stormproof.core.failpoint import armed, watched
 from stormproof.core.graph.plan import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
+from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.pulse import Pulse
-from stormproof.core.source.memory import MemorySliceReader, MemorySource
+from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.task.wire import WireRow, wire_batch
 from stormproof.core.tracking.report import JobReport
