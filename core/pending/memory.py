@@ -473,8 +473,10 @@ class MemoryRows:
     # ---- shared steps
 
     def _mine(self, lease: Lease) -> _Leased | None:
-        wanted = (lease.owner, lease.epoch)
-        return next((one for one in self._sub.slices.values() if (one.row.owner, one.row.epoch) == wanted), None)
+        sub, wanted = self._sub, (lease.owner, lease.epoch)
+        if lease.epoch < sub.epoch:
+            return None  # taken over already, if not recovered yet
+        return next((one for one in sub.slices.values() if (one.row.owner, one.row.epoch) == wanted), None)
 
     def _is_free(self, leased: _Leased) -> bool:
         return leased.row.owner is None or (not leased.held and self._clock.monotonic_s() >= leased.expires_s)

@@ -15,16 +15,26 @@ from typing import Any, ClassVar, Self, cast
 from stormproof.core.arguments import require_object, require_text, said_of, shown
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import UsageError
+from stormproof.core.pending.audit import NumberedAudit
 from stormproof.core.pending.memory import MemorySliceReader, MemoryStore
 from stormproof.core.pending.numbered import NumberedSource
-from stormproof.core.pending.rows import Subscriber
+from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.protocol import Limit, SliceReader
 
 
+class _MemoryAudit(NumberedAudit):
+    def is_unopened(self, position: At, id_: int, origin: int) -> bool:
+        """Not known of one message."""
+        del position, id_, origin
+        return False
+
+
 class InMemory(NumberedSource):
     """A source of which all that is pending lies in the memory of the process that made it; see `MemoryStore`."""
+
+    SHOWN_FORM: ClassVar[str] = "NUMBER"
 
     def __init__(
         self,
@@ -56,6 +66,11 @@ class InMemory(NumberedSource):
     def number_of(cls, shown: str) -> tuple[int, int] | None:
         """The number; the origin is 0."""
         return (int(shown), 0) if shown.isdecimal() else None
+
+    @classmethod
+    def audit(cls, who: Subscriber, cursor: Any) -> NumberedAudit:
+        """As of all numbered messages; which there are, only the object knows."""
+        return _MemoryAudit(who, cursor)
 
     def _who(self) -> Subscriber:
         if self._subscription is None:
