@@ -21,10 +21,8 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.store import StoreConnection
 from stormproof.core.source.group import sources_in
 from stormproof.core.source.postgres_queue import PostgresQueue, numbering
-from stormproof.core.source.postgres_queue.failures import shown_id
-from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.postgres_queue.messages import MessageTable, index_ranges_only
 from stormproof.core.source.postgres_queue.numbering import Numbering, Standing
-from stormproof.core.source.postgres_queue.slices import index_ranges_only
 from stormproof.trident.audit import AuditLedger, SinkOpener, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import ViolationKind
@@ -176,7 +174,7 @@ def _answer(
         now=found.now,
         subscriptions=subscriptions,
         unreachable=found.above,
-        newest=None if newest is None else NewestMessage(shown_id(newest.id, newest.xid), newest.put_at),
+        newest=None if newest is None else NewestMessage(PostgresQueue.shown_id(newest.id, newest.xid), newest.put_at),
         unproven=unproven,
         by=by,
         why=why,

@@ -6,15 +6,14 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import psycopg
 import pyarrow as pa
 import sqlalchemy as sa
 from deltalake import CommitProperties, DeltaTable
 
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.postgres_queue import slices
-from stormproof.core.source.postgres_queue.slices import Position, Subscriber
+from stormproof.core.pending.rows import At, PendingRows, Subscriber
+from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.protocol import Resolution
 from stormproof.sinks import staging
 from stormproof.sinks.delta import session as delta
@@ -41,11 +40,13 @@ def no_fence() -> None:
         with ledger._begin() as connection:  # pyright: ignore[reportPrivateUsage]
             yield Tx(connection, run)
 
-    def lock(cursor: psycopg.Cursor, who: Subscriber, _epoch: int) -> Position | None:
-        return slices.position_of(cursor, who, locked=True)
+    def locked(_source: PendingSource, rows: PendingRows, _who: Subscriber, _epoch: int) -> At:
+        found = rows.lock()
+        assert found is not None
+        return found[1]
 
     _replace(Ledger, "transaction", transaction)
-    _replace(slices, "lock", lock)
+    _replace(PendingSource, "_locked", locked)
     _replace(PostgresSession, "_lock_fence", lambda *_: None)
 
 
@@ -126,7 +127,7 @@ def recompute_prepared() -> None:
             for statement in (
                 "delete from stormproof.txn_sink where incarnation = :incarnation and txid = :txid",
                 "update stormproof.txn set state = 'open' where incarnation = :incarnation and txid = :txid",
-                "update stormproof.queue_slice set state = 'open', expires_at = now() where owner = :owner",
+                "update stormproof.pending_slice set state = 'open', expires_at = now() where owner = :owner",
             ):
                 values = {
                     "incarnation": steps.run.incarnation,

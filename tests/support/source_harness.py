@@ -127,10 +127,10 @@ class PostgresHarness(SourceHarness):
         return self.execute("select count(*) from pg_locks where not granted") != [(0,)]
 
     def expire(self) -> None:
-        self.execute("update stormproof.queue_slice set expires_at = clock_timestamp() where state = 'open'")
+        self.execute("update stormproof.pending_slice set expires_at = clock_timestamp() where state = 'open'")
 
     def wait_for_retries(self) -> None:
-        self.execute("update stormproof.queue_retry set not_before = clock_timestamp()")
+        self.execute("update stormproof.pending_retry set not_before = clock_timestamp()")
 
     def close(self) -> None:
         for view in self.views:

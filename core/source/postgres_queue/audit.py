@@ -13,7 +13,7 @@ from stormproof.core.errors import Json
 from stormproof.core.pending.audit import Finding, Held
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.store import query
-from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.postgres_queue.messages import MessageTable, index_ranges_only, unopened
 from stormproof.core.source.postgres_queue.numbering import standing
 from stormproof.core.source.postgres_queue.position import Place, Position, Snapshot, Span
 

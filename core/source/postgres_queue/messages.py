@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,25 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
 LOCK_WAIT_MS = 250
 """How long housekeeping waits for a lock: everybody else queues behind it meanwhile."""
 
+INDEX_RANGES_ONLY = (
+    "set local enable_seqscan = off; set local enable_bitmapscan = off; set local max_parallel_workers_per_gather = 0"
+)
+"""Has the planner use the index of the message table up to the transaction's end: its statistics lag behind a queue."""
+_AS_BEFORE = (
+    "set local enable_seqscan to default; set local enable_bitmapscan to default;"
+    " set local max_parallel_workers_per_gather to default"
+)
+
 _BOUNDS = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
+
+
+@contextmanager
+def index_ranges_only(cursor: Cursor[Any]) -> Generator[None]:
+    """`INDEX_RANGES_ONLY` for some statements."""
+    query(cursor, INDEX_RANGES_ONLY)
+    yield
+    # Not in a `finally`: after an error the transaction is rolled back, and the settings with it.
+    query(cursor, _AS_BEFORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +194,19 @@ class MessageTable:
         failpoint("queue.drop.after_lock")
         query(cursor, f"drop table {partition.table}" if partition.stop is not None else f"truncate {partition.table}")
         return True
+
+
+def unopened(cursor: Cursor[Any], table: MessageTable, conditions: Sequence[str]) -> tuple[int, float | None]:
+    """How many messages meet one of the (disjoint) conditions, and how many seconds the first of them has waited."""
+    with index_ranges_only(cursor):
+        count = query(cursor, f"select count(*) from ({table.select('id', conditions)}) m").fetchone()
+        first = query(
+            cursor,
+            "select extract(epoch from clock_timestamp() - min(put_at))::float8 from ("
+            + " union all ".join(
+                f"(select m.put_at from {table.sql} m where {condition} order by m.xid, m.id limit 1)"
+                for condition in conditions or ["false"]
+            )
+            + ") f",
+        ).fetchone()
+    return (count[0] if count else 0), (first[0] if first else None)

@@ -35,6 +35,10 @@ TIMELINE_SQL: Final = (
 """In recovery the server writes no log of its own; it follows the timeline of its last checkpoint."""
 
 
+_OF_QUEUE: Final = "kind = 'queue' and source = %s"
+_READS_QUEUE: Final = f"subscription in (select id from {SCHEMA}.pending_subscription where {_OF_QUEUE})"
+
+
 @dataclass(frozen=True, slots=True)
 class Numbering:
     """A server, its timeline, and what is added to its transaction numbers."""
@@ -161,7 +165,7 @@ def standing(cursor: Cursor[Any], queue: str, sql: str, *, locked: bool = False)
     """
     if locked:
         # In the order in which readers and housekeeping take them.
-        query(cursor, f"select 1 from {SCHEMA}.queue_subscription where queue = %s for update", queue)
+        query(cursor, f"select 1 from {SCHEMA}.pending_subscription where {_OF_QUEUE} for update", queue)
         query(cursor, f"lock table {sql} in access exclusive mode")
     row = query(
         cursor,
@@ -176,7 +180,8 @@ def standing(cursor: Cursor[Any], queue: str, sql: str, *, locked: bool = False)
     server, timeline, above = row[3], row[4], row[6]
     subscriptions = query(
         cursor,
-        f"select subscription, server, timeline from {SCHEMA}.queue_subscription where queue = %s order by 1",
+        "select subscription, position ->> 'server', (position ->> 'timeline')::bigint"
+        f" from {SCHEMA}.pending_subscription where {_OF_QUEUE} order by 1",
         queue,
     ).fetchall()
     last = query(
@@ -211,12 +216,13 @@ def _highest(cursor: Cursor[Any], queue: str, newest: Newest | None) -> int:
     found = query(
         cursor,
         "select greatest("
-        " (select max(greatest(pg_snapshot_xmax(from_snapshot)::text::bigint,"
-        "   coalesce(pg_snapshot_xmax(to_snapshot)::text::bigint, 0))) - 1"
-        f" from {SCHEMA}.queue_subscription where queue = %s),"
-        f" (select max(pg_snapshot_xmax(to_snapshot)::text::bigint) - 1 from {SCHEMA}.queue_slice where queue = %s),"
-        f" (select max(xid::text::bigint) from {SCHEMA}.queue_retry where queue = %s),"
-        f" (select max(xid::text::bigint) from {SCHEMA}.dead_letter where queue = %s), %s::bigint, 0)",
+        " (select max(greatest(pg_snapshot_xmax((position ->> 'from')::pg_snapshot)::text::bigint,"
+        "   coalesce(pg_snapshot_xmax((position ->> 'to')::pg_snapshot)::text::bigint, 0))) - 1"
+        f" from {SCHEMA}.pending_subscription where {_OF_QUEUE}),"
+        f" (select max(pg_snapshot_xmax((at -> 'span' ->> 'end')::pg_snapshot)::text::bigint) - 1"
+        f" from {SCHEMA}.pending_slice where {_READS_QUEUE}),"
+        f" (select max(origin) from {SCHEMA}.pending_retry where {_READS_QUEUE}),"
+        f" (select max(origin) from {SCHEMA}.dead_letter where {_OF_QUEUE}), %s::bigint, 0)",
         queue,
         queue,
         queue,
@@ -240,7 +246,8 @@ def adopt(cursor: Cursor[Any], sql: str, found: Standing, *, by: str, why: str, 
     )
     query(
         cursor,
-        f"update {SCHEMA}.queue_subscription set server = %s, timeline = %s where queue = %s",
+        f"update {SCHEMA}.pending_subscription set position = position"
+        f" || jsonb_build_object('server', %s::text, 'timeline', %s::bigint) where {_OF_QUEUE}",
         now.server,
         now.timeline,
         found.queue,

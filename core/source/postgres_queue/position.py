@@ -8,10 +8,11 @@ ordered and cut by (xid, id), the order of the table's primary key, so that find
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from stormproof.core.errors import Json
+from stormproof.core.errors import Json, UsageError
 
 FIRST_XID = 3
 """Postgres's first ordinary transaction number."""
@@ -158,6 +159,69 @@ class Span:
             place_of(value.get("after")),
             place_of(value.get("last")),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a subscription is: what `start` sees was opened once, and of the span to `end` all up to `after`.
+
+    `end` is None between two spans. `server` and `timeline` say whose snapshots they are.
+    """
+
+    start: Snapshot
+    end: Snapshot | None
+    after: Place | None
+    server: str
+    timeline: int
+
+    @classmethod
+    def of(cls, at: Mapping[str, Json]) -> Position:
+        """What `to_json` wrote.
+
+        Raises:
+            UsageError: it is no position in a queue.
+        """
+        match at:
+            case {"from": str(start), "to": None | str() as end, "server": str(server), "timeline": int(timeline)}:
+                after = place_of(at.get("after"))
+                return cls(Snapshot.parse(start), None if end is None else Snapshot.parse(end), after, server, timeline)
+            case _:
+                raise UsageError(f"not a position in a Postgres queue: {sorted(at)}")
+
+    def to_json(self) -> dict[str, Json]:
+        """For the pending store."""
+        return {
+            "from": str(self.start),
+            "to": None if self.end is None else str(self.end),
+            "after": None if self.after is None else list(self.after),
+            "server": self.server,
+            "timeline": self.timeline,
+        }
+
+    @property
+    def newest(self) -> Snapshot:
+        """The newest snapshot of the position."""
+        return self.end or self.start
+
+    def behind(self, span: Span, last: Place | None) -> Position:
+        """The position once a span was opened up to a place, or (None) whole."""
+        if last is None:
+            return replace(self, start=span.end, end=None, after=None)
+        return replace(self, start=span.start, end=span.end, after=last)
+
+    def unopened(self, now: Snapshot) -> tuple[Span, ...]:
+        """What was not opened yet, as seen by `now`."""
+        if self.end is None:
+            return (Span(self.start, now),)
+        return Span(self.start, self.end, self.after), Span(self.end, now)
+
+    def unopened_conditions(self) -> list[str]:
+        """SQL conditions for every message that was not opened yet, now or ever."""
+        conditions = [f"xid = '{xid}'::xid8" for xid in self.newest.running]
+        conditions.append(f"xid >= '{self.newest.xmax}'::xid8")
+        if self.end is not None:
+            conditions += Span(self.start, self.end, self.after).conditions()
+        return conditions
 
 
 def place_of(value: Json) -> Place | None:
