@@ -11,11 +11,11 @@ from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from stormproof.core.clock import Clock
 from stormproof.core.errors import Json, UsageError
+from stormproof.core.pending.batches import batches_of
 from stormproof.core.pending.rows import (
     At,
     Counts,
@@ -29,8 +29,7 @@ from stormproof.core.pending.rows import (
 from stormproof.core.postgres.database import Database
 from stormproof.core.process import OneProcess
 from stormproof.core.source.dead_letter import DeadLetter, Disposal, disposal_entry
-from stormproof.core.source.protocol import READER_SCHEMA, Lease, SliceReader
-from stormproof.core.tracking.share import tokens
+from stormproof.core.source.protocol import Lease, SliceReader
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -52,18 +51,9 @@ class MemorySliceReader:
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the messages, in id order."""
         kept = [row for row, id_ in enumerate(self.ids) if id_ not in excluded]
-        for start in range(0, len(kept), batch_rows):
-            rows = kept[start : start + batch_rows]
-            ids = np.array([self.ids[row] for row in rows], dtype=np.int64)
-            origins = np.array([self.origins[row] for row in rows] if self.origins else [0] * len(rows), dtype=np.int64)
-            stored = [self.payloads[row] for row in rows]
-            columns = [pa.array(ids), pa.array(origins), pa.array(tokens(ids, seed).view(np.int64))]
-            if self.unpack is None:
-                yield pa.RecordBatch.from_arrays([*columns, pa.array(stored, pa.binary())], schema=READER_SCHEMA)
-                continue
-            payload = self.unpack(stored)
-            schema = READER_SCHEMA.set(3, pa.field("payload", payload.type, nullable=False))
-            yield pa.RecordBatch.from_arrays([*columns, payload], schema=schema)
+        origins = [self.origins[row] for row in kept] if self.origins else [0] * len(kept)
+        ids, payloads = [self.ids[row] for row in kept], [self.payloads[row] for row in kept]
+        yield from batches_of(ids, origins, payloads, seed, batch_rows, self.unpack)
 
 
 @dataclass(frozen=True, slots=True)

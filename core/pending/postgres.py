@@ -8,13 +8,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg.types.json import Jsonb
 
-from stormproof.core.arrays import Rows
 from stormproof.core.errors import StoreUnavailable, UsageError
+from stormproof.core.pending.batches import batches_of
 from stormproof.core.pending.rows import (
     At,
     Counts,
@@ -30,8 +29,7 @@ from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.store import StoreConnection, query
 from stormproof.core.source.dead_letter import DISPOSAL_ENTRY_SQL, DeadLetter, Disposal
-from stormproof.core.source.protocol import READER_SCHEMA, Lease, SliceReader
-from stormproof.core.tracking.share import as_signed, tokens
+from stormproof.core.source.protocol import Lease, SliceReader
 
 LAPSE_KEPT_DAYS: Final = 7
 _MADE_BY: Final = "`stormproof ledger migrate` makes it"
@@ -562,24 +560,8 @@ class RetryReader:
                 f"{self.database.without_secrets(str(error)).strip()}",
                 sqlstate=error.sqlstate,
             ) from error
-        ids = np.array([row[0] for row in found], np.int64)
-        origins = np.array([row[1] for row in found], np.int64)
-        payloads = [bytes(row[2]) for row in found]
-        place = 0
-        for array in [pa.array(payloads, pa.binary())] if self.unpack is None else self.unpack(payloads):
-            for start in range(0, len(array), batch_rows):
-                part = array.slice(start, batch_rows)
-                end = place + len(part)
-                yield reader_batch(ids[place:end], origins[place:end], part, seed)
-                place = end
-
-
-def reader_batch(ids: Rows, origins: Rows, payload: pa.Array, seed: int) -> pa.RecordBatch:
-    """What a slice reader gives, with a payload of the decoder's own type."""
-    return pa.RecordBatch.from_arrays(
-        [pa.array(ids), pa.array(origins), pa.array(as_signed(tokens(ids, seed))), payload],
-        schema=READER_SCHEMA.set(3, pa.field("payload", payload.type, nullable=False)),
-    )
+        ids, origins, payloads = [row[0] for row in found], [row[1] for row in found], [bytes(row[2]) for row in found]
+        yield from batches_of(ids, origins, payloads, seed, batch_rows, self.unpack)
 
 
 class PostgresPendingStore:

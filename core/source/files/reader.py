@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from stormproof.core.arrays import Rows
 from stormproof.core.compute import pc
 from stormproof.core.errors import PositionMismatch
-from stormproof.core.pending.postgres import reader_batch
+from stormproof.core.pending.batches import reader_batch
 from stormproof.core.source.files.digests import DIGEST_BYTES, ComparedFile, digest_at, digest_of, read_exactly
 from stormproof.core.source.files.formats import MARK_ROWS, File, changed, open_unchanged, require_content
 from stormproof.core.source.files.rows import as_struct
