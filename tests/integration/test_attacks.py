@@ -70,8 +70,8 @@ def test_a_failure_counts_once_whatever_is_killed(
     assert bytes(payload) == POISON
     assert failed == len(history) == MAX_ATTEMPTS
     assert [entry["reason"] for entry in history] == ["error"] * MAX_ATTEMPTS
-    assert rows(database, "select count(*) from stormproof.queue_retry") == [(0,)]
-    assert rows(database, "select count(*) from stormproof.queue_slice") == [(0,)]
+    assert rows(database, "select count(*) from stormproof.pending_retry") == [(0,)]
+    assert rows(database, "select count(*) from stormproof.pending_slice") == [(0,)]
     if guarantee is Guarantee.EXACTLY_ONCE:
         require_exact(cell, payloads)
     else:
@@ -120,7 +120,7 @@ def test_a_driver_whose_lease_ran_out_goes_on_by_itself(
     with paused_driver(cell, point) as driver:
         assert rows(
             database,
-            "update stormproof.queue_slice set expires_at = clock_timestamp() - interval '1 hour'"
+            "update stormproof.pending_slice set expires_at = clock_timestamp() - interval '1 hour'"
             " where state = 'open' returning 1",
         )
         resume(driver)

@@ -72,7 +72,7 @@ def test_an_edit_that_is_killed_was_made_or_was_not(dead: Operated) -> None:
         done = subprocess.run(command, env=environment, cwd=dead.cell.folder, capture_output=True, check=False)
         assert done.returncode == KILLED, done.stderr
         assert (message in ids(dead, "--undecided")) is not is_made
-    (waiting,) = dead.sql("select payload, times_failed from stormproof.queue_retry")
+    (waiting,) = dead.sql("select payload, times_failed from stormproof.pending_retry")
     assert (bytes(waiting[0]), waiting[1]) == (b"mended", 0)
     dead.command("dead-letters", "edit", NAME, message, "--payload", str(dead.cell.folder / "payload"), status=2)
     dead.run()

@@ -29,8 +29,8 @@ from support.verdicts import verified
 
 from stormproof import PositionMismatch
 from stormproof.core.clock import SystemClock
-from stormproof.core.postgres.database import Database
 from stormproof.core.pending.rows import Subscriber
+from stormproof.core.postgres.database import Database
 from stormproof.core.source.files import entries
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.foreach_batch import StreamOutcome, StreamResult

@@ -31,7 +31,7 @@ def test_recovery_names_a_lock_that_somebody_keeps(database: Database, tmp_path:
     ledger = Ledger(engine, SystemClock(), lambda: "life")
     with attached(plan, built.source, ledger) as (run, sessions), psycopg.connect(database.conninfo) as other:
         steps = Steps(ledger, run, built.source, sessions, lease_s=30)
-        other.execute("select from stormproof.queue_subscription for update")
+        other.execute("select from stormproof.pending_subscription for update")
         with pytest.raises(StoreUnavailable):
             recover(steps, sweep=False)
         other.rollback()

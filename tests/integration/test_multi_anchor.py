@@ -394,7 +394,7 @@ class Stores:
 
     def waiting(self) -> dict[str, int]:
         """The messages that wait for another try, and how often each failed."""
-        found = self._rows("select convert_from(payload, 'utf8'), times_failed from stormproof.queue_retry")
+        found = self._rows("select convert_from(payload, 'utf8'), times_failed from stormproof.pending_retry")
         return {str(payload).split()[1]: int(str(times)) for payload, times in found}
 
     def dead(self) -> dict[str, int]:

@@ -212,8 +212,9 @@ def test_a_clean_fail_over_to_a_standby(moved: Moved, tmp_path: Path, monkeypatc
 
 def carried_to_another_identifier(moved: Moved) -> None:
     """As `pg_upgrade` leaves it: the same rows and numbers, and records of a server that is not this one."""
-    for table in ("queue", "queue_subscription"):
-        sql(moved.database, f"update stormproof.{table} set server = '4711', timeline = 9")
+    sql(moved.database, "update stormproof.queue set server = '4711', timeline = 9")
+    elsewhere = """position || '{"server": "4711", "timeline": 9}'"""
+    sql(moved.database, f"update stormproof.pending_subscription set position = {elsewhere}")
     sql(
         moved.database,
         f"create or replace trigger stormproof_server before insert on stormproof_queue.{NAME} for each statement"
@@ -237,11 +238,11 @@ def test_what_is_not_proven_is_named_and_only_accepted_on_record(moved: Moved, c
     """The ledger's database was set back behind a batch that Delta holds."""
     carried_to_another_identifier(moved)
     sql(moved.database, "update stormproof.txn_sink set digest = 'another' where sink = 'delta'")
-    before = sql(moved.database, "select * from stormproof.queue, stormproof.queue_subscription")
+    before = sql(moved.database, "select * from stormproof.queue, stormproof.pending_subscription")
     refused = moved.adopt(status=4)
     assert not refused["changed"]
     assert any("digest" in text for text in refused["unproven"])
-    assert sql(moved.database, "select * from stormproof.queue, stormproof.queue_subscription") == before
+    assert sql(moved.database, "select * from stormproof.queue, stormproof.pending_subscription") == before
     text = command.text("queue", "adopt", NAME, status=4)
     assert "NOT PROVEN" in text
     assert "nothing was changed" in text

@@ -36,7 +36,7 @@ def test_returned_messages_are_found_in_their_queues_and_told_from_failed_ones(
     statistics = topology.run("exactly-once", engine="inline", until_idle=True, settings=settings)
     with connect(database, application_name="tests") as connection:
         words = connection.execute("select word from pairs").fetchall()
-        waiting = connection.execute("select count(*) from stormproof.queue_retry").fetchall()
+        waiting = connection.execute("select count(*) from stormproof.pending_retry").fetchall()
         dead = connection.execute(
             "select convert_from(payload, 'utf8'), times_failed from stormproof.dead_letter"
         ).fetchall()

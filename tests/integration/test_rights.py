@@ -180,7 +180,7 @@ def test_every_command_under_every_role(
     driver = used(operated, granted[RoleKind.DRIVER], monkeypatch)
     with closing(PostgresQueue(NAME, database=driver.cell.database)) as queue:
         queue.subscribe("makes it", 1)
-    sql(database, "delete from stormproof.queue_subscription")
+    sql(database, "delete from stormproof.pending_subscription")
     producer = used(operated, granted[RoleKind.PRODUCER], monkeypatch)
     producer.put(b"a b", POISON, b"c")
     driver.run()
@@ -271,7 +271,7 @@ def test_a_producer_puts_in_its_own_transaction_and_in_a_users(database: Databas
         assert queue.put([b"%d" % n for n in range(40)]).messages == 40
         with connect(producer, application_name="tests") as connection:
             assert queue.put([b"x"], connection=connection).messages == 1
-        with pytest.raises(MissingRight, match=r"INSERT.*stormproof\.queue_subscription"):
+        with pytest.raises(MissingRight, match=r"INSERT.*stormproof\.pending_subscription"):
             queue.subscribe("a reader", 1)
     with (
         closing(PostgresQueue("absent", database=producer)) as queue,

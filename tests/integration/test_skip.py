@@ -55,7 +55,7 @@ def test_a_skipped_sink_goes_on_without_the_batch_and_the_others_have_it(operate
     assert held(operated, REFUSING) == should - rejected
     for mode in set(SinkMode) - {REFUSING}:
         assert held(operated, mode) == should, mode
-    assert operated.sql("select count(*) from stormproof.queue_slice") == [(0,)]  # its messages are confirmed
+    assert operated.sql("select count(*) from stormproof.pending_slice") == [(0,)]  # its messages are confirmed
     verified = operated.verify()
     (notice,) = [n for n in verified["notices"] if n["kind"] == "skipped"]
     assert f"{report['rows']} rows are rejects, skipped by Ada: m1 is wrong" in notice["text"]

@@ -154,8 +154,8 @@ class Stand:
         """Every lease runs out now: what the clock would do. Rows that a driver has in hand are left to it."""
         with psycopg.connect(self.database.conninfo) as connection:
             connection.execute(
-                "update stormproof.queue_slice set expires_at = clock_timestamp() - interval '1 s' where id in"
-                " (select id from stormproof.queue_slice where state = 'open' for update skip locked)"
+                "update stormproof.pending_slice set expires_at = clock_timestamp() - interval '1 s' where id in"
+                " (select id from stormproof.pending_slice where state = 'open' for update skip locked)"
             )
 
     def _count(self, blows: Sequence[Blow], undealt: Sequence[Blow], log: Path, code: int) -> None:

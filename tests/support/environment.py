@@ -183,7 +183,7 @@ def blamed(site: Site) -> Counter[str]:
     try:
         with engine.connect() as connection:
             rows = connection.execute(sa.select(t.event.c.kind).where(t.event.c.kind.in_(kinds))).all()
-            counted = connection.execute(sa.text("select coalesce(sum(times_failed), 0) from stormproof.queue_retry"))
+            counted = connection.execute(sa.text("select coalesce(sum(times_failed), 0) from stormproof.pending_retry"))
             return +Counter(row.kind for row in rows) + Counter(retries=int(counted.scalar_one()))
     finally:
         engine.dispose()

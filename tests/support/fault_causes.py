@@ -326,7 +326,9 @@ def refusing_trigger(place: Place) -> Generator[None]:
 
 def take_over(place: Place) -> None:
     """Another driver of the topology runs to its end."""
-    place.sql("update stormproof.queue_slice set expires_at = clock_timestamp() - interval '1 s' where state = 'open'")
+    place.sql(
+        "update stormproof.pending_slice set expires_at = clock_timestamp() - interval '1 s' where state = 'open'"
+    )
     other = command(place, RUN, files="other")
     assert other.status == 0, other.err
 

@@ -185,7 +185,7 @@ def try_fault(place: Place, fault: Fault) -> Ended:
 def blamed(place: Place) -> int:
     """How many messages count a failure, or are dead letters."""
     ((found,),) = place.sql(
-        "select (select count(*) from stormproof.queue_retry where times_failed > 0)"
+        "select (select count(*) from stormproof.pending_retry where times_failed > 0)"
         " + (select count(*) from stormproof.dead_letter)"
     )
     assert isinstance(found, int)

@@ -126,6 +126,10 @@ class PostgresHarness(SourceHarness):
         """Whether somebody on the server waits for a lock."""
         return self.execute("select count(*) from pg_locks where not granted") != [(0,)]
 
+    def set_position(self, change: str) -> None:
+        """Change every subscription's position, by keys of a JSON object."""
+        self.execute(f"update stormproof.pending_subscription set position = position || '{change}'")
+
     def expire(self) -> None:
         self.execute("update stormproof.pending_slice set expires_at = clock_timestamp() where state = 'open'")
 
@@ -177,6 +181,10 @@ class FileHarness(SourceHarness):
         with connect(self.database, application_name="tests", autocommit=True) as connection:
             of_this = f"select id from stormproof.pending_subscription where source = '{self.name}'"
             connection.execute(f"{statement} subscription in ({of_this})".encode())
+
+    def set_position(self, change: str) -> None:
+        """Change every subscription's position, by keys of a JSON object."""
+        self.execute(f"update stormproof.pending_subscription set position = position || '{change}'")
 
     def expire(self) -> None:
         self.execute("update stormproof.pending_slice set expires_at = clock_timestamp() where state = 'open' and")
