@@ -39,18 +39,18 @@ class NumberedSource(PendingSource):
         del cursor
         return 0
 
-    def sizes(self, first: int, stop: int, limit: Limit) -> Sequence[int]:
+    def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int]:
         """The bytes of the messages from `first` on, ascending; it may end before `stop` once they are above the limit.
 
         By default they are not known, and count as 0.
         """
-        del limit
+        del limit, cursor
         return [0] * (stop - first)
 
-    def cut(self, first: int, stop: int, limit: Limit) -> tuple[int, int]:
+    def cut(self, first: int, stop: int, limit: Limit, cursor: Any) -> tuple[int, int]:
         """Where the limit ends a range of messages, at least one message on, and its bytes up to there."""
         stop = min(stop, first + max(1, limit.messages))
-        total = np.cumsum(self.sizes(first, stop, limit)[: stop - first])
+        total = np.cumsum(self.sizes(first, stop, limit, cursor)[: stop - first])
         kept = max(1, int(np.searchsorted(total, limit.bytes, side="right")))
         return first + kept, int(total[kept - 1])
 
@@ -70,9 +70,8 @@ class NumberedSource(PendingSource):
 
     def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
         """The lowest numbers of the range."""
-        del cursor
         first, stop = range_of(at)
-        end, size = self.cut(first, stop, limit)
+        end, size = self.cut(first, stop, limit, cursor)
         expected = expectation_of(np.arange(first, end, dtype=np.int64), seed)
         return Piece(
             {"range": [first, end]}, end - first, size, expected, {"range": [end, stop]} if end < stop else None

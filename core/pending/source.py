@@ -153,6 +153,12 @@ class PendingSource(ABC):
         del position, cursor
         return 0, None
 
+    def settle(self, at: At, cursor: Any) -> None:  # noqa: B027 - most have nothing to do
+        """A slice was confirmed, in this transaction: its messages are applied, or wait or are dead with their payloads.
+
+        It is called once for each message, when its first slice ends, and may come to nothing: the transaction may fail.
+        """
+
     def unpack(self) -> Any:
         """A picklable function from stored payloads to arrays of the decoder's own type; None: they are bytes."""
         return None
@@ -378,8 +384,10 @@ class PendingSource(ABC):
                 self._explain(rows.fate(lease), who, lease)
                 return Resolution()
             resolution = self._failed(rows, row, failed) if failed else Resolution()
-            if row.is_retry:
+            if row.at is None:
                 rows.finish(row)
+            else:
+                self.settle(row.at, rows.cursor)
             return resolution
 
     def _failed(self, rows: PendingRows, row: SliceRow, failed: Sequence[MessageFailure]) -> Resolution:

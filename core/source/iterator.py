@@ -172,9 +172,9 @@ class IteratorSource(InMemory):
         del cursor
         return self._stop
 
-    def sizes(self, first: int, stop: int, limit: Limit) -> Sequence[int]:
+    def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int]:
         """The lengths of payloads."""
-        del limit
+        del limit, cursor
         return [len(self._payloads[number]) for number in range(first, stop)]
 
     def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
@@ -183,7 +183,7 @@ class IteratorSource(InMemory):
         self._pull(limit, first)
         if first >= self._stop:
             return None
-        end, size = self.cut(first, self._stop, limit)
+        end, size = self.cut(first, self._stop, limit, cursor)
         untracked = [number for number in range(first, end) if number in self._untracked]
         at: At = {"range": [first, end], **({"untracked": list(untracked)} if untracked else {})}
         piece = Piece(at, end - first - len(untracked), size, self.expected(at, seed, frozenset(), cursor), None)

@@ -131,9 +131,9 @@ class MemorySource(InMemory):
         del cursor
         return len(self._messages)
 
-    def sizes(self, first: int, stop: int, limit: Limit) -> Sequence[int]:
+    def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int]:
         """The lengths of payloads."""
-        del limit
+        del limit, cursor
         return [len(payload) for payload in self._messages[first:stop]]
 
     def range_parts(self, first: int, stop: int, parallelism: int) -> tuple[SliceReader, ...]:

@@ -242,15 +242,16 @@ class FileSource(NumberedSource):
         """As many as lie behind the position, of all files that are registered."""
         return max(0, entries.last(cursor, self._who())[1] - next_of(position)), None
 
-    def cut(self, first: int, stop: int, limit: Limit) -> tuple[int, int]:
+    def cut(self, first: int, stop: int, limit: Limit, cursor: Any) -> tuple[int, int]:
         """Where the limit ends a range of messages, at least one message on, and its bytes up to there."""
+        del cursor
         return self._files.cut(first, stop, limit)
 
     def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
         """The messages from the position on; of Parquet up to the end of a row group, so that none is read twice."""
         first, stop = next_of(position), self._files.stop
         if self._columns is not None and first < stop:
-            end, _ = self.cut(first, stop, limit)
+            end, _ = self.cut(first, stop, limit, cursor)
             limit = replace(limit, messages=self._files.whole_groups(first, end) - first)
         return super().next(position, limit, seed, cursor)
 
