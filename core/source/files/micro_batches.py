@@ -118,8 +118,8 @@ class MicroBatches(FileSource):
 
     def _registered(self) -> RegisteredFiles:
         """Those alone that may still be read: their number does not grow with what was ever handed in."""
-        who = self._who()
-        with self._store.rows(self._who()) as rows:
+        who = self.subscriber
+        with self.rows() as rows:
             behind = lowest_unresolved(rows)
             return RegisteredFiles(entries.registered(rows.cursor, who, self._format, behind))
 
@@ -129,9 +129,9 @@ class MicroBatches(FileSource):
         Raises:
             Fenced: a newer epoch has the subscription.
         """
-        who = self._who()
+        who = self.subscriber
         files = [scan(os.path.join(folder, name), "parquet", self._schema) for name in names]
-        with self._store.rows(who, tx) as rows:
+        with self.rows(tx) as rows:
             self._locked(rows, who, epoch)
             newest, first = entries.last(rows.cursor, who)
             stop = first

@@ -150,8 +150,8 @@ class FileSource(NumberedSource):
 
     def _registered(self) -> RegisteredFiles:
         """The files that this subscription has."""
-        who = self._who()
-        with self._store.rows(who) as rows:
+        who = self.subscriber
+        with self.rows() as rows:
             return RegisteredFiles(entries.registered(rows.cursor, who, self._format))
 
     def _found(self) -> list[str]:
@@ -171,15 +171,15 @@ class FileSource(NumberedSource):
             PositionMismatch: a registered file has changed, or is gone while it is needed.
             UsageError: a new file cannot be read as what the source was told.
         """
-        who, clock = self._who(), self._clock or SystemClock()
+        who, clock = self.subscriber, self._clock or SystemClock()
         self._clock = clock
-        with self._store.rows(who) as rows:
+        with self.rows() as rows:
             all_opened = next_of(self._locked(rows, who, epoch)) >= self._files.stop
         if not all_opened and clock.monotonic_s() - self._looked_s < self._look_interval_s:
             return
         known = {file.path for file in self._files}
         new = [path for path in self._found() if path not in known and not self._is_renamed(path)]
-        with self._store.rows(who) as rows:
+        with self.rows() as rows:
             lowest = lowest_unresolved(rows)
         for place, file in enumerate(self._files):
             self._keep(place, as_registered(file, self._schema, needed=file.stop_id > lowest))
@@ -200,13 +200,13 @@ class FileSource(NumberedSource):
     def _keep(self, place: int, file: File) -> None:
         """Know a registered file as it is now."""
         if file is not self._files[place]:
-            who = self._who()
-            with self._store.rows(who) as rows:
+            who = self.subscriber
+            with self.rows() as rows:
                 entries.update(rows.cursor, who, file)
             self._files[place] = file
 
     def _register(self, who: Subscriber, epoch: int, file: File) -> None:
-        with self._store.rows(who) as rows:
+        with self.rows() as rows:
             self._locked(rows, who, epoch)
             # Whoever holds the lock knows all files: another driver of this subscription is fenced.
             placed = replace(file, number=self._files.newest + 1, first_id=self._files.stop)
@@ -219,7 +219,7 @@ class FileSource(NumberedSource):
         """In front of the first message; the format never changes."""
         return {**super().start(cursor), "format": self._format}
 
-    def check(self, who: Subscriber, position: At, cursor: Any) -> None:
+    def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Refuse a subscription that was made for files of another format: its messages are others.
 
         Raises:
@@ -232,6 +232,7 @@ class FileSource(NumberedSource):
                 f"not {self._format}; give the source another name",
                 source=self.name,
             )
+        return position
 
     def stop(self, cursor: Any) -> int:
         """The number behind the last message of the files that this object knows."""
@@ -240,7 +241,7 @@ class FileSource(NumberedSource):
 
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
         """As many as lie behind the position, of all files that are registered."""
-        return max(0, entries.last(cursor, self._who())[1] - next_of(position)), None
+        return max(0, entries.last(cursor, self.subscriber)[1] - next_of(position)), None
 
     def cut(self, first: int, stop: int, limit: Limit, cursor: Any) -> tuple[int, int]:
         """Where the limit ends a range of messages, at least one message on, and its bytes up to there."""
