@@ -159,6 +159,11 @@ class PendingSource(ABC):
         It is called once for each message, when its first slice ends, and may come to nothing: the transaction may fail.
         """
 
+    @classmethod
+    def from_version_before(cls, position: dict[str, Json]) -> dict[str, Json]:
+        """A slice's description that a version without the one pending store left in the ledger, as it is written now."""
+        return position
+
     def unpack(self) -> Any:
         """A picklable function from stored payloads to arrays of the decoder's own type; None: they are bytes."""
         return None
@@ -323,7 +328,7 @@ class PendingSource(ABC):
 
     def attach(self, position: dict[str, Json], expected: Expectation) -> Slice:
         """The slice that was opened earlier, from its position."""
-        row, retries = _row_of(position)
+        row, retries = self._row_of(position)
         return Slice(
             position,
             expected,
@@ -335,7 +340,7 @@ class PendingSource(ABC):
 
     def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
         """The expectation for another seed or with messages left out."""
-        row, retries = _row_of(slice_.position)
+        row, retries = self._row_of(slice_.position)
         seed = signed(seed)
         if row.at is None:
             return expectation_of([retry.id for retry in retries if retry.id not in excluded], seed)
@@ -344,7 +349,7 @@ class PendingSource(ABC):
 
     def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
         """The slice as `parallelism` disjoint parts (some may be empty)."""
-        row, retries = _row_of(slice_.position)
+        row, retries = self._row_of(slice_.position)
         if row.at is not None:
             return self.parts(row.at, parallelism)
         bounds = pairwise(len(retries) * part // parallelism for part in range(parallelism + 1))
@@ -542,6 +547,9 @@ class PendingSource(ABC):
         return DeadLetters(self._store, self._who(), type(self))
 
     # ---- shared steps
+
+    def _row_of(self, position: dict[str, Json]) -> tuple[SliceRow, list[Retry]]:
+        return _row_of(position if "retry" in position else self.from_version_before(position))
 
     def _who(self) -> Subscriber:
         if self._subscription is None:
