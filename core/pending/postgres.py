@@ -37,7 +37,7 @@ _MADE_BY: Final = "`stormproof ledger migrate` makes it"
 _ROW: Final = "id, at, messages, bytes, owner, epoch, opened, deaths"
 _FREE: Final = "(state = 'returned' or (state = 'open' and expires_at <= clock_timestamp()))"
 _NAMED: Final = "kind = %s and source = %s and subscription = %s"
-_MINE: Final = f"subscription = (select id from {SCHEMA}.pending_subscription where {_NAMED})"
+MINE: Final = f"subscription = (select id from {SCHEMA}.pending_subscription where {_NAMED})"
 _LATER: Final = "clock_timestamp() + make_interval(secs => %s)"
 _ENTRY: Final = "jsonb_build_array(jsonb_build_object('at', clock_timestamp()) || f.entry)"
 
@@ -149,7 +149,7 @@ class PostgresRows:
         if retries:
             new = (
                 f"with new as ({new}), moved as (update {SCHEMA}.pending_retry r set slice = new.id from new"
-                f" where r.{_MINE} and r.id = any(%s)) select id from new"
+                f" where r.{MINE} and r.id = any(%s)) select id from new"
             )
             parameters = (*parameters, *self._key, list(retries))
         found = self._run(new, *parameters).fetchone()
@@ -191,7 +191,7 @@ class PostgresRows:
 
     def take(self, lease: Lease, *, delete: bool) -> SliceRow | None:
         """The slice of a lease, locked or deleted."""
-        where = f"{SCHEMA}.pending_slice where {_MINE} and owner = %s and epoch = %s"
+        where = f"{SCHEMA}.pending_slice where {MINE} and owner = %s and epoch = %s"
         statement = f"delete from {where} returning {_ROW}" if delete else f"select {_ROW} from {where} for update"
         found = self._run(statement, *self._key, lease.owner, lease.epoch).fetchone()
         return found and SliceRow(*found)
@@ -205,7 +205,7 @@ class PostgresRows:
             f" + make_interval(secs => {float(lease.seconds)}) end"
         )
         done = self._run(
-            f"update {SCHEMA}.pending_slice set {change} where {_MINE} and owner = %s and epoch = %s"
+            f"update {SCHEMA}.pending_slice set {change} where {MINE} and owner = %s and epoch = %s"
             " and (state = 'held' or (state = 'open' and expires_at > clock_timestamp()))",
             *self._key,
             lease.owner,
@@ -217,7 +217,7 @@ class PostgresRows:
         """Return a lease's messages."""
         done = self._run(
             f"update {SCHEMA}.pending_slice set state = 'returned', owner = null, expires_at = null"
-            f" where {_MINE} and owner = %s and epoch = %s",
+            f" where {MINE} and owner = %s and epoch = %s",
             *self._key,
             lease.owner,
             lease.epoch,
@@ -228,8 +228,8 @@ class PostgresRows:
         """What became of a lease."""
         found = self._run(
             f"select coalesce(greatest((select epoch from {SCHEMA}.pending_subscription where {_NAMED}),"
-            f" (select epoch from {SCHEMA}.pending_slice where {_MINE} and owner = %s)), %s),"
-            f" exists (select from {SCHEMA}.pending_lapse where {_MINE} and owner = %s and epoch = %s)",
+            f" (select epoch from {SCHEMA}.pending_slice where {MINE} and owner = %s)), %s),"
+            f" exists (select from {SCHEMA}.pending_lapse where {MINE} and owner = %s and epoch = %s)",
             *self._key,
             *self._key,
             lease.owner,
@@ -247,7 +247,7 @@ class PostgresRows:
             f"with taken as (update {SCHEMA}.pending_slice"
             " set deaths = deaths + (state = 'open' and epoch < %s and not death_counted)::int,"
             " death_counted = death_counted or (state = 'open' and epoch < %s), epoch = %s"
-            f" where {_MINE} and owner is not null returning id, owner) select owner from taken order by id",
+            f" where {MINE} and owner is not null returning id, owner) select owner from taken order by id",
             epoch,
             epoch,
             epoch,
@@ -257,7 +257,7 @@ class PostgresRows:
 
     def unresolved(self) -> Sequence[SliceRow]:
         """Every slice."""
-        found = self._run(f"select {_ROW} from {SCHEMA}.pending_slice where {_MINE} order by id", *self._key)
+        found = self._run(f"select {_ROW} from {SCHEMA}.pending_slice where {MINE} order by id", *self._key)
         return [SliceRow(*row) for row in found]
 
     # ---- retries
@@ -267,7 +267,7 @@ class PostgresRows:
         if not self._is_any_due:
             return ()
         found = self._run(
-            f"select id, origin, octet_length(payload) from {SCHEMA}.pending_retry where {_MINE}"
+            f"select id, origin, octet_length(payload) from {SCHEMA}.pending_retry where {MINE}"
             " and slice is null and not_before <= clock_timestamp() order by not_before, id limit %s",
             *self._key,
             messages,
@@ -277,7 +277,7 @@ class PostgresRows:
     def retries(self, slice_id: int) -> Sequence[Retry]:
         """The retries of a slice, ascending by number."""
         found = self._run(
-            f"select id, origin, octet_length(payload) from {SCHEMA}.pending_retry where slice = %s and {_MINE}"
+            f"select id, origin, octet_length(payload) from {SCHEMA}.pending_retry where slice = %s and {MINE}"
             " order by id",
             slice_id,
             *self._key,
@@ -287,7 +287,7 @@ class PostgresRows:
     def failures(self, slice_id: int, ids: Sequence[int]) -> Mapping[int, int]:
         """How often each of these retries of a slice failed before, locked."""
         found = self._run(
-            f"select id, times_failed from {SCHEMA}.pending_retry where slice = %s and {_MINE} and id = any(%s)"
+            f"select id, times_failed from {SCHEMA}.pending_retry where slice = %s and {MINE} and id = any(%s)"
             " for update",
             slice_id,
             *self._key,
@@ -366,12 +366,12 @@ class PostgresRows:
             "select coalesce(sum(messages) filter (where at is not null and is_free), 0)::bigint,"
             " coalesce(sum(messages) filter (where at is null and is_free), 0)::bigint,"
             " coalesce(sum(messages) filter (where not is_free), 0)::bigint"
-            f" from (select at, messages, {_FREE} as is_free from {SCHEMA}.pending_slice where {_MINE}) s",
+            f" from (select at, messages, {_FREE} as is_free from {SCHEMA}.pending_slice where {MINE}) s",
             *self._key,
         ).fetchone()
         waiting = self._run(
             "select count(*), greatest(0.0, extract(epoch from min(not_before) - clock_timestamp()))::float8"
-            f" from {SCHEMA}.pending_retry where {_MINE} and slice is null having count(*) > 0",
+            f" from {SCHEMA}.pending_retry where {MINE} and slice is null having count(*) > 0",
             *self._key,
         ).fetchone()
         dead = self._run(
@@ -385,7 +385,7 @@ class PostgresRows:
         found = self._run(
             "select r.id, r.origin, r.times_failed, r.not_before, s.owner"
             f" from {SCHEMA}.pending_retry r left join {SCHEMA}.pending_slice s on s.id = r.slice"
-            f" where r.{_MINE} order by r.id",
+            f" where r.{MINE} order by r.id",
             *self._key,
         )
         return [WaitingRetry(*row) for row in found]
@@ -393,7 +393,7 @@ class PostgresRows:
     def retries_by_slice(self) -> Mapping[int, int]:
         """How many retries belong to each slice, those to slices that are not there included."""
         found = self._run(
-            f"select slice, count(*) from {SCHEMA}.pending_retry where {_MINE} and slice is not null group by 1",
+            f"select slice, count(*) from {SCHEMA}.pending_retry where {MINE} and slice is not null group by 1",
             *self._key,
         )
         return dict(found.fetchall())
@@ -471,7 +471,7 @@ class PostgresRows:
     def forget_lapses(self) -> None:
         """Remove what is known of leases that ran out more than a week ago."""
         self._run(
-            f"delete from {SCHEMA}.pending_lapse where {_MINE}"
+            f"delete from {SCHEMA}.pending_lapse where {MINE}"
             f" and lapsed_at < clock_timestamp() - make_interval(days => {LAPSE_KEPT_DAYS})",
             *self._key,
         )
@@ -542,26 +542,35 @@ class RetryReader:
         wanted = [id_ for id_ in self.ids if id_ not in excluded]
         if not wanted:
             return
-        try:
-            with (
-                closing(connect(self.database, application_name="stormproof retries", autocommit=True)) as connection,
-                connection.cursor(binary=True) as cursor,
-            ):
-                # By number, not by slice: a slice may have another number than when the ledger wrote it down.
-                found = query(
-                    cursor,
-                    f"select id, origin, payload from {SCHEMA}.pending_retry where {_MINE} and id = any(%s) order by id",
-                    *(self.who.kind, self.who.source, self.who.subscription),
-                    wanted,
-                ).fetchall()
-        except psycopg.OperationalError as error:
-            raise StoreUnavailable(
-                f"a slice of retries could not be read from {self.database.redacted}: "
-                f"{self.database.without_secrets(str(error)).strip()}",
-                sqlstate=error.sqlstate,
-            ) from error
+        # By number, not by slice: a slice may have another number than when the ledger wrote it down.
+        found = fetched(
+            self.database,
+            "a slice of retries",
+            f"select id, origin, payload from {SCHEMA}.pending_retry where {MINE} and id = any(%s) order by id",
+            *(self.who.kind, self.who.source, self.who.subscription),
+            wanted,
+        )
         ids, origins, payloads = [row[0] for row in found], [row[1] for row in found], [bytes(row[2]) for row in found]
         yield from batches_of(ids, origins, payloads, seed, batch_rows, self.unpack)
+
+
+def fetched(database: Database, what: str, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+    """What a statement gives on a connection of its own, in binary form: for readers, which keep no connection.
+
+    Raises:
+        StoreUnavailable: the database could not be reached or did not answer; `what` could not be read.
+    """
+    try:
+        with (
+            closing(connect(database, application_name=f"stormproof {what}", autocommit=True)) as connection,
+            connection.cursor(binary=True) as cursor,
+        ):
+            return query(cursor, statement, *parameters).fetchall()
+    except psycopg.OperationalError as error:
+        raise StoreUnavailable(
+            f"{what} could not be read from {database.redacted}: {database.without_secrets(str(error)).strip()}",
+            sqlstate=error.sqlstate,
+        ) from error
 
 
 class PostgresPendingStore:

@@ -105,6 +105,28 @@ pending_retry = Table(
     comment="failed messages, with their payloads: where they came from may be gone",
 )
 
+pending_message = Table(
+    "pending_message",
+    metadata,
+    _of_subscription(primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False, comment="without gaps, as they were received"),
+    Column("stable_id", Text, nullable=False, comment="the message's id at its server, the same each time it comes"),
+    Column("payload", LargeBinary, comment="null some time after the message left its first slice"),
+    Column("digest", LargeBinary, nullable=False, comment="SHA-256 of the payload: an id must not come with another"),
+    Column("received_at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
+    Column("resolved_at", DateTime(timezone=True), comment="when its first slice was confirmed; null until then"),
+    Column(
+        "owed", Boolean, nullable=False, server_default=text("false"), comment="the server waits for its confirmation"
+    ),
+    Column(
+        "suppressed", BigInteger, nullable=False, server_default=text("0"), comment="how often it came again after that"
+    ),
+    UniqueConstraint("subscription", "stable_id", name="pending_message_stable_id"),
+    Index("pending_message_owed", "subscription", "number", postgresql_where=text("owed")),
+    Index("pending_message_resolved", "subscription", "resolved_at", postgresql_where=text("resolved_at is not null")),
+    comment="what servers delivered that cannot open a set of messages a second time",
+)
+
 dead_letter = Table(
     "dead_letter",
     metadata,

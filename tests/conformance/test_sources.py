@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.queues import prepared_database
+from support.redelivering import ToyHarness
 from support.source_harness import FileHarness, IteratorHarness, MemoryHarness, PostgresHarness
 
 from stormproof.core.postgres.database import Database, connect
@@ -64,5 +65,16 @@ class TestFileSource(SourceConformance):
     ) -> Iterator[SourceHarness]:
         format_: Format = request.param
         harness = FileHarness(shared_database, tmp_path, format_, name=request.node.name)
+        yield harness
+        harness.close()
+
+
+@pytest.mark.postgres
+class TestRedeliveringSource(SourceConformance):
+    """A journal of what a server delivered that can only redeliver."""
+
+    @pytest.fixture
+    def harness(self, request: pytest.FixtureRequest, shared_database: Database) -> Iterator[SourceHarness]:
+        harness = ToyHarness(shared_database, request.node.name)
         yield harness
         harness.close()

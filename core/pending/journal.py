@@ -1,0 +1,238 @@
+"""The journal of what a server delivered: each message once, by the id that the server knows it by."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import psycopg
+import pyarrow as pa
+
+from stormproof.core.errors import UsageError
+from stormproof.core.pending.batches import batches_of
+from stormproof.core.pending.postgres import MINE, fetched
+from stormproof.core.pending.rows import Subscriber
+from stormproof.core.pending.tables import SCHEMA
+from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.store import query
+
+STABLE_ID_MAX: Final = 1_000
+"""Characters of a stable id: they stand in an index."""
+PAYLOAD_KEPT_S: Final = 3_600
+"""Seconds for which payloads stay once their messages are resolved: at-most-once confirms a slice before it is read."""
+
+_TABLE: Final = f"{SCHEMA}.pending_message"
+
+
+class Received(NamedTuple):
+    """A message as a server delivered it.
+
+    `stable_id` is the same each time the message comes, and no other message's. `handle` is what the server wants for its
+    confirmation; it is for this delivery alone.
+    """
+
+    stable_id: str
+    handle: Any
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JournalCounts:
+    """What a journal holds: messages, those whose server waits for a confirmation, and how often one came again in vain."""
+
+    messages: int
+    owed: int
+    suppressed: int
+
+
+class Journal:
+    """The messages of one subscription, inside one transaction that has locked the subscription."""
+
+    def __init__(self, cursor: psycopg.Cursor[Any], who: Subscriber, where: str) -> None:
+        self._cursor = cursor
+        self._who = who
+        self._where = where
+
+    def _run(self, statement: str, *parameters: object) -> psycopg.Cursor[Any]:
+        return query(self._cursor, statement, *parameters)
+
+    @property
+    def _key(self) -> tuple[str, str, str]:
+        return self._who.kind, self._who.source, self._who.subscription
+
+    def stop(self) -> int:
+        """The number behind the last message."""
+        found = self._run(f"select coalesce(max(number) + 1, 0) from {_TABLE} where {MINE}", *self._key).fetchone()
+        return 0 if found is None else int(found[0])
+
+    def write(self, received: Sequence[Received]) -> list[int]:
+        """Write down messages that are new; gives the number of each, new or known.
+
+        One that comes again after it was resolved is owed a confirmation again, and counted as suppressed.
+
+        Raises:
+            UsageError: an id is none, or came before with another payload; nothing was written.
+        """
+        payloads: dict[str, bytes] = {}
+        for message in received:
+            self._check(message.stable_id)
+            if payloads.setdefault(message.stable_id, message.payload) != message.payload:
+                raise self._reused(message.stable_id)
+        known = self._known(payloads)
+        new = [id_ for id_ in payloads if id_ not in known]
+        first = self.stop()
+        numbers = {**known, **{id_: first + place for place, id_ in enumerate(new)}}
+        if new:
+            self._run(
+                f"insert into {_TABLE} (subscription, number, stable_id, payload, digest)"
+                " select s.id, m.number, m.stable_id, m.payload, sha256(m.payload)"
+                " from unnest(%s::bigint[], %s::text[], %s::bytea[]) as m (number, stable_id, payload),"
+                f" {SCHEMA}.pending_subscription s where s.kind = %s and s.source = %s and s.subscription = %s",
+                [numbers[id_] for id_ in new],
+                new,
+                [payloads[id_] for id_ in new],
+                *self._key,
+            )
+        again = [numbers[message.stable_id] for message in received if message.stable_id in known]
+        if again:
+            self._run(
+                f"update {_TABLE} m set owed = true, suppressed = suppressed + a.times"
+                " from (select number, count(*) as times from unnest(%s::bigint[]) as n (number) group by 1) a"
+                f" where m.{MINE} and m.number = a.number and m.resolved_at is not null",
+                again,
+                *self._key,
+            )
+        return [numbers[message.stable_id] for message in received]
+
+    def _known(self, payloads: Mapping[str, bytes]) -> dict[str, int]:
+        """The numbers of those that were received before."""
+        known: dict[str, int] = {}
+        found = self._run(
+            f"select stable_id, number, digest from {_TABLE} where {MINE} and stable_id = any(%s)",
+            *self._key,
+            list(payloads),
+        )
+        for id_, number, digest in found:
+            if bytes(digest) != hashlib.sha256(payloads[id_]).digest():
+                raise self._reused(id_)
+            known[id_] = number
+        return known
+
+    def _check(self, id_: str) -> None:
+        if not id_ or len(id_) > STABLE_ID_MAX or "\0" in id_ or not id_.isprintable():
+            raise UsageError(
+                f"{self._where}: the server gave a message the id {id_[:50]!r}; a stable id has 1 to {STABLE_ID_MAX} "
+                "printable characters. Have the publisher set one for each message",
+                stable_id=id_[:50],
+            )
+
+    def _reused(self, id_: str) -> UsageError:
+        return UsageError(
+            f"{self._where}: the id {id_!r} came with two different payloads; of messages with one id all but the first "
+            "would be lost. Have the publisher give each message an id of its own",
+            stable_id=id_,
+        )
+
+    def settle(self, first: int, stop: int) -> None:
+        """These messages left their first slice: the server is owed a confirmation of each."""
+        self._run(
+            f"update {_TABLE} set resolved_at = clock_timestamp(), owed = true"
+            f" where {MINE} and number >= %s and number < %s",
+            *self._key,
+            first,
+            stop,
+        )
+
+    def owed(self, numbers: Sequence[int]) -> list[int]:
+        """Those of these messages whose server waits for a confirmation, ascending."""
+        found = self._run(
+            f"select number from {_TABLE} where {MINE} and owed and number = any(%s) order by number",
+            *self._key,
+            list(numbers),
+        )
+        return [number for (number,) in found]
+
+    def paid(self, numbers: Sequence[int]) -> None:
+        """The server has the confirmations of these messages."""
+        self._run(f"update {_TABLE} set owed = false where {MINE} and number = any(%s)", *self._key, list(numbers))
+
+    def sizes(self, first: int, stop: int) -> list[int]:
+        """The bytes of messages, ascending by number."""
+        found = self._run(
+            f"select octet_length(payload) from {_TABLE} where {MINE} and number >= %s and number < %s order by number",
+            *self._key,
+            first,
+            stop,
+        )
+        return [size for (size,) in found]
+
+    def payloads(self, numbers: Sequence[int]) -> dict[int, bytes]:
+        """Payloads by number."""
+        found = self._run(
+            f"select number, payload from {_TABLE} where {MINE} and number = any(%s) and payload is not null",
+            *self._key,
+            list(numbers),
+        )
+        return {number: bytes(payload) for number, payload in found}
+
+    def counts(self) -> JournalCounts:
+        """How much there is of what."""
+        found = self._run(
+            "select count(*), count(*) filter (where owed), coalesce(sum(suppressed), 0)::bigint"
+            f" from {_TABLE} where {MINE}",
+            *self._key,
+        ).fetchone()
+        assert found is not None
+        return JournalCounts(*found)
+
+    def forget(self, horizon_s: float) -> None:
+        """Forget messages that were resolved longer ago than the horizon, and payloads that nobody reads any more.
+
+        The newest stays: the next one is numbered behind it.
+        """
+        self._run(
+            f"delete from {_TABLE} where {MINE} and resolved_at < clock_timestamp() - make_interval(secs => %s)"
+            f" and number < (select max(number) from {_TABLE} where {MINE})",
+            *self._key,
+            horizon_s,
+            *self._key,
+        )
+        self._run(
+            f"update {_TABLE} set payload = null where {MINE} and payload is not null"
+            " and resolved_at < clock_timestamp() - make_interval(secs => %s)",
+            *self._key,
+            min(PAYLOAD_KEPT_S, horizon_s),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JournalReader:
+    """A range of a journal's messages. As secret as the database's password."""
+
+    database: Database
+    who: Subscriber
+    first: int
+    stop: int
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the messages, in the order in which they were received.
+
+        Raises:
+            StoreUnavailable: the database could not be reached or did not answer.
+        """
+        if self.first >= self.stop:
+            return
+        found = fetched(
+            self.database,
+            "a slice of a journal",
+            f"select number, payload from {_TABLE} where {MINE} and number >= %s and number < %s"
+            " and payload is not null and number <> all(%s::bigint[]) order by number",
+            *(self.who.kind, self.who.source, self.who.subscription),
+            self.first,
+            self.stop,
+            sorted(excluded),
+        )
+        ids, payloads = [row[0] for row in found], [bytes(row[1]) for row in found]
+        yield from batches_of(ids, [0] * len(ids), payloads, seed, batch_rows)

@@ -1,0 +1,206 @@
+"""`RedeliveringSource`: servers that deliver messages again, and cannot open a set of them a second time."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from random import Random
+from typing import Any, Final, Self
+
+from stormproof.core.arguments import require_seconds, require_whole, said_of
+from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.pending.journal import Journal, JournalCounts, JournalReader, Received
+from stormproof.core.pending.numbered import NumberedSource, next_of, range_of
+from stormproof.core.pending.postgres import PostgresPendingStore
+from stormproof.core.pending.rows import At
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.decode import Unit, decoder_for
+from stormproof.core.source.protocol import Limit, SliceReader
+
+DAY_S: Final = 24 * 3_600.0
+FORGET_INTERVAL_S: Final = 10.0
+
+
+class RedeliveringSource(NumberedSource):
+    """A source whose server delivers a message, waits for its confirmation, and delivers it again where none comes.
+
+    What is received is written down in the run's Postgres, under the message's stable id, before it can be opened. From
+    then on it is pending there: its slice can be read again, and a retry or a dead letter has its payload. The server hears
+    of a message only once its slice is confirmed: that it is owed a confirmation is written in the transaction of the
+    confirm. A crash or a lost connection in between costs nothing: the message comes again, with another handle, is known
+    by its id, and is confirmed by that handle.
+
+    A connector says how messages are received, confirmed and given back. It must keep:
+        - A stable id is the same each time a message comes, and no other message's.
+        - The server delivers again what was not confirmed. It may do so at any time, in any order, and more than once.
+        - `receive` returns what is there, without waiting long: due retries wait for it.
+        - A store that is away is a `StoreUnavailable`. Handles die with their connection: a connector that makes another
+          one calls `reconnected`.
+
+    Guarantee: a message that comes again after its slice was confirmed is never opened a second time, is always confirmed
+    with its new handle, and counted as suppressed: for `horizon_s` seconds after it was resolved.
+
+    Not guaranteed: a message that the server delivers later than that is a new one. Subscriptions of one source share its
+    server's messages: each comes to one of them.
+
+    Threads and forks: those of every pending source, as far as the connector's client allows it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        schema: str = "line string",
+        unit: Unit | None = None,
+        database: Database | str | None = None,
+        max_attempts: int = 5,
+        backoff: Backoff | None = None,
+        prefetch: int = 10_000,
+        horizon_s: float = 7 * DAY_S,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """`prefetch` is how many messages may be written down and not opened yet."""
+        where = f"{self.NOUN} {name}"
+        require_whole(where, "prefetch", prefetch, 1)
+        require_seconds(where, "horizon_s", horizon_s)
+        with said_of(where):
+            decoder = decoder_for(schema, unit)
+        super().__init__(
+            name,
+            decoder=decoder,
+            store=PostgresPendingStore(self.NOUN, name, database=database),
+            max_attempts=max_attempts,
+            backoff=backoff,
+            rng=rng,
+        )
+        self._prefetch = prefetch
+        self._horizon_s = horizon_s
+        self._clock: Clock = clock or SystemClock()
+        self._forgot_s = -math.inf
+        self._handles: dict[int, list[Any]] = {}
+
+    # ---- what a connector says
+
+    @abstractmethod
+    def receive(self, limit: int) -> Sequence[Received]:
+        """Messages that the server has for us now, at most so many; none where there are none."""
+
+    @abstractmethod
+    def acknowledge(self, handles: Sequence[Any]) -> None:
+        """Confirm these deliveries to the server; that one is repeated or comes too late must do no harm.
+
+        Raises:
+            StoreUnavailable: the server may not have heard it. The messages come again, and are confirmed then.
+        """
+
+    @abstractmethod
+    def give_back(self, handles: Sequence[Any]) -> None:
+        """Nobody here waits for these deliveries any more: the server may deliver them again at once."""
+
+    def reconnected(self) -> None:
+        """The connection is another one: the handles that were given before are dead."""
+        self._handles.clear()
+
+    # ---- what every such source does
+
+    def for_run(self, database: Database) -> Self:
+        """The same source for one run, with handles of its own."""
+        view = super().for_run(database)
+        view._handles = {}
+        return view
+
+    def look(self, epoch: int) -> None:
+        """Receive messages, and write them down; confirm what is owed.
+
+        Raises:
+            Fenced: a newer epoch has the subscription.
+            StoreUnavailable: the server or the database is away.
+        """
+        self.pay()
+        who = self._who()
+        with self._store.rows(who) as rows:
+            position = self._locked(rows, who, epoch)
+            room = self._prefetch - max(0, self.stop(rows.cursor) - next_of(position))
+        received = self.receive(room) if room > 0 else ()
+        if not received:
+            return
+        with self._store.rows(who) as rows:
+            self._locked(rows, who, epoch)
+            numbers = self._journal(rows.cursor).write(received)
+        for number, message in zip(numbers, received, strict=True):
+            self._handles.setdefault(number, []).append(message.handle)
+        self.pay()
+
+    def pay(self) -> None:
+        """Confirm to the server what it is owed, as far as handles are here; what stays owed comes again.
+
+        Raises:
+            StoreUnavailable: the server or the database is away.
+        """
+        if not self._handles:
+            return
+        with self.rows() as rows:
+            owed = self._journal(rows.cursor).owed(list(self._handles))
+        if not owed:
+            return
+        # The handles go first: whatever becomes of the call, they are used up, and a message still owed comes with others.
+        handles = [handle for number in owed for handle in self._handles.pop(number)]
+        self.acknowledge(handles)
+        with self.rows() as rows:
+            self._journal(rows.cursor).paid(owed)
+
+    def journal_counts(self) -> JournalCounts:
+        """What the journal of this subscription holds."""
+        with self.rows() as rows:
+            return self._journal(rows.cursor).counts()
+
+    def maintain(self) -> None:
+        """Confirm to the server what it is owed, and forget what was resolved before the horizon."""
+        self.pay()
+        now_s = self._clock.monotonic_s()
+        if now_s - self._forgot_s >= FORGET_INTERVAL_S:
+            self._forgot_s = now_s
+            super().maintain()
+            with self.rows() as rows:
+                self._journal(rows.cursor).forget(self._horizon_s)
+
+    def close(self) -> None:
+        """Confirm what is owed, give back to the server what is unresolved, and let connections go."""
+        if self._handles:
+            self.pay()
+            self.give_back([handle for handles in self._handles.values() for handle in handles])
+            self._handles.clear()
+        super().close()
+
+    def _journal(self, cursor: Any) -> Journal:
+        return Journal(cursor, self._who(), self.where)
+
+    # ---- numbered messages
+
+    def stop(self, cursor: Any) -> int:
+        """Behind the last message that was written down."""
+        return self._journal(cursor).stop()
+
+    def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int]:
+        """The lengths of payloads."""
+        del limit
+        return self._journal(cursor).sizes(first, stop)
+
+    def range_parts(self, first: int, stop: int, parallelism: int) -> tuple[SliceReader, ...]:
+        """Contiguous parts of about equal length, out of the journal."""
+        assert isinstance(self._store, PostgresPendingStore)
+        database, who = self._store.database, self._who()
+        bounds = [first + (stop - first) * part // parallelism for part in range(parallelism + 1)]
+        return tuple(JournalReader(database, who, low, high) for low, high in pairwise(bounds))
+
+    def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
+        """Out of the journal."""
+        return self._journal(cursor).payloads(ids)
+
+    def settle(self, at: At, cursor: Any) -> None:
+        """The server is owed a confirmation, in the transaction of ours."""
+        self._journal(cursor).settle(*range_of(at))
