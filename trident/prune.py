@@ -19,8 +19,7 @@ import sqlalchemy as sa
 
 from stormproof.core.errors import Json
 from stormproof.core.pending.rows import Subscriber
-from stormproof.core.source.files import FileSource
-from stormproof.core.source.files import entries
+from stormproof.core.source.files import FileSource, entries
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, EndKind, Records, end_of, traces

@@ -102,7 +102,7 @@ def test_dead_letters_are_listed_dropped_and_requeued(done: CommandLine, databas
     assert found["end"]["kind"] == "dead_letter"
     assert done("dead-letters", "requeue", "files-alone", "1-12", "--why", "repaired")["requeued"] == ["1-12"]
     done("dead-letters", "drop", "files-alone", "1-12", "--why", "no", status=1)
-    assert rows(database, "select id from stormproof.file_retry") == [(12,)]
+    assert rows(database, "select id from stormproof.pending_retry") == [(12,)]
 
 
 def test_a_row_of_a_parquet_file_is_edited_as_json_by_column(done: CommandLine, database: Database) -> None:
@@ -126,16 +126,20 @@ def test_a_row_of_a_parquet_file_is_edited_as_json_by_column(done: CommandLine, 
 @pytest.mark.parametrize(
     ("harm", "text"),
     [
-        ("update stormproof.file_subscription set next_id = next_id + 3", "were handed out to no batch"),
         (
-            "insert into stormproof.file_slice (source, subscription, first_id, stop_id, messages, bytes, state, epoch)"
-            " select source, subscription, 2, 4, 2, 0, 'returned', 1 from stormproof.file_subscription",
+            "update stormproof.pending_subscription"
+            " set position = jsonb_set(position, '{next}', to_jsonb((position ->> 'next')::int + 3))",
+            "were handed out to no batch",
+        ),
+        (
+            "insert into stormproof.pending_slice (subscription, at, messages, bytes, state, epoch)"
+            """ select id, '{"range": [2, 4]}', 2, 0, 'returned', 1 from stormproof.pending_subscription""",
             "holds messages that another batch holds",
         ),
         (
-            "insert into stormproof.file_retry (source, subscription, id, file, payload, times_opened, times_failed,"
-            " not_before, reason, history, slice) select source, subscription, 1, 1, '', 1, 1, now(), 'error', '[]', 99"
-            " from stormproof.file_subscription",
+            "insert into stormproof.pending_retry (subscription, id, origin, payload, times_opened, times_failed,"
+            " not_before, reason, history, slice) select id, 1, 1, '', 1, 1, now(), 'error', '[]', 99"
+            " from stormproof.pending_subscription",
             "belong to slice 99, which is not there",
         ),
     ],

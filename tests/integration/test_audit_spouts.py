@@ -103,7 +103,7 @@ def test_dead_letters_are_disposed_of_by_spout(done: CommandLine, tmp_path: Path
 @pytest.mark.parametrize(
     ("statement", "kind"),
     [
-        ("delete from stormproof.dead_letter where queue = 'raw_clicks'", "message_lost"),
+        ("delete from stormproof.dead_letter where source = 'raw_clicks'", "message_lost"),
         (
             "update stormproof.txn set position = jsonb_set(position, '{spouts,lines}',"
             " (select position -> 'spouts' -> 'lines' from stormproof.txn where txid = 1))"

@@ -40,8 +40,11 @@ class QueueAudit:
 
     def __init__(self, who: Subscriber, cursor: Cursor[Any]) -> None:
         self._queue = who.source
-        self._table = MessageTable(who.source)
         self._cursor = cursor
+
+    @property
+    def _table(self) -> MessageTable:
+        return MessageTable(self._queue)
 
     def can_read(self, at: At) -> bool:
         """Whether it has a span."""
