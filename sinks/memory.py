@@ -17,7 +17,7 @@ from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.process import OneProcess
-from stormproof.core.sink import SinkInput, TableKey
+from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
@@ -28,7 +28,9 @@ from stormproof.sinks.protocol import (
     EvidenceReport,
     Held,
     PreparedTransaction,
+    Sink,
     SinkIdentity,
+    SinkSession,
     decide,
 )
 from stormproof.sinks.staging import FileWriter, IsDead, prepared_batches, remove_staged, require_files, sweep_folder
@@ -106,7 +108,7 @@ class MemoryStore:
                 raise fault[1]
 
 
-class MemorySink:
+class MemorySink(Sink):
     """Appends to, or folds into, a table in memory.
 
     Prepared files are real ones, in `staging` (a temporary folder of its own by default), so every engine can write to
@@ -137,6 +139,16 @@ class MemorySink:
     def target(self) -> str:
         """Where the rows are, for people."""
         return f"memory:{self._name}"
+
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """Append and fold."""
+        return APPEND_AND_FOLD
+
+    @property
+    def is_new_in_process(self) -> bool:
+        """Whether its store never had a table: what lay in another process's memory went with it."""
+        return self.store.is_new
 
     def table_key(self) -> TableKey:
         """The store, which is an object of this process."""
@@ -180,7 +192,7 @@ class MemorySink:
         return found
 
 
-class MemorySession:
+class MemorySession(SinkSession):
     """A memory sink opened by one driver."""
 
     def __init__(
@@ -273,7 +285,7 @@ class MemorySession:
         added = pa.Table.from_batches(batches, self._input.schema) if batches else self._input.schema.empty_table()
         if added.num_rows != transaction.rows:
             raise SinkRefused(f"{where}: {added.num_rows} rows in the prepared files instead of {transaction.rows}")
-        if not self._input.is_fold:
+        if not self._input.is_by_key:
             return pa.concat_tables([self._store.content, added])
         require_unique_keys(batches, self._input.keys, where)
         return fold_tables(self._store.content, added, self._input, where)

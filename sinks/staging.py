@@ -392,6 +392,13 @@ class FileWriter:
         """A writer for one task."""
         return ParquetTaskWriter(self.sink, self.directory, context, schema, private=self.private)
 
+    def files_in(self) -> str:
+        """The folder."""
+        return self.directory
+
+    def resource(self) -> None:
+        """Nothing for bolts."""
+
 
 def require_files(directory: str, files: Sequence[PreparedFile], *, where: str, digests: bool = False) -> None:
     """Check that every prepared file is there, with its size, and where asked with its digest.

@@ -269,7 +269,7 @@ def explain(
             component.spec.target,
             places[component.subscription.component],
             component.subscription.component,
-            "fold" if component.input.is_fold else "append",
+            component.input.mode.value,
             component.input.keys,
         )
         for component in topology.components

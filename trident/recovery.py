@@ -22,7 +22,6 @@ from stormproof.trident.blocked import blocked
 from stormproof.trident.ledger.repair import take_late_commit
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.sessions import machine_errors
-from stormproof.trident.state.sink import StateSession
 from stormproof.trident.statistics import RecoveryReport
 from stormproof.trident.steps import EVERY_MESSAGE_FAILED, MovedLate, Steps, to_prepared
 from stormproof.trident.transaction import EventKind, TxnState
@@ -245,7 +244,7 @@ def _compare(steps: Steps, session: SinkSession, done: _Done) -> None:
         held = session.held()
     with steps.ledger.transaction(steps.run) as tx:
         known = steps.ledger.last_held(tx, sink)
-        if isinstance(session, StateSession) and not session.tells_position:
+        if not session.tells_position:
             # It remembers no txid: the ledger alone does.
             steps.previous[sink] = None if known is None else known[0]
             return

@@ -41,8 +41,8 @@ from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit, Source, of_run
 from stormproof.migrations import migrate, state
 from stormproof.sinks.protocol import Sink
+from stormproof.sinks.registry import describe_sink
 from stormproof.sinks.staging import settle_folder
-from stormproof.trident.audit.inspect import describe_sink
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger.graph import graph_of
 from stormproof.trident.ledger.ledger import Ledger
@@ -311,7 +311,7 @@ def _open_stores(
                 if bound is None:
                     ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
                     claim_table(session, sink.target, ledger.adopted_lives(tx))
-                folder: str | None = getattr(session.writer(), "directory", None)  # where it stages files, if it does
+                folder = session.writer().files_in()
                 if folder is not None:
                     with machine_errors(f"sink {sink.name!r}, the folder for its files"):
                         settle_folder(folder, private=True)

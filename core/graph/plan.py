@@ -30,7 +30,7 @@ from stormproof.core.graph.topology import (
 )
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import to_ddl
-from stormproof.core.sink import ChecksSources, SinkInput, SinkSpec
+from stormproof.core.sink import SinkInput, SinkSpec
 from stormproof.core.source.kind import kind_of
 from stormproof.core.source.protocol import Decoder
 
@@ -220,7 +220,7 @@ def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
     topology.require_tracking(guarantee)
     inputs: dict[str, SinkInput] = {}
     for component in topology.components:
-        if isinstance(component, SinkComponent) and isinstance(component.spec, ChecksSources):
+        if isinstance(component, SinkComponent):
             spouts = _spouts_behind(topology, component)
             component.spec.check_sources({spout.name: kind_of(spout.source) for spout in spouts}, guarantee)
     for component in topology.components:

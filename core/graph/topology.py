@@ -30,7 +30,7 @@ from stormproof.core.graph.join import JoinOn
 from stormproof.core.graph.keyhash import can_be_key
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike, parse_schema
-from stormproof.core.sink import Fold, SinkInput, SinkSpec, require_tables_apart
+from stormproof.core.sink import Fold, SinkInput, SinkSpec, require_mode, require_tables_apart
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.protocol import Source
 
@@ -587,8 +587,10 @@ class TopologyGraph:
                     "field, or keep the result in a State",
                     component=component.name,
                 )
-            rows = SinkInput(schema, component.keys, {a.output: _fold_of(a) for a in component.aggregations})
+            folds = {a.output: _fold_of(a) for a in component.aggregations}
+            rows = SinkInput.for_fold(schema, component.keys, folds)
         name = checked_name(spec.name, "sink")
+        require_mode(spec, rows)
         # What a sink can take is known now; whether it serves the guarantee, again when one is chosen.
         spec.check(rows, self.guarantee or Guarantee.AT_LEAST_ONCE)
         self._require_new(name)
@@ -803,7 +805,10 @@ def _is_number(value: object, *kinds: type) -> bool:
 def require_sink(sink: SinkSpec, where: str) -> None:
     """Raise TopologyError where this is no sink."""
     if not lacks(sink, "name", "target", "check", "open", "placed"):
-        return
+        if not lacks(sink, "modes", "table_key", "check_sources", "description"):
+            return
+        instead = "let its class inherit stormproof.sinks.protocol.Sink, which has the methods that it lacks"
+        raise TopologyError(f"{where}: {shown(sink)} is no sink; {instead}", argument="sinks")
     if isinstance(sink, (list, tuple)):
         instead = "give them one by one: .into(one, other)"
     elif not lacks(sink, "kind", "target", "make"):

@@ -41,7 +41,7 @@ from stormproof.core.job import Job
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, MessageFailure, MessageId, Token, storable_text
 from stormproof.core.process import kept_from_forks
 from stormproof.core.pulse import Pulse, running
-from stormproof.core.sink import OffersResource, SinkWriter, TaskContext, TaskWriter
+from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import READER_SCHEMA, Decoder, SliceReader
 from stormproof.core.task.combine import Combiner, combine, distinct_keys, prepare
@@ -108,7 +108,8 @@ def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
     stages = job.plan.stages
     ackers = (job.plan.ackers or parallelism) if job.per_message and job.tracked else 0
     tasks = (len(job.readers), *(s.tasks(parallelism) for s in stages[1:]), *([ackers] if ackers else []))
-    resources = {f"state:{n}": w.resource for n, w in job.writers.items() if isinstance(w, OffersResource)}
+    offered = ((name, writer.resource()) for name, writer in job.writers.items())
+    resources = {f"state:{name}": resource for name, resource in offered if resource is not None}
     made: list[StageJob] = []
     for number, plan in enumerate((*stages, None) if ackers else stages):
         part = StageJob(

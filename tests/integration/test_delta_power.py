@@ -19,7 +19,7 @@ from stormproof.sinks.delta import sink as delta_sink
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.merged import lost_block
 from stormproof.sinks.delta.torn import tear, unreadable
-from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, RestoresLost, SinkSession
+from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, SinkSession
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.sink import StateSink
 
@@ -233,7 +233,6 @@ def lose_a_file(harness: SinkHarness) -> Path:
 
 def restore(harness: SinkHarness, transaction: PreparedTransaction) -> str | None:
     session = harness.sink.inspect(harness.identity, harness.input)
-    assert isinstance(session, RestoresLost)
     return session.restore_lost(transaction)
 
 

@@ -391,7 +391,7 @@ def test_names_that_need_quotes_and_every_kind_of_sum(tmp_path: Path) -> None:
         ]
     )
     sink = DeltaSink(tmp_path / "t", name="t")
-    input_ = SinkInput(schema, ("Key", "my key"), dict.fromkeys(("N", "a b", "d"), Fold.SUM))
+    input_ = SinkInput.for_fold(schema, ("Key", "my key"), dict.fromkeys(("N", "a b", "d"), Fold.SUM))
     sink.check(input_, Guarantee.EXACTLY_ONCE)
     harness = SinkHarness("delta-fold", tmp_path, None)
     session = sink.open(harness.identity, input_, 1)

@@ -69,7 +69,7 @@ class Folded:
 
     @property
     def input(self) -> SinkInput:
-        return SinkInput(self.group.schema, ("key",), {name: fold for name, (_, fold) in self.columns.items()})
+        return SinkInput.for_fold(self.group.schema, ("key",), {name: fold for name, (_, fold) in self.columns.items()})
 
     def batch(self, rows: pa.RecordBatch, tasks: int = 2) -> pa.RecordBatch:
         """What a batch's job gives: combined in each task, merged behind the exchange."""

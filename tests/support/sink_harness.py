@@ -21,7 +21,7 @@ from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, S
 
 SCHEMA = pa.schema([pa.field("word", pa.string()), pa.field("n", pa.int64())])
 APPEND = SinkInput(SCHEMA)
-FOLD = SinkInput(SCHEMA, ("word",), {"n": Fold.SUM})
+FOLD = SinkInput.for_fold(SCHEMA, ("word",), {"n": Fold.SUM})
 KINDS = tuple(f"{store}-{how}" for store in ("memory", "postgres", "delta") for how in ("append", "fold"))
 
 

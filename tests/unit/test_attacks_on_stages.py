@@ -213,6 +213,12 @@ class RefusingKeys:
     def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         return self._writer.open_task(context, schema)
 
+    def files_in(self) -> str | None:
+        return self._writer.files_in()
+
+    def resource(self) -> object | None:
+        return self._writer.resource()
+
 
 def seconds(
     build: Callable[[Path], Topology],

@@ -9,14 +9,8 @@ from dataclasses import dataclass, field, replace
 from stormproof.core.errors import PositionMismatch, SinkRefused, UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.protocol import (
-    TABLE_GONE,
-    Held,
-    PreparedTransaction,
-    SinkIdentity,
-    SinkSession,
-    TakesTable,
-)
+from stormproof.sinks.abilities import SupportsTakeTable
+from stormproof.sinks.protocol import TABLE_GONE, Held, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.audit.ledger import SinkBinding
 from stormproof.trident.audit.report import ranges
@@ -83,7 +77,7 @@ def adopt_table(topology: str, sink: str, *, accept_loss: bool, by: str, why: st
         with closing(_opened(stores.database, run, binding, makes=makes)) as session, ledger.transaction(run) as tx:
             if _Known.of(ledger, tx, sink) != known:
                 raise UsageError(f"a driver of {topology!r} went on meanwhile: stop it, and run this again", sink=sink)
-            assert isinstance(session, TakesTable)
+            assert isinstance(session, SupportsTakeTable)
             session.take_table(_standing_in(known.last))
             ledger.rebind_sink(tx, sink, session.table_id, by=by, why=why, loss=loss)
             table_id = session.table_id
@@ -125,7 +119,7 @@ def _look(database: Database, run: Run, binding: SinkBinding, known: _Known) -> 
     try:
         with closing(_opened(database, run, binding, makes=False)) as session:
             report = session.evidence(1, None)
-            if not isinstance(session, TakesTable):
+            if not isinstance(session, SupportsTakeTable):
                 raise UsageError(
                     f"sink {binding.sink!r} ({binding.target}) cannot take another table", sink=binding.sink
                 )

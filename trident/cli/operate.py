@@ -8,10 +8,10 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from stormproof.core.clock import SystemClock
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.errors import CannotTell, Json, UsageError
 from stormproof.core.message import storable_text
-from stormproof.sinks.protocol import RestoresLost, SinkIdentity
-from stormproof.trident.audit import opener_for
+from stormproof.sinks.protocol import SinkIdentity
+from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.output import emit, say
 from stormproof.trident.cli.stores import Stores, opened, operator
 from stormproof.trident.ledger.ledger import ADOPTED, Ledger, Tx
@@ -78,10 +78,16 @@ def _restore_lost(stores: Stores, tx: Tx, ledger: Ledger, row: TopologyRow, txid
     restored: dict[str, str] = {}
     for sink, item in work.items():
         binding = bindings.get(sink)
-        if binding is None or (binding.description or {}).get("kind") not in ("delta", "delta-map"):
-            continue  # only a Delta table can hold a batch without its files
-        with closing(opener_for(stores.database)(SinkIdentity(row.name, row.incarnation, sink), binding)) as session:
-            done = session.restore_lost(to_prepared(txid, item)) if isinstance(session, RestoresLost) else None
+        if binding is None:
+            continue
+        try:
+            described, input_ = described_sink(binding, stores.database)
+        except CannotTell:
+            continue  # of a kind that only its own code can open
+        if not described.may_lose_files:
+            continue
+        with closing(described.inspect(SinkIdentity(row.name, row.incarnation, sink), input_)) as session:
+            done = session.restore_lost(to_prepared(txid, item))
         if done is not None:
             restored[sink] = done
     return restored

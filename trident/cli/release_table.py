@@ -6,7 +6,7 @@ from contextlib import closing
 
 from stormproof.core.errors import SinkRefused, UsageError
 from stormproof.core.message import storable_text
-from stormproof.sinks.protocol import TABLE_GONE, ClaimsTable, SinkIdentity
+from stormproof.sinks.protocol import TABLE_GONE, SinkIdentity
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.audit.status import DriverState, driver_state
@@ -74,7 +74,7 @@ def _release(stores: Stores, row: TopologyRow, binding: SinkBinding) -> bool:
                     f"topology {row.name!r}: by the table's own record sink {binding.sink!r} holds txid {held.txid}",
                     sink=binding.sink,
                 )
-            return isinstance(session, ClaimsTable) and session.release()
+            return session.release()
     except SinkRefused as error:
         if error.details.get("problem") != TABLE_GONE:
             raise

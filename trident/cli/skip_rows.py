@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from stormproof.core.errors import SinkRefused, UsageError
 from stormproof.core.message import storable_text
-from stormproof.sinks.postgres.row_by_row import RefusedRow
-from stormproof.sinks.postgres.sink import PostgresSink
+from stormproof.sinks.abilities import RefusedRow, SupportsOperate
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.output import emit, say
@@ -58,7 +57,7 @@ def skip_rows(topology: str, txid: int, sink: str, *, by: str, why: str, as_json
             raise UsageError(f"the ledger knows no table behind sink {sink!r}", sink=sink)
         described, input_ = described_sink(bindings[sink], stores.database)
         files = (bindings[sink].description or {}).get("files")
-        if not isinstance(described, PostgresSink) or not isinstance(files, str):
+        if not isinstance(described, SupportsOperate) or not isinstance(files, str):
             raise UsageError(
                 f"sink {sink!r} ({bindings[sink].target}) is no Postgres table: --rows is for those alone. Repair the "
                 f"cause, then: stormproof retry {topology} {txid}; or give up all of its rows: skip without --rows",

@@ -16,7 +16,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, TaskContext
+from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, SinkSpec, TaskContext
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit, Resolution, Slice
 from stormproof.sinks.folding import fold_tables
@@ -28,7 +28,9 @@ from stormproof.sinks.protocol import (
     EvidenceReport,
     Held,
     PreparedTransaction,
+    Sink,
     SinkIdentity,
+    SinkSession,
     decide,
 )
 from stormproof.testing.faults import Chance, FaultKind
@@ -50,7 +52,7 @@ class _Applied:
     rows: pa.Table
 
 
-class SimulatedSink:
+class SimulatedSink(Sink):
     """Stands for any sink: what is prepared and committed stays in memory, for all drivers of a simulation."""
 
     def __init__(self, spec: SinkSpec, input_: SinkInput, chance: Chance) -> None:
@@ -72,6 +74,11 @@ class SimulatedSink:
         """The sink's own."""
         return self.spec.target
 
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """The sink's own."""
+        return self.spec.modes
+
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """What the sink itself refuses."""
         self.spec.check(input_, guarantee)
@@ -79,7 +86,7 @@ class SimulatedSink:
     def content(self) -> pa.Table:
         """What it holds: all rows, or for a fold one a key."""
         schema = self.input.schema
-        if not self.input.is_fold:
+        if not self.input.is_by_key:
             return pa.concat_tables([schema.empty_table(), *(a.rows for a in self.applied)])
         content = schema.empty_table()
         for applied in self.applied:
@@ -165,6 +172,12 @@ class SimulatedWriter:
         """A writer for one task."""
         return SimulatedTaskWriter(self.store, context, schema)
 
+    def files_in(self) -> None:
+        """They are in memory."""
+
+    def resource(self) -> None:
+        """Nothing for bolts."""
+
 
 @dataclass(slots=True)
 class SimulatedTaskWriter:
@@ -192,7 +205,7 @@ class SimulatedTaskWriter:
         self.rows.clear()
 
 
-class SimulatedSession:
+class SimulatedSession(SinkSession):
     """A simulated sink opened by one driver that has a ledger."""
 
     def __init__(self, sink: SimulatedSink, identity: SinkIdentity, epoch: int) -> None:

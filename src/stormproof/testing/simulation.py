@@ -397,7 +397,7 @@ def _message(spout: str, source: SimulatedSource, number: int, dead: set[int]) -
 
 def _content(sink: SimulatedSink) -> tuple[Row, ...]:
     rows: list[Row] = sink.content().to_pylist()
-    if sink.input.is_fold:  # Arrow's groups come in any order
+    if sink.input.is_by_key:  # Arrow's groups come in any order
         rows.sort(key=lambda row: repr([row[key] for key in sink.input.keys]))
     return tuple(rows)
 
