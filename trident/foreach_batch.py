@@ -30,8 +30,10 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.errors import Fenced, JobFailed, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.failpoint import failpoint
-from stormproof.core.graph.plan import Plan, compile_topology
-from stormproof.core.graph.topology import TopologyGraph, as_guarantee, checked_name, require_sink
+from stormproof.core.graph.checks import as_guarantee, checked_name, require_sink
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database

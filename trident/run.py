@@ -30,8 +30,10 @@ from stormproof.core.errors import (
     UsageError,
 )
 from stormproof.core.failpoint import failpoint
-from stormproof.core.graph.plan import Plan, compile_topology
-from stormproof.core.graph.topology import TopologyGraph, as_guarantee
+from stormproof.core.graph.checks import as_guarantee
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.machine import own_faults
 from stormproof.core.postgres.database import Database, connect

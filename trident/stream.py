@@ -11,19 +11,10 @@ from stormproof.core.bolt import DEFAULT_STREAM
 from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, ReducerAggregator, UserAggregate
+from stormproof.core.graph.checks import as_guarantee, checked_name, checked_tasks, require_fields, schema_for
+from stormproof.core.graph.components import OperationKind, OutputStream, Subscription, UserFunction
 from stormproof.core.graph.grouping import Grouping, GroupingKind
-from stormproof.core.graph.topology import (
-    OperationKind,
-    OutputStream,
-    Subscription,
-    TopologyGraph,
-    UserFunction,
-    as_guarantee,
-    checked_name,
-    checked_tasks,
-    require_fields,
-    schema_for,
-)
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkSpec
@@ -475,7 +466,7 @@ class Stream:
         Raises:
             TopologyError: this is no persistent aggregate with a state.
         """
-        from stormproof.core.graph.topology import Aggregate, SinkComponent
+        from stormproof.core.graph.components import Aggregate, SinkComponent
         from stormproof.trident.query import NewValues
         from stormproof.trident.state.sink import StateSink
 
@@ -659,7 +650,7 @@ def _with_key(schema: pa.Schema) -> pa.Schema:
 def own_merges(stream: Stream) -> dict[str, Merge]:
     """How the results of users' combiners in a persistent aggregate are merged into what is held."""
     from stormproof.core.graph.aggregators import UserAggregation
-    from stormproof.core.graph.topology import Aggregate
+    from stormproof.core.graph.components import Aggregate
     from stormproof.trident.state.merge import RowMerge
 
     (component,) = (c for c in stream.topology.components if c.name == stream.name)

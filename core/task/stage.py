@@ -22,9 +22,6 @@ from stormproof.core.bolt import ArrowBolt, BoltContext, Ran, fresh
 from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.errors import JobFailed, RoutingError
 from stormproof.core.graph.aggregation import GroupBy
-from stormproof.core.graph.grouping import Router
-from stormproof.core.graph.join import join_rows
-from stormproof.core.graph.keyhash import task_numbers
 from stormproof.core.graph.plan import (
     BoltNode,
     CombineNode,
@@ -47,7 +44,10 @@ from stormproof.core.source.protocol import READER_SCHEMA, Decoder, SliceReader
 from stormproof.core.task.combine import Combiner, combine, distinct_keys, prepare
 from stormproof.core.task.gather import evaluate
 from stormproof.core.task.groups import rows_with_keys
+from stormproof.core.task.join import join_rows
+from stormproof.core.task.keyhash import task_numbers
 from stormproof.core.task.operate import apply, input_text
+from stormproof.core.task.router import Router
 from stormproof.core.task.wire import (
     ACK,
     ACK_SCHEMA,

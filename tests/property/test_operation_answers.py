@@ -22,6 +22,7 @@ from stormproof.core.graph.aggregation import Aggregation, AggregationKind, Grou
 from stormproof.core.graph.join import JoinOn
 from stormproof.core.task.combine import Combiner, combine, finish
 from stormproof.core.task.groups import rows_with_keys
+from stormproof.core.task.join import joined_rows, matches
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.stream import Topology
 
@@ -122,7 +123,7 @@ def test_joins_by_two_keys(how: str, left: list[Row], right: list[Row]) -> None:
     types = (pa.string(), pa.int32(), pa.int64())
     one, other = batch(["k", "i", "x"], types, left), batch(["q", "i", "y"], types, right)
     on = JoinOn.of("j", how, {"k": "q", "i": "i"}, one.schema, other.schema)
-    rows = on.rows(one, other, on.matches(one, other))
+    rows = joined_rows(on, one, other, matches(on, one, other))
     assert rows.schema.names == ["k", "i", "x", "y"]
     assert Counter(tuple(row.values()) for row in rows.to_pylist()) == Counter(joined(left, right, how))
 

@@ -15,7 +15,7 @@ from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.clock import Clock, ManualClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Limit
 from stormproof.trident.coordinator import Coordinator

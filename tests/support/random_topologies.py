@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
-from stormproof.core.graph.topology import OutputStream, Subscription
+from stormproof.core.graph.components import OutputStream, Subscription
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike
 from stormproof.testing import End, Faults, SimulatedMessage, Simulation, simulate

@@ -22,8 +22,8 @@ from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltCont
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregators import ReducerAggregator
-from stormproof.core.graph.plan import FUSED_MAX, compile_topology
-from stormproof.core.graph.topology import OutputStream
+from stormproof.core.graph.compiler import FUSED_MAX, compile_topology
+from stormproof.core.graph.components import OutputStream
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.backoff import Backoff

@@ -13,7 +13,8 @@ from support.jobs import source
 
 from stormproof import exactly_once
 from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
-from stormproof.core.graph.plan import Plan, compile_topology
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkSpec

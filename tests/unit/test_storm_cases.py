@@ -27,8 +27,9 @@ from stormproof.core.bolt import BasicBolt, Bolt, Emit, FailTuple, Streams, Tupl
 from stormproof.core.clock import ManualClock
 from stormproof.core.engine.inline import InlineEngine, Tamper
 from stormproof.core.errors import JobFailed, TopologyError
-from stormproof.core.graph.plan import compile_topology
-from stormproof.core.graph.topology import Subscription, TopologyGraph
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.components import Subscription
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.loop import Loop, LoopOptions

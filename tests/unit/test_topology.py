@@ -8,7 +8,8 @@ import pytest
 from support.jobs import source
 
 from stormproof.core.errors import TopologyError
-from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode, compile_topology
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import Fold, SinkInput, SinkMode
 from stormproof.sinks.memory import MemorySink

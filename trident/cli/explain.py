@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import cast
 
 from stormproof.core.errors import StormproofError, UsageError
-from stormproof.core.graph.topology import SinkComponent, TopologyGraph
+from stormproof.core.graph.components import SinkComponent
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.settings import Settings
 from stormproof.sinks.abilities import warning_of
 from stormproof.sinks.protocol import Sink

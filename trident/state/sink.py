@@ -13,7 +13,7 @@ from stormproof.core.arguments import require_object, require_path
 from stormproof.core.compute import pc
 from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.failpoint import failpoint
-from stormproof.core.graph.keyhash import can_be_key
+from stormproof.core.graph.keys import can_be_key
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.process import kept_from_forks

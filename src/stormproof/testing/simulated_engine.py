@@ -14,8 +14,8 @@ from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltCont
 from stormproof.core.clock import ManualClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import JobFailed
+from stormproof.core.graph.components import UserFunction
 from stormproof.core.graph.plan import BoltNode, Node, OperationNode, Plan
-from stormproof.core.graph.topology import UserFunction
 from stormproof.core.job import Job
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader

@@ -26,8 +26,10 @@ import pyarrow as pa
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import BatchUnverified, JobFailed, TransientError, UsageError
 from stormproof.core.failpoint import watched
-from stormproof.core.graph.plan import Plan, compile_topology
-from stormproof.core.graph.topology import TopologyGraph, as_guarantee
+from stormproof.core.graph.checks import as_guarantee
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.loop import Loop, LoopOptions, LoopStatistics
