@@ -61,7 +61,7 @@ class _Log:
     entries: list[Evidence] = field(default_factory=list[Evidence])
 
 
-class MemoryStore:
+class MemoryTable:
     """What a memory sink holds. It outlives sessions and sinks: a crash loses those, and never this.
 
     Threads: sinks on several threads may commit to one store, one at a time. Forks: one that commits to its parent's is
@@ -119,15 +119,15 @@ class MemorySink(Sink):
     """
 
     def __init__(
-        self, name: str = "memory", *, store: MemoryStore | None = None, staging: str | Path | None = None
+        self, name: str = "memory", *, store: MemoryTable | None = None, staging: str | Path | None = None
     ) -> None:
         where = f"sink {name!r}"
         if store is not None:
-            require_object(where, "store", store, MemoryStore, "stormproof.sinks.memory.MemoryStore()")
+            require_object(where, "store", store, MemoryTable, "stormproof.sinks.memory.MemoryTable()")
         if staging is not None:
             require_path(where, "staging", staging)
         self._name = name
-        self.store = MemoryStore() if store is None else store
+        self.store = MemoryTable() if store is None else store
         self._staging = _own_folder(self) if staging is None else str(Path(staging).absolute())
 
     @property
@@ -318,7 +318,7 @@ class MemorySession(SinkSession):
         """Nothing to let go."""
 
 
-def _require_schema(store: MemoryStore, input_: SinkInput, sink: str) -> None:
+def _require_schema(store: MemoryTable, input_: SinkInput, sink: str) -> None:
     if store.content is None:
         return
     for there, asked in zip(store.content.schema, input_.schema, strict=False):
