@@ -21,7 +21,6 @@ from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
-    TABLE_GONE,
     CommitOutcome,
     Decision,
     Evidence,
@@ -31,6 +30,7 @@ from stormproof.sinks.protocol import (
     Sink,
     SinkIdentity,
     SinkSession,
+    SinkProblem,
     decide,
 )
 from stormproof.sinks.staging import FileWriter, IsDead, prepared_batches, remove_staged, require_files, sweep_folder
@@ -175,7 +175,9 @@ class MemorySink(Sink):
             raise Fenced(f"sink {self._name!r}: epoch {log.epoch} holds it, this is epoch {epoch}", epoch=epoch)
         if self.store.content is None:
             if not create:
-                raise SinkRefused(f"sink {self._name!r}: there is no table {self.target}", problem=TABLE_GONE)
+                raise SinkRefused(
+                    f"sink {self._name!r}: there is no table {self.target}", problem=SinkProblem.TABLE_GONE
+                )
             self.store.create(input_.schema)
         _require_schema(self.store, input_, self._name)
         log.epoch = epoch
@@ -215,7 +217,7 @@ class MemorySession(SinkSession):
     def table_id(self) -> str:
         """Changes when the table is dropped and made again."""
         if self._store.table_id is None:
-            raise SinkRefused(f"{self._where}: the table is gone", problem=TABLE_GONE)
+            raise SinkRefused(f"{self._where}: the table is gone", problem=SinkProblem.TABLE_GONE)
         return self._store.table_id
 
     def writer(self) -> FileWriter:
@@ -278,7 +280,7 @@ class MemorySession(SinkSession):
         """What the table will hold; nothing is changed until all of it is known to be good."""
         where = f"{self._where}, txid {transaction.txid}"
         if self._store.content is None:
-            raise SinkRefused(f"{where}: the table is gone", problem=TABLE_GONE)
+            raise SinkRefused(f"{where}: the table is gone", problem=SinkProblem.TABLE_GONE)
         _require_schema(self._store, self._input, self._identity.sink)
         require_files(self._staging, transaction.files, where=where, digests=True)
         batches = list(prepared_batches(self._staging, transaction.files))

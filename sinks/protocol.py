@@ -12,8 +12,17 @@ from stormproof.core.errors import CannotTell, Json, PositionMismatch
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter, TableKey
 
-TABLE_GONE: Final = "table gone"
-"""`problem` in the details of a `SinkRefused`: there is no table of the sink's name."""
+PROBLEM: Final = "problem"
+"""Name of the detail of a `SinkRefused` that has a `SinkProblem`."""
+
+
+class SinkProblem(StrEnum):
+    """What a sink lacks, where its refusal is not about the rows; append-only."""
+
+    FILE_LOST = "file_lost"
+    """A file of a prepared or committed transaction is missing, or is not as it was written."""
+    TABLE_GONE = "table_gone"
+    """There is no table of the sink's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +240,7 @@ class Sink(SinkSpec, Protocol):
 
         Raises:
             SinkRefused: the table is there and cannot hold such rows (names column and types), or is missing (with
-                `problem` as `TABLE_GONE`); then nothing was made.
+                `problem` as `SinkProblem.TABLE_GONE`); then nothing was made.
             Fenced: a newer epoch holds this sink.
             StoreUnavailable: it cannot be reached.
         """

@@ -62,7 +62,7 @@ from stormproof.trident.recovery import recover
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
 from stormproof.trident.steps import Adoption, Opened, Steps
-from stormproof.trident.transaction import TxnState
+from stormproof.trident.transaction import TxnCause, TxnState
 from stormproof.trident.tuning import AsSet, Sample, Setting, Step, Tuner, in_flight_max
 
 log = logging.getLogger("stormproof.txn")
@@ -547,10 +547,11 @@ class Coordinator:
                 resolution = self._steps.abort_failed(opened, batch.attempt, outcome.failed)
                 return replace(self._result(batch, TxnState.ABORTED, outcome.failed), dead_letters=len(resolution.dead))
             case Divided() as outcome:
-                self._steps.abort(opened.txid, outcome.reason, divide=opened.slice, alone=outcome.alone)
+                cause = TxnCause(outcome.end.value)
+                self._steps.abort(opened.txid, cause, outcome.reason, divide=opened.slice, alone=outcome.alone)
                 return replace(self._result(batch, TxnState.ABORTED), reason=outcome.reason)
             case Abandoned() as outcome:
-                self._steps.abandon(opened.txid, outcome.reason)
+                self._steps.abandon(opened.txid, TxnCause(outcome.end.value), outcome.reason)
                 return replace(self._result(batch, TxnState.ABANDONED), reason=outcome.reason)
             case Broken() as outcome:
                 raise outcome.raised(f"txid {opened.txid} of topology {self._run.topology!r}")

@@ -61,7 +61,8 @@ from stormproof.core.tracking.share import tokens, xor_reduce
 from stormproof.sinks.protocol import CommitOutcome, Sink
 from stormproof.sinks.staging import FileWriter, make_folder
 from stormproof.trident.coordinator import SEED_BITS, Coordinator
-from stormproof.trident.ledger.ledger import Ledger, Tx
+from stormproof.trident.ledger import events, transactions
+from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run, Txn
 from stormproof.trident.ledger.streams import (
     Handed,
@@ -74,6 +75,7 @@ from stormproof.trident.ledger.streams import (
     stands_by_name,
     take,
 )
+from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.preflight import Preflight
@@ -83,7 +85,7 @@ from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import RecoveryReport, RunStatistics
 from stormproof.trident.steps import Opened, Steps
 from stormproof.trident.stream import Topology
-from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
+from stormproof.trident.transaction import AttemptOutcome, EventKind, OperatorAction, TxnCause, TxnState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -330,14 +332,14 @@ class ForeachBatch(ABC):
         place, before = taken.place, taken.adopted_from
         if before is not None:
             detail: dict[str, Json] = {
-                "action": "adopt_stream",
+                "action": OperatorAction.ADOPT_STREAM.value,
                 "from": before,
                 "query": taken.query,
                 "batch": taken.batch,
                 "by": _user(),
             }
             reason = f"goes on from {place}, which follows {before}"
-            life.ledger.record(tx, [Event(EventKind.OPERATOR, reason=reason, detail=detail)])
+            events.record(tx, [Event(EventKind.OPERATOR, OperatorAction.ADOPT_STREAM, reason=reason, detail=detail)])
             log.warning("stream %s: goes on from %s instead of %s", self.name, place, before)
         if standing.last is None and taken.batch > 0:
             # The row itself is the record: status and audit show it, and a prune leaves it.
@@ -488,9 +490,11 @@ def _one(number: int, seed: int) -> Expectation:
 class _BatchSteps(Steps):
     """A batch that is not prepared keeps its txid over restarts: Spark hands out the very same one next."""
 
-    def abort(self, txid: int, reason: str, *, divide: Slice | None = None, alone: Sequence[int] = ()) -> None:
+    def abort(
+        self, txid: int, cause: TxnCause, reason: str, *, divide: Slice | None = None, alone: Sequence[int] = ()
+    ) -> None:
         """Leave it open; its next attempt comes with the call that hands it out again."""
-        del divide, alone
+        del cause, divide, alone
         failpoint("abort.in_transaction")
         log.info("txid %d of stream %s stays open: %s", txid, self.run.topology, reason)
         failpoint("abort.after")
@@ -638,11 +642,11 @@ class _SinkStream(ForeachBatch):
                 assert standing.last is not None
                 taken, attempt = standing.last, self._again(life, tx, standing.last, seed)
             else:
-                txid = ledger.next_txid(tx)
+                txid = transactions.next_txid(tx)
                 adopted = self._adopt if known is Handed.ADOPTED else None
                 taken = StreamBatch(txid, life.query, batch, txid, adopted_from=adopted)
                 self._record_place(life, tx, standing, taken)
-                ledger.open(tx, txid, Guarantee.EXACTLY_ONCE, source.name, source.slice(taken, seed), seed)
+                transactions.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, source.name, source.slice(taken, seed), seed)
                 attempt = 1
             failpoint("open.in_transaction")
         failpoint("open.after")
@@ -650,21 +654,20 @@ class _SinkStream(ForeachBatch):
         return Opened(taken.txid, steps.lease(taken.txid), source.slice(taken, seed), seed), attempt
 
     def _again(self, life: _Life, tx: Tx, last: StreamBatch, seed: int) -> int | None:
-        ledger = life.ledger
         assert last.txid is not None
-        txn = cast("Txn", ledger.txn(tx, last.txid))
+        txn = cast("Txn", transactions.find(tx, last.txid))
         if txn.state is TxnState.OPEN:
             # Nothing was fixed: it runs again, and its content may be another.
-            ledger.end_attempt(
+            transactions.end_attempt(
                 tx, last.txid, txn.attempt, AttemptOutcome.JOB_FAILED, "its driver ended, or its job failed"
             )
             expected = _one(last.number, seed)
-            ledger.add_attempt(tx, last.txid, txn.attempt + 1, seed, frozenset(), expected)
+            transactions.add_attempt(tx, last.txid, txn.attempt + 1, seed, frozenset(), expected)
             return txn.attempt + 1
         if txn.state is not TxnState.COMMITTED:
             raise Fenced(f"txid {last.txid} of stream {self.name!r} is {txn.state}: another driver moved it")
         detail: dict[str, Json] = {"query": last.query, "batch": last.batch}
-        ledger.record(
+        events.record(
             tx, [Event(EventKind.SUPPRESSED, txid=last.txid, sink=sink, detail=detail) for sink in life.sessions]
         )
         return None
@@ -807,7 +810,7 @@ class _TopologyStream(ForeachBatch):
 
         def record() -> None:
             with life.ledger.transaction(life.run) as tx:
-                life.ledger.record(tx, [Event(EventKind.SUPPRESSED, detail=detail)])
+                events.record(tx, [Event(EventKind.SUPPRESSED, detail=detail)])
 
         outlasting_outages(record, life.options, self._clock)
 

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from stormproof.core.errors import FatalError, PositionMismatch, SinkRefused
 from stormproof.core.message import storable_text
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.protocol import TABLE_GONE, Sink, SinkIdentity, SinkSession
-from stormproof.trident.ledger.binding import Bound
+from stormproof.sinks.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, SinkSession
+from stormproof.trident.ledger import events
+from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.transaction import EventKind
@@ -29,7 +30,7 @@ def open_bound(sink: Sink, input_: SinkInput, run: Run, bound: Bound | None) -> 
         # One that was in another process's memory is made anew: recovery compares what it holds.
         return sink.open(identity, input_, run.epoch, create=bound is None or sink.is_new_in_process)
     except SinkRefused as error:
-        if bound is not None and error.details.get("problem") == TABLE_GONE:
+        if bound is not None and error.details.get(PROBLEM) == SinkProblem.TABLE_GONE:
             raise bound.is_gone(sink.target) from error
         raise _refused(error, run, sink.name, bound) from error
 
@@ -86,4 +87,4 @@ def refusal_on_record(ledger: Ledger, run: Run, sink: str) -> Generator[None]:
 def _record(ledger: Ledger, run: Run, sink: str, error: FatalError) -> None:
     with ledger.transaction(run) as tx:
         reason = storable_text(error.message)
-        ledger.record(tx, [Event(EventKind.START_REFUSED, sink=sink, error=reason, detail={"epoch": run.epoch})])
+        events.record(tx, [Event(EventKind.START_REFUSED, sink=sink, error=reason, detail={"epoch": run.epoch})])

@@ -46,7 +46,8 @@ from stormproof.sinks.protocol import Sink
 from stormproof.sinks.registry import describe_sink
 from stormproof.sinks.staging import settle_folder
 from stormproof.trident.coordinator import Coordinator
-from stormproof.trident.ledger.graph import graph_of
+from stormproof.trident.ledger import bindings, lives
+from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.opening import claim_table, open_bound, refusal_on_record
@@ -306,19 +307,19 @@ def _open_stores(
         sink = cast("Sink", spec)
         with refusal_on_record(ledger, run, sink.name):
             with ledger.transaction(run) as tx:
-                bound = ledger.bound(tx, sink.name)
+                bound = bindings.bound(tx, sink.name)
             sessions[sink.name] = session = open_bound(sink, plan.sinks[sink.name], run, bound)
             require_own_stores(plan, sessions)
             with ledger.transaction(run) as tx:
                 if bound is None:
-                    ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
-                    claim_table(session, sink.target, ledger.adopted_lives(tx))
+                    lives.require_known(tx, sink.name, sink.target, session.other_incarnations())
+                    claim_table(session, sink.target, lives.adopted(tx))
                 folder = session.writer().files_in()
                 if folder is not None:
                     with machine_errors(f"sink {sink.name!r}, the folder for its files"):
                         settle_folder(folder, private=True)
                 description = describe_sink(sink, plan.sinks[sink.name], files=folder, ledger_database=database)
-                ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
+                bindings.bind(tx, sink.name, sink.target, session.table_id, description)
     return sessions
 
 

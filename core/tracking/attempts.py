@@ -136,6 +136,8 @@ class AllFailed:
 class Divided:
     """The batch goes back in parts: the suspects alone, or two halves where there are none. No failure counts."""
 
+    end: AttemptEnd
+    """How its last attempt ended."""
     reason: str
     alone: tuple[int, ...]
     attempts: int
@@ -153,6 +155,8 @@ class GivenUp:
 class Abandoned:
     """Under at-most-once: the one attempt came to nothing, and nothing comes back."""
 
+    end: AttemptEnd
+    """How the attempt ended."""
     reason: str
     attempts: int
 
@@ -280,7 +284,7 @@ class BatchRunner:
             self._lost_batches += 1  # its messages are gone: what fails next is unrelated
             if self._breaker.failed_alone(self._lost_batches, died.outside) is Breaks.STOP:
                 return self._broken(batch, died)
-            return Abandoned(f"{AttemptEnd.JOB_FAILED}: {died.error}", batch.attempt.number)
+            return Abandoned(AttemptEnd.JOB_FAILED, f"{AttemptEnd.JOB_FAILED}: {died.error}", batch.attempt.number)
         batch.died += 1
         if batch.died < 2:
             per_message = batch.attempt.per_message
@@ -362,7 +366,8 @@ class BatchRunner:
 
     def _judge_untracked(self, batch: _Batch, report: JobReport, wrong: tuple[str, ...]) -> Outcome:
         if wrong:
-            return Abandoned(f"{AttemptEnd.UNVERIFIED}: {'; '.join(wrong)}", batch.attempt.number)
+            error = "; ".join(wrong)
+            return Abandoned(AttemptEnd.UNVERIFIED, f"{AttemptEnd.UNVERIFIED}: {error}", batch.attempt.number)
         batch.carry([*report.failures, *report.late])
         return _complete(batch, report)
 
@@ -515,7 +520,7 @@ def _complete(batch: _Batch, report: JobReport) -> Complete:
 
 def _divided(batch: _Batch, end: AttemptEnd, error: str, alone: tuple[int, ...] = ()) -> Divided:
     how = f"{len(alone)} suspects set apart" if alone else "halved"
-    return Divided(f"{how} after {end}: {error}", alone, batch.attempt.number)
+    return Divided(end, f"{how} after {end}: {error}", alone, batch.attempt.number)
 
 
 def _summary(failures: Sequence[MessageFailure], wrong: Sequence[str]) -> str:

@@ -34,7 +34,6 @@ from stormproof.sinks.delta.table import column_limits, require_table
 from stormproof.sinks.delta.torn import put_torn_aside
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.protocol import (
-    TABLE_GONE,
     CommitOutcome,
     Decision,
     EvidenceReport,
@@ -42,6 +41,7 @@ from stormproof.sinks.protocol import (
     PreparedTransaction,
     SinkIdentity,
     SinkSession,
+    SinkProblem,
     decide,
 )
 from stormproof.sinks.staging import (
@@ -259,7 +259,7 @@ class DeltaSession(SinkSession):
                 f"{where}: version {version} lost {lost[0]}, and versions up to {newest} came after it: they would be taken "
                 f"back, too. Put the file back, or RESTORE the table to version {version - 1} and write the later "
                 "versions' rows again; then retry",
-                problem="file lost",
+                problem=SinkProblem.FILE_LOST,
                 files=list(lost),
             )
         self._require_prepared(table, transaction, where)
@@ -328,7 +328,9 @@ class DeltaSession(SinkSession):
             self._table_entry = self._entry_state(self._table.version())
         except TableNotFoundError as error:
             self._table = None
-            raise SinkRefused(f"{self._where}: the table is gone: {shown(error)}", problem=TABLE_GONE) from error
+            raise SinkRefused(
+                f"{self._where}: the table is gone: {shown(error)}", problem=SinkProblem.TABLE_GONE
+            ) from error
         except (DeltaError, OSError) as error:
             self._table = None
             raise StoreUnavailable(f"{self._where}: the table cannot be read: {shown(error)}") from error
@@ -565,7 +567,7 @@ class DeltaSession(SinkSession):
             raise SinkRefused(
                 f"{self._where}: file lost: version {position.commit.version} holds txid {position.txid}, but "
                 f"{'; '.join(lost[:5])}; it was lost after the commit; {way_on}",
-                problem="file lost",
+                problem=SinkProblem.FILE_LOST,
                 files=list(lost),
             )
 

@@ -21,7 +21,7 @@ from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, check_types
 from stormproof.sinks.delta.torn import put_torn_aside, require_whole
 from stormproof.sinks.folding import check_fold_input
-from stormproof.sinks.protocol import TABLE_GONE, Sink, SinkIdentity
+from stormproof.sinks.protocol import Sink, SinkIdentity, SinkProblem
 from stormproof.sinks.registry import SinkAddress
 from stormproof.sinks.staging import make_folder, settle_folder, sync_file, sync_folder
 
@@ -118,7 +118,7 @@ class DeltaSink(Sink):
             with panics_as_errors():
                 if not DeltaTable.is_deltatable(self._path):
                     if not create:
-                        raise SinkRefused(f"{where}: there is no Delta table", problem=TABLE_GONE)
+                        raise SinkRefused(f"{where}: there is no Delta table", problem=SinkProblem.TABLE_GONE)
                     self._create(identity, input_)
             settle_folder(self._path)
             if input_.is_by_key:
@@ -126,7 +126,9 @@ class DeltaSink(Sink):
             with panics_as_errors():
                 return self._session(identity, input_, epoch, reading=False)
         except TableNotFoundError as error:
-            raise SinkRefused(f"{where}: there is no Delta table: {shown(error)}", problem=TABLE_GONE) from error
+            raise SinkRefused(
+                f"{where}: there is no Delta table: {shown(error)}", problem=SinkProblem.TABLE_GONE
+            ) from error
         except (DeltaError, OSError) as error:
             raise StoreUnavailable(f"{where}: the table cannot be opened: {shown(error)}") from error
 
@@ -138,7 +140,9 @@ class DeltaSink(Sink):
             with panics_as_errors():
                 return self._session(identity, input_, 0, reading=True)
         except TableNotFoundError as error:
-            raise SinkRefused(f"{where}: there is no Delta table: {shown(error)}", problem=TABLE_GONE) from error
+            raise SinkRefused(
+                f"{where}: there is no Delta table: {shown(error)}", problem=SinkProblem.TABLE_GONE
+            ) from error
         except (DeltaError, OSError) as error:
             raise StoreUnavailable(f"{where}: the table cannot be opened: {shown(error)}") from error
 

@@ -37,7 +37,6 @@ from stormproof.sinks.postgres.table import (
     wire_schema,
 )
 from stormproof.sinks.protocol import (
-    TABLE_GONE,
     CommitOutcome,
     Decision,
     Evidence,
@@ -46,6 +45,7 @@ from stormproof.sinks.protocol import (
     PreparedTransaction,
     SinkIdentity,
     SinkSession,
+    SinkProblem,
     decide,
     least_rows,
 )
@@ -487,7 +487,7 @@ class PostgresSession(SinkSession):
         return read_table(connection, oid)
 
     def _gone(self, where: str) -> SinkRefused:
-        return SinkRefused(f"{where}: there is no such table, it is gone", problem=TABLE_GONE)
+        return SinkRefused(f"{where}: there is no such table, it is gone", problem=SinkProblem.TABLE_GONE)
 
     def _lock_guard(self, connection: psycopg.Connection, *, same_table: bool) -> Held | None:
         """What is held, with the guard row locked, which is made where nobody has claimed the table."""

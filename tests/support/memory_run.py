@@ -21,7 +21,8 @@ from stormproof.core.source.protocol import Limit
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.in_flight import Jobs, JobsInTurn
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.ledger import Ledger, memory_ledger_engine
+from stormproof.trident.ledger.database import memory_ledger_engine
+from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.options import RunOptions
 from stormproof.trident.run import attached
 from stormproof.trident.statistics import BatchResult, RunStatistics

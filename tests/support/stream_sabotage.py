@@ -13,6 +13,7 @@ from stormproof.sinks.delta import session as delta_session
 from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity
 from stormproof.sinks.staging import prepared_batches
 from stormproof.trident import foreach_batch, recovery
+from stormproof.trident.ledger import transactions
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.ledger.streams import Handed, Standing
 from stormproof.trident.steps import Steps
@@ -52,7 +53,7 @@ def recompute_what_is_prepared() -> None:
 
     def roll_forward(steps: Steps, txn: Txn, _done: Any) -> None:
         with steps.ledger.transaction(steps.run) as tx:
-            work = steps.ledger.work(tx, txn.txid)
+            work = transactions.work(tx, txn.txid)
         some = next(w for w in work.values() if w.files)
         folder: str = getattr(steps.sessions[some.sink].writer(), "directory")  # noqa: B009 - of our own writers
         rows = pa.Table.from_batches(list(prepared_batches(folder, some.files)))

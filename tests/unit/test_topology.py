@@ -14,7 +14,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import Fold, SinkInput, SinkMode
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import ReadyAggregate, count, max_, min_, sum_
-from stormproof.trident.ledger.graph import Graph, changes, graph_of
+from stormproof.trident.ledger.graphs import Graph, changes, graph_of
 from stormproof.trident.stream import Stream, Topology
 
 

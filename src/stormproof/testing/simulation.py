@@ -488,7 +488,8 @@ class _Unledgered(_Drivers):
 
 class _Ledgered(_Drivers):
     def __init__(self, world: _World) -> None:
-        from stormproof.trident.ledger.ledger import Ledger, memory_ledger_engine
+        from stormproof.trident.ledger.database import memory_ledger_engine
+        from stormproof.trident.ledger.ledger import Ledger
 
         self._world = world
         self._ledger = Ledger(memory_ledger_engine(), world.clock, lambda: OWNER)
