@@ -23,7 +23,7 @@ update stormproof.txn set cause = case
   when state = 'blocked' and (reason ~ '^sink .*: file lost: version [0-9]+ holds txid '
     or reason ~ '^sink .*: [0-9]+ of [0-9]+ prepared files are not as prepared: '
     or reason ~ '^sink .*: the prepared file .* is missing; nothing was written; ') then 'file_lost'
-  when state = 'blocked' and reason ~ '^sink .*: (the table is gone|there is no (such )?table)' then 'table_gone'
+  when state = 'blocked' and reason ~ '^sink .*: (the table is gone|there is no (such |Delta )?table)' then 'table_gone'
   when state = 'blocked' and reason ~ '^sink .*: ' then 'sink_refused'
   else 'other'
 end
