@@ -29,8 +29,8 @@ from stormproof.sinks.protocol import (
     PreparedTransaction,
     Sink,
     SinkIdentity,
-    SinkSession,
     SinkProblem,
+    SinkSession,
     decide,
 )
 from stormproof.sinks.staging import FileWriter, IsDead, prepared_batches, remove_staged, require_files, sweep_folder

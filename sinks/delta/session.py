@@ -40,8 +40,8 @@ from stormproof.sinks.protocol import (
     Held,
     PreparedTransaction,
     SinkIdentity,
-    SinkSession,
     SinkProblem,
+    SinkSession,
     decide,
 )
 from stormproof.sinks.staging import (

@@ -44,8 +44,8 @@ from stormproof.sinks.protocol import (
     Held,
     PreparedTransaction,
     SinkIdentity,
-    SinkSession,
     SinkProblem,
+    SinkSession,
     decide,
     least_rows,
 )
