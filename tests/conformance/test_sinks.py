@@ -362,5 +362,6 @@ def test_expired_evidence_cannot_tell(harness: SinkHarness, session: SinkSession
 
 
 def _replace_decide(monkeypatch: pytest.MonkeyPatch, broken: Any) -> None:
-    for module in ("memory", "postgres.session", "delta.session"):
-        monkeypatch.setattr(f"stormproof.sinks.{module}.decide", broken)
+    own = ("memory", "postgres.session", "delta.session")
+    for module in (*(f"stormproof.sinks.{name}" for name in own), "sqlite_sink"):
+        monkeypatch.setattr(f"{module}.decide", broken)
