@@ -545,14 +545,16 @@ class Coordinator:
         match batch.outcome:
             case AllFailed() as outcome:
                 resolution = self._steps.abort_failed(opened, batch.attempt, outcome.failed)
-                return replace(self._result(batch, TxnState.ABORTED, outcome.failed), dead_letters=len(resolution.dead))
+                result = self._result(batch, TxnState.ABORTED, outcome.failed)
+                return replace(result, dead_letters=len(resolution.dead), cause=TxnCause.EVERY_MESSAGE_FAILED)
             case Divided() as outcome:
                 cause = TxnCause(outcome.end.value)
                 self._steps.abort(opened.txid, cause, outcome.reason, divide=opened.slice, alone=outcome.alone)
-                return replace(self._result(batch, TxnState.ABORTED), reason=outcome.reason)
+                return replace(self._result(batch, TxnState.ABORTED), cause=cause, reason=outcome.reason)
             case Abandoned() as outcome:
-                self._steps.abandon(opened.txid, TxnCause(outcome.end.value), outcome.reason)
-                return replace(self._result(batch, TxnState.ABANDONED), reason=outcome.reason)
+                cause = TxnCause(outcome.end.value)
+                self._steps.abandon(opened.txid, cause, outcome.reason)
+                return replace(self._result(batch, TxnState.ABANDONED), cause=cause, reason=outcome.reason)
             case Broken() as outcome:
                 raise outcome.raised(f"txid {opened.txid} of topology {self._run.topology!r}")
             case GivenUp() as outcome:
@@ -645,6 +647,7 @@ class Coordinator:
             "failed": result.failed,
             "reasons": result.reasons,
             "dead_letters": result.dead_letters,
+            "cause": result.cause,
             "reason": storable_text(result.reason),
             "returned": result.returned,
             "unanchored": result.unanchored,

@@ -150,6 +150,12 @@ def make_engine(choice: EngineChoice, settings: Settings) -> tuple[Engine, bool]
     return choice, False
 
 
+def placed(plan: Plan, database: Database, settings: Settings) -> Plan:
+    """The plan, with what its sinks were not told: the database and the folder of the settings."""
+    sinks = [cast("Sink", spec).placed(database, settings.staging_path) for spec in plan.sink_specs]
+    return replace(plan, sink_specs=tuple(sinks))
+
+
 @contextmanager
 def driver(
     topology: TopologyGraph,
@@ -195,8 +201,7 @@ def driver(
         require_schema(sql_engine, database, own=settings.uses_embedded)
         topology.source.bind(database)
         source = of_run(topology.source, database)
-        placed = [cast("Sink", spec).placed(database, settings.staging_path) for spec in plan.sink_specs]
-        plan = replace(plan, sink_specs=tuple(placed))
+        plan = placed(plan, database, settings)
         ledger = Ledger(sql_engine, clock, new_incarnation)
         chosen_options = options or options_of(settings, chosen)
         preflight = Preflight(running, plan, functions, source, settings.staging_path)

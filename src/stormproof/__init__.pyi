@@ -75,7 +75,9 @@ from .trident.aggregate import (
     sum_ as sum_,
 )
 from .trident.explain import Explanation as Explanation
-from .trident.foreach_batch import StreamResult as StreamResult, exactly_once as exactly_once, feed as feed
+from .trident.streaming.api import exactly_once as exactly_once, feed as feed
+from .trident.streaming.base import ForeachBatch as ForeachBatch
+from .trident.streaming.result import StreamOutcome as StreamOutcome, StreamResult as StreamResult
 from .trident.run import run as run
 from .trident.state.delta import DeltaMap as DeltaMap
 from .trident.state.key_value import (

@@ -32,8 +32,8 @@ from support.verdicts import is_known, verified
 from stormproof import Fenced, PositionMismatch, PostgresSink, StoreUnavailable, UsageError, exactly_once
 from stormproof.core.failpoint import armed
 from stormproof.core.postgres.database import Database
-from stormproof.trident.foreach_batch import StreamOutcome, StreamResult
 from stormproof.trident.ledger import fence
+from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 
 pytestmark = pytest.mark.postgres
 forms = pytest.mark.parametrize("form", Form)
