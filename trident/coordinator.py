@@ -140,6 +140,7 @@ class Coordinator:
         rng: random.Random,
         on_batch: Callable[[BatchResult], None] | None = None,
         jobs: Jobs | None = None,
+        watch: Watch | None = None,
         preflight: Callable[[], None] | None = None,
     ) -> None:
         self._plan = plan
@@ -159,7 +160,6 @@ class Coordinator:
         )
         self._maintained_at_s = clock.monotonic_s()
         self._steps = Steps(ledger, run, source, sessions, lease_s=options.lease_s, pulse_root=options.pulse_root)
-        timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
         chosen = in_flight_max(options.max_batches_in_flight, options.latency_target_s)
         self._in_flight_max = 1 if plan.serial else chosen
         self._tuner: Tuner = (
@@ -167,7 +167,7 @@ class Coordinator:
             if options.latency_target_s is None
             else LatencyTuner(options.latency_target_s, options.limit, self._in_flight_max)
         )
-        self._watch = Watch(timeout_s, options.start_timeout_s, options.pulse_root)
+        self._watch = watch or Watch.of(plan, options)
         self._jobs = jobs or (JobsOnThreads(self._in_flight_max) if self._in_flight_max > 1 else JobsInTurn())
         self._leases = WaitingLeases(source)
         self._in_flight: dict[int, _Batch] = {}
@@ -371,6 +371,7 @@ class Coordinator:
         """Have its first job run; see `stormproof.core.tracking.attempts`."""
         opened = batch.opened
         name, deaths = f"txid {opened.txid} of topology {self._run.topology!r}", opened.slice.deaths
+        journal = self._steps.journal(opened)
         if opened.slice.expected.messages == 1 and (
             deaths >= DEATHS_ALONE_MAX or (deaths >= DEATHS_NOTED_MAX and self._is_noted(opened))
         ):
@@ -378,10 +379,10 @@ class Coordinator:
             # alone: it has failed, without running once more.
             error = f"{deaths} drivers ended while they had it in hand"
             reason = FailureReason.WORKER_LOST
-            batch.outcome = self._runner.failed_alone(name, opened.slice, opened.seed, reason, error)
+            batch.outcome = self._runner.failed_alone(name, opened.slice, opened.seed, journal, reason, error)
             batch.ready_s = self._clock.monotonic_s()
             return
-        batch.attempts = self._runner.attempts(name, opened.slice, opened.seed, self._steps.journal(opened))
+        batch.attempts = self._runner.attempts(name, opened.slice, opened.seed, journal)
         self._start_job(batch, next(batch.attempts))
 
     def _decided(self) -> _Batch | None:

@@ -19,7 +19,7 @@ LAYERS: Final = (
     ("stormproof", "stormproof.__main__", "stormproof.testing"),
     ("stormproof.trident",),
     ("stormproof.sinks",),
-    ("stormproof.core.engine", "stormproof.core.loop"),
+    ("stormproof.core.engine",),
     ("stormproof.core.task",),
     ("stormproof.core.job",),
     ("stormproof.core.graph",),

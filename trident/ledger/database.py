@@ -86,11 +86,3 @@ class LedgerDatabase:
 def _first_line(error: object) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else ""
-
-
-def memory_ledger_engine() -> sa.Engine:
-    """An SQLite database in memory with the ledger's tables, for unit tests."""
-    engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool, connect_args={"check_same_thread": False})
-    with engine.execution_options(schema_translate_map={t.SCHEMA: None}).begin() as connection:
-        t.metadata.create_all(connection)
-    return engine
