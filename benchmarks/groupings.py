@@ -22,7 +22,7 @@ from benchmarks.word_count import split_lines
 from benchmarks.workbench import Workbench, require_total, timed
 from stormproof.core.bolt import ArrowBolt
 from stormproof.core.compute import pc
-from stormproof.core.graph.topology import OutputStream, Subscription
+from stormproof.core.graph.components import OutputStream, Subscription
 from stormproof.core.guarantee import Guarantee
 from stormproof.sinks.delta import DeltaSink
 from stormproof.trident.stream import Topology

@@ -26,6 +26,7 @@ mapping of JSON values, and survives pickling, since errors cross from Spark's w
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import ClassVar, TypeAlias
@@ -65,6 +66,11 @@ class StormproofError(Exception):
 
     kind: ClassVar[ErrorKind] = ErrorKind.STORMPROOF
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__ == __name__:
+            cls.__module__ = "stormproof"  # where users import it from, and what a traceback is to show
+
     def __init__(self, message: str, /, **details: Json) -> None:
         super().__init__(message)
         self.message = message
@@ -72,6 +78,12 @@ class StormproofError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, dict(self.details))
+
+
+StormproofError.__annotations__ = inspect.get_annotations(
+    StormproofError, eval_str=True
+)  # before it shows another home
+StormproofError.__module__ = "stormproof"
 
 
 def _rebuild(cls: type[StormproofError], message: str, details: dict[str, Json]) -> StormproofError:

@@ -108,6 +108,11 @@ class Settings(BaseSettings):
         gt=0,
         description="how long opened messages stay this driver's without a sign of life; extended every third of it",
     )
+    plugins: str = Field(
+        default="",
+        description="modules, or FILE.py, with commas between them, that a command imports first; each registers kinds of "
+        "sinks of your own, which `audit`, `status` and `ledger` then open (see sinks.md)",
+    )
     log_format: Literal["auto", "text", "json"] = Field(
         default="auto",
         description="form of the log's lines: `text` is a short line a batch for people, `json` one JSON object a line; "

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -31,25 +31,63 @@ class Fold(StrEnum):
     """By a function of the user's, which only a state can call."""
 
 
+class SinkMode(StrEnum):
+    """What becomes of a row in the sink's table."""
+
+    APPEND = "append"
+    """It is added."""
+    UPSERT = "upsert"
+    """It replaces the row of its key, or is added where there is none."""
+    FOLD = "fold"
+    """It is folded into the row of its key, column by column, or added where there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkInput:
-    """What arrives at a sink: the rows' schema, and for a fold its keys and how each other column folds.
+    """What arrives at a sink: the rows' schema, and what becomes of a row. `SinkInput(schema)` is for append.
 
-    `folds` empty is append. The rows of one batch hold each key once where `keys` is not empty.
+    `keys` names the key columns of an upsert and of a fold; of an append, the columns by which rows were grouped, if
+    any. The rows of one batch hold each key once where there are keys. `folds` says how each other column folds.
     """
 
     schema: pa.Schema
     keys: tuple[str, ...] = ()
     folds: Mapping[str, Fold] = field(default_factory=dict[str, Fold])
+    mode: SinkMode = SinkMode.APPEND
+
+    def __post_init__(self) -> None:
+        if bool(self.folds) != (self.mode is SinkMode.FOLD):
+            raise ValueError(f"a sink's input of mode {self.mode} has {len(self.folds)} folds: only a fold has any")
+
+    @classmethod
+    def for_upsert(cls, schema: pa.Schema, keys: tuple[str, ...]) -> SinkInput:
+        """Each row replaces the one of its key."""
+        return cls(schema, keys, mode=SinkMode.UPSERT)
+
+    @classmethod
+    def for_fold(cls, schema: pa.Schema, keys: tuple[str, ...], folds: Mapping[str, Fold]) -> SinkInput:
+        """Each row is folded into the one of its key."""
+        return cls(schema, keys, folds, SinkMode.FOLD)
 
     @property
-    def is_fold(self) -> bool:
-        """Whether rows are folded into what the sink holds, rather than appended."""
-        return bool(self.folds)
+    def is_by_key(self) -> bool:
+        """Whether rows change rows that the table has (upsert, fold), rather than being added to them (append)."""
+        return self.mode is not SinkMode.APPEND
+
+
+APPEND_AND_FOLD: Final = frozenset({SinkMode.APPEND, SinkMode.FOLD})
+"""The modes that the sinks of this package serve."""
+
+
+TableKey: TypeAlias = tuple[Hashable, ...]
+"""Tells one table, or one store, from every other; compared, never shown."""
 
 
 class SinkSpec(Protocol):
-    """A sink as a topology names it: a description without a connection; picklable."""
+    """A sink as a topology names it: a description without a connection; picklable.
+
+    An implementation inherits it. The methods without a default are its own to write.
+    """
 
     @property
     def name(self) -> str:
@@ -65,32 +103,48 @@ class SinkSpec(Protocol):
         """Raise TopologyError where this sink cannot take such rows or serve this guarantee; no connection is made."""
         ...
 
-
-@runtime_checkable
-class ChecksSources(Protocol):
-    """A sink that also depends on where its rows come from."""
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """The modes that it serves; a topology that needs another one is refused before `check` is asked."""
+        return frozenset({SinkMode.APPEND})
 
     def check_sources(self, sources: Mapping[str, SourceKind], guarantee: Guarantee) -> None:
         """Raise TopologyError where it cannot serve the guarantee behind these spouts."""
-        ...
-
-
-TableKey: TypeAlias = tuple[Hashable, ...]
-"""Tells one table, or one store, from every other; compared, never shown."""
-
-
-@runtime_checkable
-class NamesTable(Protocol):
-    """A sink whose table can be told by its name alone, as far as a name tells."""
+        del sources, guarantee
 
     def table_key(self) -> TableKey | None:
-        """Equal where two sinks certainly write to one table; None: only the store can tell. No connection is made."""
-        ...
+        """Equal where two sinks certainly write to one table, by its name; None: only the store can tell. No connection
+        is made.
+        """
+        return None
+
+    def files_in(self, input_: SinkInput) -> str | None:
+        """The folder in which executors write its files; None where it has none, or it is not known before it is opened.
+        No connection is made.
+        """
+        del input_
+        return None
+
+
+def require_mode(sink: SinkSpec, input_: SinkInput) -> None:
+    """Refuse a sink that does not serve the mode of its rows.
+
+    Raises:
+        TopologyError: names the sink, the mode and the modes that it serves.
+    """
+    if input_.mode not in sink.modes:
+        served = " and ".join(sorted(sink.modes)) or "none"
+        raise TopologyError(
+            f"sink {sink.name!r} ({sink.target}) cannot {input_.mode} rows; it serves {served}. Use another sink, or a "
+            "state: .persistent_aggregate(..., state=...) folds, .partition_persist(..., MapSetter(), keys=[...]) upserts",
+            sink=sink.name,
+            mode=input_.mode.value,
+        )
 
 
 def table_by_name(sink: SinkSpec) -> TableKey | None:
     """Which table a sink has, where its name tells."""
-    return sink.table_key() if isinstance(sink, NamesTable) else None
+    return sink.table_key()
 
 
 def require_tables_apart(
@@ -181,23 +235,12 @@ class SinkWriter(Protocol):
         """A writer for one task."""
         ...
 
-
-@runtime_checkable
-class WritesFiles(Protocol):
-    """A sink that knows, before it is opened, the folder in which executors write its files."""
-
-    def files_in(self, input_: SinkInput) -> str | None:
-        """The folder; None where it is not known yet. No connection is made."""
+    def files_in(self) -> str | None:
+        """The folder of its prepared files; None where it writes none to a folder."""
         ...
 
-
-@runtime_checkable
-class OffersResource(Protocol):
-    """A sink's writer that also brings what bolts may use in executors, by the name `state:SINK`. Picklable."""
-
-    @property
-    def resource(self) -> object:
-        """What bolts get."""
+    def resource(self) -> object | None:
+        """What bolts may use in executors, by the name `state:SINK`; picklable. None: nothing."""
         ...
 
 

@@ -11,6 +11,7 @@ is taken back.
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 import psycopg
 
@@ -71,7 +72,7 @@ def topology(lake: str) -> Topology:
     return t
 
 
-def main(engine: str, lake: str = "lake") -> None:
+def main(engine: Literal["spark", "inline"], lake: str = "lake") -> None:
     """Put the sentences, run until nothing is left, show the counts."""
     t = topology(lake)
     PostgresQueue(QUEUE).put([sentence.encode() for sentence in SENTENCES])

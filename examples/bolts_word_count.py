@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from typing import Literal
 
 import psycopg
 
@@ -106,7 +107,7 @@ def rehearse(lake: str) -> None:
     print(f"rehearsal with {s.drivers} drivers: {s.acked} sentences acked, {s.dead} dead, {counts['the']} times 'the'")
 
 
-def main(engine: str, lake: str = "lake") -> None:
+def main(engine: Literal["spark", "inline"], lake: str = "lake") -> None:
     """Put the sentences, run until nothing is left, show the counts."""
     rehearse(lake)
     t = topology(lake)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Literal
 
 import psycopg
 
@@ -94,7 +95,7 @@ def topology() -> Topology:
     return t
 
 
-def main(engine: str) -> None:
+def main(engine: Literal["spark", "inline"]) -> None:
     """Put orders and payments, run until nothing is left, show both tables."""
     t = topology()
     PostgresQueue("orders").put([json.dumps(order).encode() for order in ORDERS])

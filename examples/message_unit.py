@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Literal
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
@@ -45,7 +46,7 @@ def topology(lake: str) -> Topology:
     return t
 
 
-def main(engine: str, lake: str = "lake") -> None:
+def main(engine: Literal["spark", "inline"], lake: str = "lake") -> None:
     """Put the baskets, run until nothing is left, show the rows."""
     t = topology(lake)
     PostgresQueue(QUEUE).put([json.dumps(basket).encode() for basket in BASKETS])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from typing import Literal
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
@@ -45,7 +46,7 @@ def topology(lake: str) -> Topology:
     return t
 
 
-def main(engine: str, lake: str = "lake") -> None:
+def main(engine: Literal["spark", "inline"], lake: str = "lake") -> None:
     """Run until nothing is left; show what the sample says."""
     t = topology(lake)
     done = t.run(engine=engine, until_idle=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from stormproof.core.compute import pc
 from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.graph.aggregation import has_extremes
-from stormproof.core.sink import Fold, SinkInput
+from stormproof.core.sink import Fold, SinkInput, SinkMode
 
 _WIDE_DIGITS: Final = 76
 
@@ -26,7 +26,7 @@ def check_fold_input(input_: SinkInput, where: str) -> None:
     unknown = [n for n in (*input_.keys, *input_.folds) if n not in names]
     if unknown:
         raise TopologyError(f"{where}: no column {', '.join(map(repr, unknown))}; there are {', '.join(names)}")
-    if not input_.is_fold:
+    if input_.mode is not SinkMode.FOLD:
         return
     if not input_.keys:
         raise TopologyError(f"{where}: a fold needs at least one key column")

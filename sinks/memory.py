@@ -17,18 +17,20 @@ from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.process import OneProcess
-from stormproof.core.sink import SinkInput, TableKey
+from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
-    TABLE_GONE,
     CommitOutcome,
     Decision,
     Evidence,
     EvidenceReport,
     Held,
     PreparedTransaction,
+    Sink,
     SinkIdentity,
+    SinkProblem,
+    SinkSession,
     decide,
 )
 from stormproof.sinks.staging import FileWriter, IsDead, prepared_batches, remove_staged, require_files, sweep_folder
@@ -59,7 +61,7 @@ class _Log:
     entries: list[Evidence] = field(default_factory=list[Evidence])
 
 
-class MemoryStore:
+class MemoryTable:
     """What a memory sink holds. It outlives sessions and sinks: a crash loses those, and never this.
 
     Threads: sinks on several threads may commit to one store, one at a time. Forks: one that commits to its parent's is
@@ -106,7 +108,7 @@ class MemoryStore:
                 raise fault[1]
 
 
-class MemorySink:
+class MemorySink(Sink):
     """Appends to, or folds into, a table in memory.
 
     Prepared files are real ones, in `staging` (a temporary folder of its own by default), so every engine can write to
@@ -117,15 +119,15 @@ class MemorySink:
     """
 
     def __init__(
-        self, name: str = "memory", *, store: MemoryStore | None = None, staging: str | Path | None = None
+        self, name: str = "memory", *, store: MemoryTable | None = None, staging: str | Path | None = None
     ) -> None:
         where = f"sink {name!r}"
         if store is not None:
-            require_object(where, "store", store, MemoryStore, "stormproof.sinks.memory.MemoryStore()")
+            require_object(where, "store", store, MemoryTable, "stormproof.sinks.memory.MemoryTable()")
         if staging is not None:
             require_path(where, "staging", staging)
         self._name = name
-        self.store = MemoryStore() if store is None else store
+        self.store = MemoryTable() if store is None else store
         self._staging = _own_folder(self) if staging is None else str(Path(staging).absolute())
 
     @property
@@ -137,6 +139,16 @@ class MemorySink:
     def target(self) -> str:
         """Where the rows are, for people."""
         return f"memory:{self._name}"
+
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """Append and fold."""
+        return APPEND_AND_FOLD
+
+    @property
+    def is_new_in_process(self) -> bool:
+        """Whether its store never had a table: what lay in another process's memory went with it."""
+        return self.store.is_new
 
     def table_key(self) -> TableKey:
         """The store, which is an object of this process."""
@@ -163,7 +175,9 @@ class MemorySink:
             raise Fenced(f"sink {self._name!r}: epoch {log.epoch} holds it, this is epoch {epoch}", epoch=epoch)
         if self.store.content is None:
             if not create:
-                raise SinkRefused(f"sink {self._name!r}: there is no table {self.target}", problem=TABLE_GONE)
+                raise SinkRefused(
+                    f"sink {self._name!r}: there is no table {self.target}", problem=SinkProblem.TABLE_GONE
+                )
             self.store.create(input_.schema)
         _require_schema(self.store, input_, self._name)
         log.epoch = epoch
@@ -180,7 +194,7 @@ class MemorySink:
         return found
 
 
-class MemorySession:
+class MemorySession(SinkSession):
     """A memory sink opened by one driver."""
 
     def __init__(
@@ -203,7 +217,7 @@ class MemorySession:
     def table_id(self) -> str:
         """Changes when the table is dropped and made again."""
         if self._store.table_id is None:
-            raise SinkRefused(f"{self._where}: the table is gone", problem=TABLE_GONE)
+            raise SinkRefused(f"{self._where}: the table is gone", problem=SinkProblem.TABLE_GONE)
         return self._store.table_id
 
     def writer(self) -> FileWriter:
@@ -266,14 +280,14 @@ class MemorySession:
         """What the table will hold; nothing is changed until all of it is known to be good."""
         where = f"{self._where}, txid {transaction.txid}"
         if self._store.content is None:
-            raise SinkRefused(f"{where}: the table is gone", problem=TABLE_GONE)
+            raise SinkRefused(f"{where}: the table is gone", problem=SinkProblem.TABLE_GONE)
         _require_schema(self._store, self._input, self._identity.sink)
         require_files(self._staging, transaction.files, where=where, digests=True)
         batches = list(prepared_batches(self._staging, transaction.files))
         added = pa.Table.from_batches(batches, self._input.schema) if batches else self._input.schema.empty_table()
         if added.num_rows != transaction.rows:
             raise SinkRefused(f"{where}: {added.num_rows} rows in the prepared files instead of {transaction.rows}")
-        if not self._input.is_fold:
+        if not self._input.is_by_key:
             return pa.concat_tables([self._store.content, added])
         require_unique_keys(batches, self._input.keys, where)
         return fold_tables(self._store.content, added, self._input, where)
@@ -306,7 +320,7 @@ class MemorySession:
         """Nothing to let go."""
 
 
-def _require_schema(store: MemoryStore, input_: SinkInput, sink: str) -> None:
+def _require_schema(store: MemoryTable, input_: SinkInput, sink: str) -> None:
     if store.content is None:
         return
     for there, asked in zip(store.content.schema, input_.schema, strict=False):

@@ -6,14 +6,23 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 from stormproof.core.errors import CannotTell, Json, PositionMismatch
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter, TableKey
 
-TABLE_GONE: Final = "table gone"
-"""`problem` in the details of a `SinkRefused`: there is no table of the sink's name."""
+PROBLEM: Final = "problem"
+"""Name of the detail of a `SinkRefused` that has a `SinkProblem`."""
+
+
+class SinkProblem(StrEnum):
+    """What a sink lacks, where its refusal is not about the rows; append-only."""
+
+    FILE_LOST = "file_lost"
+    """A file of a prepared or committed transaction is missing, or is not as it was written."""
+    TABLE_GONE = "table_gone"
+    """There is no table of the sink's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +127,9 @@ def least_rows(written: Sequence[int], *, fold: bool) -> int:
 class SinkSession(Protocol):
     """A sink opened by one driver for one topology: the driver's side of it.
 
-    One thread at a time calls it; with several batches in flight `commit` comes from another one than the rest.
+    An implementation inherits it. The methods without a default are its own to write; what a store may do beyond them
+    is in `sinks.abilities`. One thread at a time calls it; with several batches in flight `commit` comes from another
+    one than the rest.
     """
 
     @property
@@ -181,84 +192,44 @@ class SinkSession(Protocol):
         """Let connections go; the next call, if one comes, makes them anew."""
         ...
 
+    @property
+    def tells_position(self) -> bool:
+        """Whether `held` is the store's own word. Where it is not, the ledger alone knows which txid came last."""
+        return True
 
-@runtime_checkable
-class KeepsHeld(Protocol):
-    """What finds a transaction of its own whose driver may have died before it was synced."""
-
-    def keep_held(self) -> None:
-        """See that the last transaction is whole, and have it outlive a power loss.
-
-        Raises:
-            SinkRefused: files of it are lost.
-        """
-        ...
-
-
-@runtime_checkable
-class RestoresLost(Protocol):
-    """A sink session that can take back a commit of which a power loss took files."""
-
-    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
-        """Bring the table back to what it was before this transaction, if it holds it and its files are lost.
-
-        The prepared files are what it is committed from again: they are checked first. Says what was lost and done; None
-        where nothing of it is lost.
-
-        Raises:
-            SinkRefused: prepared files are missing, or later versions would be lost with it; nothing was changed.
-        """
-        ...
-
-
-@runtime_checkable
-class CommitsWithoutRefused(Protocol):
-    """A sink session whose table refuses rows one by one: it can commit a batch without those (``ledger skip --rows``)."""
-
-    def commit_without_refused(self, transaction: PreparedTransaction) -> Sequence[object]:
-        """Commit all rows but those that the table refuses; returns these."""
-        ...
-
-
-@runtime_checkable
-class TakesTable(Protocol):
-    """A sink session that can be told, by a person's word, that the table of its name is the one it writes to."""
-
-    def count_rows(self, limit: int) -> int:
-        """How many rows the table holds, counted no further than to `limit`."""
-        ...
-
-    def take_table(self, last: PreparedTransaction | None) -> None:
-        """Take this table for the sink's own, holding `last` (None: no txid) from here on.
-
-        Where it holds less by its own record, an empty transaction of that txid and digest stands for what is missing.
-        May be repeated.
-
-        Raises:
-            PositionMismatch: it holds a later txid.
-        """
-        ...
-
-
-@runtime_checkable
-class ClaimsTable(Protocol):
-    """A sink session whose store can say who has a table, also before the first commit, whatever ledger knows of it."""
+    @property
+    def store_key(self) -> TableKey | None:
+        """Equal where two sessions have one store, where that can only be told once they are open; None: not known."""
+        return None
 
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
-        """Mark the table as this life's, in its own store, unless it is already.
+        """Mark the table as this life's, in its own store, unless it is already; nothing where a store has no such marks.
 
         Where others have marked it that are not among the `accepted`, they are returned, named as `SinkIdentity.other_life`
         does, and nothing is marked. Of several that claim one table at the same instant one succeeds.
         """
-        ...
+        del accepted
+        return ()
 
     def release(self) -> bool:
         """Take the mark back; whether there was one. The caller has seen that nothing was committed."""
-        ...
+        return False
+
+    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
+        """Take this transaction back if the table holds it and a power loss took files of it.
+
+        The prepared files are what it is committed from again: they are checked first. Returns what was lost and done;
+        None where nothing is lost, or where a store holds no transaction without its files.
+
+        Raises:
+            SinkRefused: prepared files are missing, or later versions would be lost with it; nothing was changed.
+        """
+        del transaction
+        return None
 
 
 class Sink(SinkSpec, Protocol):
-    """A sink that can be opened."""
+    """A sink that can be opened. An implementation inherits it; see `sinks.registry` for how it is opened by its name."""
 
     def placed(self, database: Database, staging: Path) -> Sink:
         """This sink, with the database and the folder for staged files that a run has, where it names none itself."""
@@ -269,7 +240,7 @@ class Sink(SinkSpec, Protocol):
 
         Raises:
             SinkRefused: the table is there and cannot hold such rows (names column and types), or is missing (with
-                `problem` as `TABLE_GONE`); then nothing was made.
+                `problem` as `SinkProblem.TABLE_GONE`); then nothing was made.
             Fenced: a newer epoch holds this sink.
             StoreUnavailable: it cannot be reached.
         """
@@ -279,28 +250,43 @@ class Sink(SinkSpec, Protocol):
         """Open for reading only (audit, status): makes nothing, fences nobody."""
         ...
 
-
-@runtime_checkable
-class FindsTable(Protocol):
-    """A sink that can ask its store which table it has, before anything is made or fenced."""
+    def description(self, input_: SinkInput) -> dict[str, Json]:
+        """What the ledger keeps of this sink, from which the registry opens it again: its `kind`, and what says where its
+        table is. Never a secret. Empty: only the topology's own code can open it.
+        """
+        del input_
+        return {}
 
     def find_table(self) -> TableKey | None:
-        """Equal wherever two sinks have one table, whatever they call it, also where it is not made yet; None: not known.
+        """Which table it has, by asking its store, before anything is made or fenced.
+
+        Equal wherever two sinks have one table, whatever they call it, also where it is not made yet; None: not known.
 
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        ...
+        return self.table_key()
 
+    def refusals(self, input_: SinkInput, database: Database | None = None) -> Sequence[str]:
+        """Which rules of its table can refuse rows when they are committed, each in a few words; none where there is no
+        table yet. `database` is a run's, for a sink that names none itself.
 
-@runtime_checkable
-class HasStore(Protocol):
-    """An opened sink whose store can only be told from others once it is open."""
+        Raises:
+            StoreUnavailable: the store does not answer.
+            SinkRefused: the store does not say.
+        """
+        del input_, database
+        return ()
 
     @property
-    def store_key(self) -> TableKey:
-        """Equal where two of them have one store."""
-        ...
+    def may_lose_files(self) -> bool:
+        """Whether a power loss may take files of what it committed: `retry` then asks its session (`restore_lost`)."""
+        return False
+
+    @property
+    def is_new_in_process(self) -> bool:
+        """Whether what it held is lost, since it was in the memory of another process: its table may be made anew."""
+        return False
 
 
 class Decision(StrEnum):

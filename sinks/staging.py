@@ -24,6 +24,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.process import end_if_fork
 from stormproof.core.sink import PreparedFile, TaskContext
 from stormproof.sinks.limits import Limits
+from stormproof.sinks.protocol import SinkProblem
 
 ROW_GROUP_ROWS_MAX: Final = 256 * 1024
 ROW_GROUP_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -392,6 +393,13 @@ class FileWriter:
         """A writer for one task."""
         return ParquetTaskWriter(self.sink, self.directory, context, schema, private=self.private)
 
+    def files_in(self) -> str:
+        """The folder."""
+        return self.directory
+
+    def resource(self) -> None:
+        """Nothing for bolts."""
+
 
 def require_files(directory: str, files: Sequence[PreparedFile], *, where: str, digests: bool = False) -> None:
     """Check that every prepared file is there, with its size, and where asked with its digest.
@@ -414,7 +422,7 @@ def require_files(directory: str, files: Sequence[PreparedFile], *, where: str, 
         raise SinkRefused(
             f"{where}: {len(wrong)} of {len(files)} prepared files are not as prepared: {'; '.join(wrong[:5])}; "
             "nothing was written; put the files back, then retry the txid",
-            problem="file lost",
+            problem=SinkProblem.FILE_LOST,
             files=list(wrong),
         )
 
@@ -441,7 +449,7 @@ def prepared_batches(
         except FileNotFoundError as error:
             raise SinkRefused(
                 f"the prepared file {path} is missing; nothing was written; put it back, then retry the txid",
-                problem="file lost",
+                problem=SinkProblem.FILE_LOST,
                 files=[path],
             ) from error
         with parquet:

@@ -18,7 +18,7 @@ from stormproof.core.graph.aggregators import (
     UserAggregation,
     UserKind,
 )
-from stormproof.core.graph.topology import schema_for
+from stormproof.core.graph.checks import schema_for
 
 
 @dataclass(frozen=True, slots=True)

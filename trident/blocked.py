@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stormproof.core.errors import Json, SinkRefused
-from stormproof.sinks.protocol import CommitsWithoutRefused
+from stormproof.sinks.abilities import SupportsSkipRows
 
 
 def blocked(
@@ -23,6 +23,6 @@ def blocked(
     )
     if sink is not None:
         text += f"; or give its rows at that sink up, on record: stormproof ledger skip {topology} {txid} {sink}"
-    if isinstance(session, CommitsWithoutRefused):
+    if isinstance(session, SupportsSkipRows):
         text += " (with --rows: only those that its table refuses)"
     return SinkRefused(text, **{**(details or {}), "txid": txid, "sink": sink})

@@ -62,7 +62,7 @@ from stormproof.trident.recovery import recover
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
 from stormproof.trident.steps import Adoption, Opened, Steps
-from stormproof.trident.transaction import TxnState
+from stormproof.trident.transaction import TxnCause, TxnState
 from stormproof.trident.tuning import AsSet, Sample, Setting, Step, Tuner, in_flight_max
 
 log = logging.getLogger("stormproof.txn")
@@ -140,6 +140,7 @@ class Coordinator:
         rng: random.Random,
         on_batch: Callable[[BatchResult], None] | None = None,
         jobs: Jobs | None = None,
+        watch: Watch | None = None,
         preflight: Callable[[], None] | None = None,
     ) -> None:
         self._plan = plan
@@ -159,7 +160,6 @@ class Coordinator:
         )
         self._maintained_at_s = clock.monotonic_s()
         self._steps = Steps(ledger, run, source, sessions, lease_s=options.lease_s, pulse_root=options.pulse_root)
-        timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
         chosen = in_flight_max(options.max_batches_in_flight, options.latency_target_s)
         self._in_flight_max = 1 if plan.serial else chosen
         self._tuner: Tuner = (
@@ -167,7 +167,7 @@ class Coordinator:
             if options.latency_target_s is None
             else LatencyTuner(options.latency_target_s, options.limit, self._in_flight_max)
         )
-        self._watch = Watch(timeout_s, options.start_timeout_s, options.pulse_root)
+        self._watch = watch or Watch.of(plan, options)
         self._jobs = jobs or (JobsOnThreads(self._in_flight_max) if self._in_flight_max > 1 else JobsInTurn())
         self._leases = WaitingLeases(source)
         self._in_flight: dict[int, _Batch] = {}
@@ -371,6 +371,7 @@ class Coordinator:
         """Have its first job run; see `stormproof.core.tracking.attempts`."""
         opened = batch.opened
         name, deaths = f"txid {opened.txid} of topology {self._run.topology!r}", opened.slice.deaths
+        journal = self._steps.journal(opened)
         if opened.slice.expected.messages == 1 and (
             deaths >= DEATHS_ALONE_MAX or (deaths >= DEATHS_NOTED_MAX and self._is_noted(opened))
         ):
@@ -378,10 +379,10 @@ class Coordinator:
             # alone: it has failed, without running once more.
             error = f"{deaths} drivers ended while they had it in hand"
             reason = FailureReason.WORKER_LOST
-            batch.outcome = self._runner.failed_alone(name, opened.slice, opened.seed, reason, error)
+            batch.outcome = self._runner.failed_alone(name, opened.slice, opened.seed, journal, reason, error)
             batch.ready_s = self._clock.monotonic_s()
             return
-        batch.attempts = self._runner.attempts(name, opened.slice, opened.seed, self._steps.journal(opened))
+        batch.attempts = self._runner.attempts(name, opened.slice, opened.seed, journal)
         self._start_job(batch, next(batch.attempts))
 
     def _decided(self) -> _Batch | None:
@@ -545,13 +546,16 @@ class Coordinator:
         match batch.outcome:
             case AllFailed() as outcome:
                 resolution = self._steps.abort_failed(opened, batch.attempt, outcome.failed)
-                return replace(self._result(batch, TxnState.ABORTED, outcome.failed), dead_letters=len(resolution.dead))
+                result = self._result(batch, TxnState.ABORTED, outcome.failed)
+                return replace(result, dead_letters=len(resolution.dead), cause=TxnCause.EVERY_MESSAGE_FAILED)
             case Divided() as outcome:
-                self._steps.abort(opened.txid, outcome.reason, divide=opened.slice, alone=outcome.alone)
-                return replace(self._result(batch, TxnState.ABORTED), reason=outcome.reason)
+                cause = TxnCause(outcome.end.value)
+                self._steps.abort(opened.txid, cause, outcome.reason, divide=opened.slice, alone=outcome.alone)
+                return replace(self._result(batch, TxnState.ABORTED), cause=cause, reason=outcome.reason)
             case Abandoned() as outcome:
-                self._steps.abandon(opened.txid, outcome.reason)
-                return replace(self._result(batch, TxnState.ABANDONED), reason=outcome.reason)
+                cause = TxnCause(outcome.end.value)
+                self._steps.abandon(opened.txid, cause, outcome.reason)
+                return replace(self._result(batch, TxnState.ABANDONED), cause=cause, reason=outcome.reason)
             case Broken() as outcome:
                 raise outcome.raised(f"txid {opened.txid} of topology {self._run.topology!r}")
             case GivenUp() as outcome:
@@ -644,6 +648,7 @@ class Coordinator:
             "failed": result.failed,
             "reasons": result.reasons,
             "dead_letters": result.dead_letters,
+            "cause": result.cause,
             "reason": storable_text(result.reason),
             "returned": result.returned,
             "unanchored": result.unanchored,

@@ -10,18 +10,11 @@ from typing import Final
 from stormproof.core.bolt import AnyBolt
 from stormproof.core.calls import name_of
 from stormproof.core.errors import Json, TopologyError
-from stormproof.core.graph.plan import Edge, Plan, compile_topology
-from stormproof.core.graph.topology import (
-    Aggregate,
-    BoltComponent,
-    Component,
-    Join,
-    Operation,
-    SinkComponent,
-    Spout,
-    TopologyGraph,
-    as_guarantee,
-)
+from stormproof.core.graph.checks import as_guarantee
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.components import Aggregate, BoltComponent, Component, Join, Operation, SinkComponent, Spout
+from stormproof.core.graph.plan import Edge, Plan
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import to_ddl
 from stormproof.trident.query import NewValues, ReadsState, StateQuery
@@ -269,7 +262,7 @@ def explain(
             component.spec.target,
             places[component.subscription.component],
             component.subscription.component,
-            "fold" if component.input.is_fold else "append",
+            component.input.mode.value,
             component.input.keys,
         )
         for component in topology.components

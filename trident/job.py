@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stormproof.core.clock import Clock
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.errors import JobFailed, TransientError
+from stormproof.core.graph.plan import Plan
 from stormproof.core.job import Job
 from stormproof.core.pulse import job_folder, suspects
 from stormproof.core.source.protocol import Lease, Source
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.report import JobReport
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
+from stormproof.trident.options import RunOptions
+
+
+def on_its_thread(keeper: LeaseKeeper) -> AbstractContextManager[object]:
+    """Have a keeper look at its job on the keeper's own thread."""
+    return keeper
+
+
+def noted_in_hand(job: Job) -> tuple[int, ...]:
+    """The messages that the job's tasks noted as in hand, where it has a folder for that."""
+    return () if job.pulse is None else suspects(job.pulse)
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
     """How the jobs of one driver are watched: see `LeaseKeeper`.
 
-    `pulse_root` is the folder in which each job gets one of its own.
+    `pulse_root` is the folder in which each job gets one of its own. `keeping` has a keeper look while a job runs, and
+    `in_hand` says which messages a job that died had in hand: a simulation does both in virtual time.
     """
 
     message_timeout_s: float = 30.0
     start_timeout_s: float = 300.0
     pulse_root: Path | None = None
     moves: LastMove = field(default_factory=LastMove)
+    keeping: Callable[[LeaseKeeper], AbstractContextManager[object]] = on_its_thread
+    in_hand: Callable[[Job], tuple[int, ...]] = noted_in_hand
+
+    @staticmethod
+    def of(plan: Plan, options: RunOptions) -> Watch:
+        """As the run's options say; the topology's own message timeout beats theirs."""
+        timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
+        return Watch(timeout_s, options.start_timeout_s, options.pulse_root)
 
 
 def run_watched(
@@ -40,6 +63,7 @@ def run_watched(
         TransientError: the lease ran out, or no task of the job ever ran: no message is to blame.
     """
     with job_folder(watch.pulse_root, job.incarnation, job.txid, job.attempt) as folder:
+        job = replace(job, pulse=folder)
         keeper = LeaseKeeper(
             source,
             lease,
@@ -52,8 +76,8 @@ def run_watched(
         )
         where = f"txid {job.txid} of topology {job.plan.topology!r}"
         try:
-            with keeper:
-                return engine.run(replace(job, pulse=folder))
+            with watch.keeping(keeper):
+                return engine.run(job)
         except JobFailed as error:
             if keeper.lapsed:
                 raise TransientError(
@@ -66,7 +90,7 @@ def run_watched(
                     "STORMPROOF_START_TIMEOUT_S allows more time",
                     txid=job.txid,
                 ) from error
-            in_hand = () if folder is None else suspects(folder)
+            in_hand = watch.in_hand(job)
             if keeper.timed_out:
                 text = f"cancelled: no progress for {watch.message_timeout_s} s"
                 return JobDied(text, timed_out=True, suspects=in_hand)

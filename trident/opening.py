@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from stormproof.core.errors import FatalError, PositionMismatch, SinkRefused
 from stormproof.core.message import storable_text
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.memory import MemorySink
-from stormproof.sinks.protocol import TABLE_GONE, ClaimsTable, Sink, SinkIdentity, SinkSession
-from stormproof.trident.ledger.binding import Bound
+from stormproof.sinks.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, SinkSession
+from stormproof.trident.ledger import events
+from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.transaction import EventKind
@@ -26,12 +26,11 @@ def open_bound(sink: Sink, input_: SinkInput, run: Run, bound: Bound | None) -> 
         SinkRefused: the table cannot hold the rows.
     """
     identity = SinkIdentity(run.topology, run.incarnation, sink.name)
-    # What lay in a process's memory went with it: recovery compares what the new one holds.
-    fresh = isinstance(sink, MemorySink) and sink.store.is_new
     try:
-        return sink.open(identity, input_, run.epoch, create=bound is None or fresh)
+        # One that was in another process's memory is made anew: recovery compares what it holds.
+        return sink.open(identity, input_, run.epoch, create=bound is None or sink.is_new_in_process)
     except SinkRefused as error:
-        if bound is not None and error.details.get("problem") == TABLE_GONE:
+        if bound is not None and error.details.get(PROBLEM) == SinkProblem.TABLE_GONE:
             raise bound.is_gone(sink.target) from error
         raise _refused(error, run, sink.name, bound) from error
 
@@ -55,7 +54,7 @@ def claim_table(session: SinkSession, target: str, accepted: Collection[str]) ->
     Raises:
         PositionMismatch: another life has claimed it first, and may commit to it at any time; nothing was written.
     """
-    strangers = session.claim(accepted) if isinstance(session, ClaimsTable) else ()
+    strangers = session.claim(accepted)
     if not strangers:
         return
     mine, life = session.identity, strangers[0]
@@ -88,4 +87,4 @@ def refusal_on_record(ledger: Ledger, run: Run, sink: str) -> Generator[None]:
 def _record(ledger: Ledger, run: Run, sink: str, error: FatalError) -> None:
     with ledger.transaction(run) as tx:
         reason = storable_text(error.message)
-        ledger.record(tx, [Event(EventKind.START_REFUSED, sink=sink, error=reason, detail={"epoch": run.epoch})])
+        events.record(tx, [Event(EventKind.START_REFUSED, sink=sink, error=reason, detail={"epoch": run.epoch})])

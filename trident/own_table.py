@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from stormproof.core.graph.plan import Plan
-from stormproof.core.sink import SinkSpec, TableKey, require_tables_apart, shared_table, table_by_name
-from stormproof.sinks.protocol import FindsTable, HasStore, SinkSession
+from stormproof.core.sink import SinkSpec, TableKey, require_tables_apart, shared_table
+from stormproof.sinks.protocol import Sink, SinkSession
 
 
 def require_own_tables(plan: Plan) -> None:
@@ -24,7 +25,7 @@ def require_own_tables(plan: Plan) -> None:
 
 
 def _found(sink: SinkSpec) -> TableKey | None:
-    return sink.find_table() if isinstance(sink, FindsTable) else table_by_name(sink)
+    return cast("Sink", sink).find_table()
 
 
 def require_own_stores(plan: Plan, sessions: Mapping[str, SinkSession]) -> None:
@@ -36,6 +37,7 @@ def require_own_stores(plan: Plan, sessions: Mapping[str, SinkSession]) -> None:
     targets = {sink.name: sink.target for sink in plan.sink_specs}
     first: dict[TableKey, str] = {}
     for name, session in sessions.items():
-        other = first.setdefault(session.store_key, name) if isinstance(session, HasStore) else name
+        key = session.store_key
+        other = name if key is None else first.setdefault(key, name)
         if other != name:
             raise shared_table(plan.topology, other, name, (targets[other], targets[name]))

@@ -7,7 +7,6 @@ from pathlib import Path
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
 from stormproof.core.preflight import PackageProbe, UnpickleProbe, marked, package_fingerprint, probes_of
-from stormproof.core.sink import WritesFiles
 from stormproof.core.source.protocol import Source
 
 
@@ -24,7 +23,7 @@ class Preflight:
         self._functions = functions
         self._folders: list[tuple[str, str | Path]] = [("the staging folder", staging)]
         for spec in plan.sink_specs:
-            folder = spec.files_in(plan.sinks[spec.name]) if isinstance(spec, WritesFiles) else None
+            folder = spec.files_in(plan.sinks[spec.name])
             if folder is not None:
                 self._folders.append((f"the folder of sink {spec.name!r}", folder))
 

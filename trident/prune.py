@@ -26,9 +26,10 @@ from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, EndKind, Records,
 from stormproof.trident.audit.source import PendingEvidence, SourceReader, stored_source
 from stormproof.trident.audit.streams import place_of
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.ledger import Ledger, Tx
+from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run, Txn, to_event, to_txn
 from stormproof.trident.ledger.streams import Forgettable, forget
+from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction import EventKind
 
 CHUNK_TXIDS: Final = 1_000

@@ -16,7 +16,8 @@ import pyarrow as pa
 from stormproof.core.bolt import ArrowBolt, BoltContext
 from stormproof.core.bolt.api import ArrowRows
 from stormproof.core.errors import BoltUnavailable, TopologyError, TransientError
-from stormproof.core.graph.topology import BoltComponent, SinkComponent, TopologyGraph
+from stormproof.core.graph.components import BoltComponent, SinkComponent
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.trident.state.protocol import MapState, State
 from stormproof.trident.state.sink import StateReader, StateSink
 

@@ -28,9 +28,10 @@ from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import ViolationKind
 from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
 from stormproof.trident.audit.status import DriverState, driver_state
-from stormproof.trident.ledger.ledger import Ledger, Tx
+from stormproof.trident.ledger import events
+from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction import EventKind, OperatorAction
 
 PROVES: Final = (
     "ledger, sinks and queue agree: whatever a sink holds was read from the queue before, once, and whatever was read is in "
@@ -133,14 +134,14 @@ def adopt_queue(
     unproven = tuple(_unproven(audit, opener, found, readers))
     if unproven and not accept_unproven:
         return _answer(found, by_subscription, unproven, by=by, why=why, adopted=False, changed=False)
-    with ledger.unfenced() as connection:
-        with store.cursor(connection) as cursor:
+    with ledger.unfenced() as tx:
+        with store.cursor(tx.connection) as cursor:
             now = numbering.standing(cursor, queue, store.table.sql, locked=True)
             if (now.was, now.subscriptions) != (found.was, found.subscriptions):
                 raise UsageError(f"queue {queue} was changed meanwhile by somebody else: run this again", queue=queue)
             numbering.adopt(cursor, store.table.sql, now, by=by, why=why, unproven=unproven)
         detail: dict[str, Json] = {
-            "action": "adopt queue",
+            "action": OperatorAction.ADOPT_QUEUE.value,
             "queue": queue,
             "was": now.was.to_json(),
             "now": now.now.to_json(),
@@ -150,8 +151,9 @@ def adopt_queue(
         }
         for row in {row.name: row for row in readers.values()}.values():
             run = Run(row.name, row.incarnation, row.epoch)
-            event = Event(EventKind.OPERATOR, reason=f"adopt queue {queue} by {by}", detail=detail)
-            ledger.record(Tx(connection, run), [event])
+            reason = f"adopt queue {queue} by {by}"
+            event = Event(EventKind.OPERATOR, OperatorAction.ADOPT_QUEUE, reason=reason, detail=detail)
+            events.record(tx.of(run), [event])
     return _answer(now, by_subscription, unproven, by=by, why=why, adopted=True, changed=True)
 
 

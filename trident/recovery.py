@@ -19,13 +19,13 @@ from stormproof.core.source.protocol import Expectation, Resolution
 from stormproof.core.source.serialised import SerialisedSource
 from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
 from stormproof.trident.blocked import blocked
+from stormproof.trident.ledger import bindings, events, transactions
 from stormproof.trident.ledger.repair import take_late_commit
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.sessions import machine_errors
-from stormproof.trident.state.sink import StateSession
 from stormproof.trident.statistics import RecoveryReport
-from stormproof.trident.steps import EVERY_MESSAGE_FAILED, MovedLate, Steps, to_prepared
-from stormproof.trident.transaction import EventKind, TxnState
+from stormproof.trident.steps import MovedLate, Steps, to_prepared
+from stormproof.trident.transaction import EventKind, TxnCause, TxnState
 
 LEFTOVER_TXIDS_MAX: Final = 64
 """Of so many newest committed batches the staging files are looked for: a kill behind the commit leaves them there."""
@@ -55,7 +55,7 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
     done = _Done()
     with steps.ledger.transaction(steps.run) as tx:
         owners = steps.source.recover(steps.run.epoch, steps.joined(tx))
-        unresolved = steps.ledger.unresolved(tx)
+        unresolved = transactions.unresolved(tx)
     for txn in unresolved:
         _end(steps, txn, done)
         failpoint("recover.after_each")
@@ -79,7 +79,7 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
     )
     if report.did_something:
         with steps.ledger.transaction(steps.run) as tx:
-            steps.ledger.record(
+            events.record(
                 tx,
                 [
                     Event(
@@ -109,13 +109,13 @@ def _end(steps: Steps, txn: Txn, done: _Done) -> None:
             _roll_forward(steps, txn, done)
         case TxnState.BLOCKED, _:
             with steps.ledger.transaction(steps.run) as tx:
-                sink = steps.ledger.blocking_sink(tx, txn.txid)
+                sink = events.blocking_sink(tx, txn.txid)
             session = None if sink is None else steps.sessions.get(sink)
             raise blocked(steps.run.topology, txn.txid, txn.reason, sink, session)
         case _, Guarantee.AT_MOST_ONCE:
             # The confirm may not have gone through where the source is elsewhere; it may be repeated.
             steps.source.confirm(steps.lease(txn.txid))
-            steps.abandon(txn.txid, "in flight when its driver ended")
+            steps.abandon(txn.txid, TxnCause.DRIVER_ENDED, "in flight when its driver ended")
             done.abandoned.append(txn.txid)
         case _:
             _give_back(steps, txn, done)
@@ -126,18 +126,18 @@ def _give_back(steps: Steps, txn: Txn, done: _Done) -> None:
     """Return the messages; those that were in hand when the driver died are set apart, as it may have died of them."""
     in_hand = steps.in_hand(txn.txid)
     if not in_hand:
-        steps.abort(txn.txid, "in flight when its driver ended")
+        steps.abort(txn.txid, TxnCause.DRIVER_ENDED, "in flight when its driver ended")
         return
     slice_ = steps.source.attach(txn.position, Expectation(txn.messages, 0))
     reason = f"in flight when its driver ended; set apart what was in hand: {len(in_hand)} messages"
-    steps.abort(txn.txid, reason, divide=slice_, alone=in_hand)
+    steps.abort(txn.txid, TxnCause.DRIVER_ENDED, reason, divide=slice_, alone=in_hand)
     done.in_hand.extend(in_hand)
 
 
 def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
     with steps.ledger.transaction(steps.run) as tx:
-        work, recorded = steps.ledger.owed_work(tx, txn.txid)
-        failures = [event.to_failure() for event in steps.ledger.failures(tx, txn.txid)]
+        work, recorded = transactions.owed_work(tx, txn.txid)
+        failures = [event.to_failure() for event in events.failures(tx, txn.txid)]
     if not recorded:
         # Committed like this, the batch would end as one that wrote nothing, and its messages would be lost.
         raise PositionMismatch(
@@ -152,7 +152,7 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
         if not _take_late_commits(steps, txn.txid, work, done):
             raise error.__cause__ or error from None
         with steps.ledger.transaction(steps.run) as tx:
-            work, _ = steps.ledger.owed_work(tx, txn.txid)
+            work, _ = transactions.owed_work(tx, txn.txid)
         outcomes = steps.commit(txn.txid, txn.guarantee, work)
     resolution = steps.finish(txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, outcomes, txn.steps_ms)
     _record_dead(steps, txn.txid, failures, resolution, recorded=resolution.dead)
@@ -178,7 +178,7 @@ def _take_late_commits(steps: Steps, txid: int, work: Mapping[str, SinkWork], do
         if held is None or held.digest is None or held.txid in (txid, item.previous):
             continue
         with steps.ledger.transaction(steps.run) as tx:
-            late = take_late_commit(tx, steps.ledger, sink, held.txid, held.digest, waiting=txid)
+            late = take_late_commit(tx, sink, held.txid, held.digest, waiting=txid)
         if late:
             done.late.append((held.txid, sink))
             found = True
@@ -206,9 +206,8 @@ def _record_dead(
     if not dead:
         return
     with steps.ledger.transaction(steps.run) as tx:
-        known = {*recorded, *steps.ledger.dead_letters_in(tx, txid)}
-        events = [Event(EventKind.DEAD_LETTER, txid=txid, message=one) for one in dead if one not in known]
-        steps.ledger.record(tx, events)
+        known = {*recorded, *events.dead_letters_in(tx, txid)}
+        events.record(tx, [Event(EventKind.DEAD_LETTER, txid=txid, message=one) for one in dead if one not in known])
 
 
 def _repeat_owed(steps: Steps, owners: tuple[str, ...], handled: set[int], done: _Done) -> None:
@@ -222,10 +221,10 @@ def _repeat_owed(steps: Steps, owners: tuple[str, ...], handled: set[int], done:
             continue
         failures: list[MessageFailure] = []
         with steps.ledger.transaction(steps.run) as tx:
-            txn = steps.ledger.txn(tx, txid)
+            txn = transactions.find(tx, txid)
             if txn is not None:
-                failures = [event.to_failure() for event in steps.ledger.failures(tx, txid)]
-        all_failed = txn is not None and txn.reason == EVERY_MESSAGE_FAILED
+                failures = [event.to_failure() for event in events.failures(tx, txid)]
+        all_failed = txn is not None and txn.cause is TxnCause.EVERY_MESSAGE_FAILED
         if txn is not None and (txn.state is not TxnState.ABORTED or all_failed):
             resolution = steps.source.confirm(steps.lease(txid), failures)
             _record_dead(steps, txid, failures, resolution)
@@ -244,13 +243,13 @@ def _compare(steps: Steps, session: SinkSession, done: _Done) -> None:
     with machine_errors(f"sink {sink!r}"):
         held = session.held()
     with steps.ledger.transaction(steps.run) as tx:
-        known = steps.ledger.last_held(tx, sink)
-        if isinstance(session, StateSession) and not session.tells_position:
+        known = bindings.last_held(tx, sink)
+        if not session.tells_position:
             # It remembers no txid: the ledger alone does.
             steps.previous[sink] = None if known is None else known[0]
             return
         if not _agrees(held, known):
-            if held is None or not take_late_commit(tx, steps.ledger, sink, held.txid, held.digest):
+            if held is None or not take_late_commit(tx, sink, held.txid, held.digest):
                 raise _mismatch(steps, session, held, known)
             done.late.append((held.txid, sink))
     steps.previous[sink] = None if held is None else held.txid
@@ -282,9 +281,9 @@ def _sweep(steps: Steps) -> int:
     may still be about to adopt them, and an adopted file that is missing makes a Delta table unreadable.
     """
     with steps.ledger.transaction(steps.run) as tx:
-        highest, live = steps.ledger.live_attempts(tx)
-        pruned = steps.ledger.pruned_upto(tx)
-        committed = steps.ledger.last_committed(tx, LEFTOVER_TXIDS_MAX)
+        highest, live = transactions.live_attempts(tx)
+        pruned = transactions.pruned_upto(tx)
+        committed = transactions.last_committed(tx, LEFTOVER_TXIDS_MAX)
     for txid, work in committed:
         if work.sink in steps.sessions:
             with machine_errors(f"sink {work.sink!r}, files of txid {txid}"):

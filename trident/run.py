@@ -30,8 +30,10 @@ from stormproof.core.errors import (
     UsageError,
 )
 from stormproof.core.failpoint import failpoint
-from stormproof.core.graph.plan import Plan, compile_topology
-from stormproof.core.graph.topology import TopologyGraph, as_guarantee
+from stormproof.core.graph.checks import as_guarantee
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.machine import own_faults
 from stormproof.core.postgres.database import Database, connect
@@ -41,10 +43,11 @@ from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit, Source, of_run
 from stormproof.migrations import migrate, state
 from stormproof.sinks.protocol import Sink
+from stormproof.sinks.registry import describe_sink
 from stormproof.sinks.staging import settle_folder
-from stormproof.trident.audit.inspect import describe_sink
 from stormproof.trident.coordinator import Coordinator
-from stormproof.trident.ledger.graph import graph_of
+from stormproof.trident.ledger import bindings, lives
+from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.opening import claim_table, open_bound, refusal_on_record
@@ -147,6 +150,12 @@ def make_engine(choice: EngineChoice, settings: Settings) -> tuple[Engine, bool]
     return choice, False
 
 
+def placed(plan: Plan, database: Database, settings: Settings) -> Plan:
+    """The plan, with what its sinks were not told: the database and the folder of the settings."""
+    sinks = [cast("Sink", spec).placed(database, settings.staging_path) for spec in plan.sink_specs]
+    return replace(plan, sink_specs=tuple(sinks))
+
+
 @contextmanager
 def driver(
     topology: TopologyGraph,
@@ -192,8 +201,7 @@ def driver(
         require_schema(sql_engine, database, own=settings.uses_embedded)
         topology.source.bind(database)
         source = of_run(topology.source, database)
-        placed = [cast("Sink", spec).placed(database, settings.staging_path) for spec in plan.sink_specs]
-        plan = replace(plan, sink_specs=tuple(placed))
+        plan = placed(plan, database, settings)
         ledger = Ledger(sql_engine, clock, new_incarnation)
         chosen_options = options or options_of(settings, chosen)
         preflight = Preflight(running, plan, functions, source, settings.staging_path)
@@ -304,19 +312,19 @@ def _open_stores(
         sink = cast("Sink", spec)
         with refusal_on_record(ledger, run, sink.name):
             with ledger.transaction(run) as tx:
-                bound = ledger.bound(tx, sink.name)
+                bound = bindings.bound(tx, sink.name)
             sessions[sink.name] = session = open_bound(sink, plan.sinks[sink.name], run, bound)
             require_own_stores(plan, sessions)
             with ledger.transaction(run) as tx:
                 if bound is None:
-                    ledger.require_known_lives(tx, sink.name, sink.target, session.other_incarnations())
-                    claim_table(session, sink.target, ledger.adopted_lives(tx))
-                folder: str | None = getattr(session.writer(), "directory", None)  # where it stages files, if it does
+                    lives.require_known(tx, sink.name, sink.target, session.other_incarnations())
+                    claim_table(session, sink.target, lives.adopted(tx))
+                folder = session.writer().files_in()
                 if folder is not None:
                     with machine_errors(f"sink {sink.name!r}, the folder for its files"):
                         settle_folder(folder, private=True)
                 description = describe_sink(sink, plan.sinks[sink.name], files=folder, ledger_database=database)
-                ledger.bind_sink(tx, sink.name, sink.target, session.table_id, description)
+                bindings.bind(tx, sink.name, sink.target, session.table_id, description)
     return sessions
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stormproof.trident.transaction import TxnState
 from stormproof.trident.tuning import Figures
@@ -16,7 +16,8 @@ class BatchResult:
     `messages` were opened, of which `failed` failed (`reasons`: how many for which reason), and `returned` went back with
     a failed one with which they share a tuple. Both are zero where the batch went back whole or in parts. `unanchored`
     are tuples that failed in what was written and that no message anchors: nothing is replayed for them. Of those that
-    failed, `dead_letters` are given up, and the others are tried again. `reason` says why a batch was split or abandoned.
+    failed, `dead_letters` are given up, and the others are tried again. `cause` is the kind of the reason (a
+    `TxnCause`) why a batch was not committed, `reason` says it in words where it was split or abandoned.
     """
 
     txid: int
@@ -32,6 +33,7 @@ class BatchResult:
     unanchored: int = 0
     dead_letters: int = 0
     reason: str = ""
+    cause: str | None = None
 
     @property
     def outcome(self) -> str:
@@ -114,3 +116,25 @@ class RunStatistics:
 
     tuning: Figures | None = None
     """How batches were tuned in the end; None where no latency was to be held."""
+
+    def plus(self, later: RunStatistics) -> RunStatistics:
+        """Both runs' counts together, under the later one's epoch."""
+        reasons = {r: self.failed_by_reason.get(r, 0) + n for r, n in later.failed_by_reason.items()}
+        return replace(
+            later,
+            batches=self.batches + later.batches,
+            messages=self.messages + later.messages,
+            tuples=self.tuples + later.tuples,
+            failed=self.failed + later.failed,
+            failed_by_reason={**self.failed_by_reason, **reasons},
+            returned=self.returned + later.returned,
+            unanchored=self.unanchored + later.unanchored,
+            replayed=self.replayed + later.replayed,
+            attempts=self.attempts + later.attempts,
+            dead_letters=self.dead_letters + later.dead_letters,
+            aborted_batches=self.aborted_batches + later.aborted_batches,
+            abandoned_batches=self.abandoned_batches + later.abandoned_batches,
+            suppressed=self.suppressed + later.suppressed,
+            recoveries=(*self.recoveries, *later.recoveries),
+            elapsed_s=self.elapsed_s + later.elapsed_s,
+        )

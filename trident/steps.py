@@ -19,15 +19,15 @@ from stormproof.core.pulse import suspects_of_dead, sweep
 from stormproof.core.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.source.protocol import DropsConnections, Expectation, Lease, Limit, Resolution, Slice, Source
 from stormproof.core.tracking.attempts import AttemptEnd, FailedIn, Journal
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction
+from stormproof.sinks.protocol import PROBLEM, CommitOutcome, PreparedTransaction, SinkProblem
 from stormproof.trident.blocked import blocked
-from stormproof.trident.ledger.ledger import Ledger, Tx, counts_of
+from stormproof.trident.ledger import events, transactions
+from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run, SinkWork
+from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.sessions import Sessions, machine_errors
-from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
+from stormproof.trident.transaction import AttemptOutcome, EventKind, SinkOutcome, TxnCause, TxnState
 from stormproof.trident.tuning import Figures
-
-EVERY_MESSAGE_FAILED = "every message failed"
 
 
 class MovedLate(TransientError):
@@ -115,15 +115,15 @@ class Steps:
         """
         failpoint("open.before")
         with self.ledger.transaction(self.run) as tx:
-            txid = self.ledger.next_txid(tx)
+            txid = transactions.next_txid(tx)
             lease = self.lease(txid)
             joined = self.joined(tx)
             slice_ = self.source.open(lease, limit, seed, joined)
             if slice_ is None:
                 return None
             tuning = None if figures is None else figures.to_json()
-            self.ledger.open(tx, txid, guarantee, self.source.name, slice_, seed, tuning)
-            self.ledger.record(
+            transactions.open_batch(tx, txid, guarantee, self.source.name, slice_, seed, tuning)
+            events.record(
                 tx,
                 [
                     Event(
@@ -154,8 +154,8 @@ class Steps:
         """Record how an attempt ended, and the next one with a fresh seed, before its job runs."""
         with self.ledger.transaction(self.run) as tx:
             expected = self.source.expect(opened.slice, seed, excluded, self.joined(tx))
-            self.ledger.end_attempt(tx, opened.txid, ended, AttemptOutcome(end.value), error)
-            self.ledger.add_attempt(tx, opened.txid, ended + 1, seed, excluded, expected)
+            transactions.end_attempt(tx, opened.txid, ended, AttemptOutcome(end.value), error)
+            transactions.add_attempt(tx, opened.txid, ended + 1, seed, excluded, expected)
         failpoint("attempt.after")
         return expected
 
@@ -184,7 +184,7 @@ class Steps:
             if guarantee is not Guarantee.AT_MOST_ONCE:
                 with self._while_nobody_took_over(opened):
                     self.source.hold(opened.lease, self.joined(tx))
-            self.ledger.fix_content(
+            transactions.fix_content(
                 tx,
                 opened.txid,
                 attempt,
@@ -193,7 +193,7 @@ class Steps:
                 tuples,
             )
             if guarantee is Guarantee.EXACTLY_ONCE:
-                self.ledger.move(tx, opened.txid, TxnState.OPEN, TxnState.PREPARED)
+                transactions.move(tx, opened.txid, TxnState.OPEN, TxnState.PREPARED)
             failpoint("prepare.in_transaction")
         failpoint("prepare.after")
         return work
@@ -302,13 +302,13 @@ class Steps:
         """Whether the sink's last txid, which is not the expected one, is a batch that was given up."""
         held = error.details.get("held")
         with self.ledger.transaction(self.run) as tx:
-            return held is not None and held in dict(self.ledger.unfinished_work(tx, sink))
+            return held is not None and held in dict(transactions.unfinished_work(tx, sink))
 
     def _block(self, txid: int, sink: str, error: SinkRefused) -> SinkRefused:
         reason = storable_text(f"sink {sink!r}: {error}")
         with self.ledger.transaction(self.run) as tx:
-            self.ledger.move(tx, txid, TxnState.PREPARED, TxnState.BLOCKED, reason=reason)
-            self.ledger.record(tx, [Event(EventKind.BLOCKED, txid=txid, sink=sink, error=reason)])
+            transactions.move(tx, txid, TxnState.PREPARED, TxnState.BLOCKED, cause=cause_of(error), reason=reason)
+            events.record(tx, [Event(EventKind.BLOCKED, txid=txid, sink=sink, error=reason)])
         return blocked(self.run.topology, txid, reason, sink, self.sessions.get(sink), error.details)
 
     # -- finish ------------------------------------------------------------------------------------------------------
@@ -335,9 +335,9 @@ class Steps:
             if guarantee is not Guarantee.AT_MOST_ONCE:
                 resolution = self.source.confirm(self.lease(txid), failures, self.joined(tx))
             failpoint("finish.in_transaction")
-            self.ledger.sinks_hold(tx, txid, {name: outcome.value for name, outcome in outcomes.items()})
-            self.ledger.move(tx, txid, before, TxnState.COMMITTED, steps_ms=timings)
-            self.ledger.record(tx, self._resolution_events(txid, resolution, outcomes))
+            transactions.sinks_hold(tx, txid, {name: SinkOutcome(outcome.value) for name, outcome in outcomes.items()})
+            transactions.move(tx, txid, before, TxnState.COMMITTED, steps_ms=timings)
+            events.record(tx, self._resolution_events(txid, resolution, outcomes))
             failpoint("finish.before_commit")
         failpoint("finish.after")
         for name, session in self.sessions.items():
@@ -360,7 +360,9 @@ class Steps:
 
     # -- abort -------------------------------------------------------------------------------------------------------
 
-    def abort(self, txid: int, reason: str, *, divide: Slice | None = None, alone: Sequence[int] = ()) -> None:
+    def abort(
+        self, txid: int, cause: TxnCause, reason: str, *, divide: Slice | None = None, alone: Sequence[int] = ()
+    ) -> None:
         """Give the messages back, whole or in parts, and end the txid. Its number is never used again.
 
         `divide` is the slice to be opened in parts: messages named in `alone` by themselves, or two halves.
@@ -370,7 +372,7 @@ class Steps:
         """
         lease = self.lease(txid)
         with self.ledger.transaction(self.run) as tx:
-            self._end(tx, txid, TxnState.ABORTED, reason)
+            self._end(tx, txid, TxnState.ABORTED, cause, reason)
             joined = self.joined(tx)
             if joined is not None:
                 self._give_back(lease, divide, alone, joined)
@@ -385,40 +387,46 @@ class Steps:
         else:
             self.source.split(divide, lease, alone, joined)
 
-    def _end(self, tx: Tx, txid: int, state: TxnState, reason: str) -> None:
-        txn = self.ledger.txn(tx, txid)
+    def _end(self, tx: Tx, txid: int, state: TxnState, cause: TxnCause, reason: str) -> None:
+        txn = transactions.find(tx, txid)
         assert txn is not None
-        self.ledger.end_attempt(tx, txid, txn.attempt, AttemptOutcome.DEAD)
-        self.ledger.move(tx, txid, TxnState.OPEN, state, reason=storable_text(reason))
+        transactions.end_attempt(tx, txid, txn.attempt, AttemptOutcome.DEAD)
+        transactions.move(tx, txid, TxnState.OPEN, state, cause=cause, reason=storable_text(reason))
 
     def abort_failed(self, opened: Opened, attempt: int, failed: Sequence[FailedIn]) -> Resolution:
         """End a batch whose messages all failed: nothing is written, each waits for its retry or is a dead letter."""
-        failures, events = [f.failure for f in failed], self._failure_events(failed, opened.txid)
+        failures, failed_events = [f.failure for f in failed], self._failure_events(failed, opened.txid)
         with self.ledger.transaction(self.run) as tx:
             joined = self.joined(tx)
             resolution = Resolution()
-            self.ledger.end_attempt(tx, opened.txid, attempt, AttemptOutcome.COMPLETE)
-            self.ledger.record(tx, events)
-            self.ledger.move(
-                tx, opened.txid, TxnState.OPEN, TxnState.ABORTED, reason=EVERY_MESSAGE_FAILED, **counts_of(events)
+            transactions.end_attempt(tx, opened.txid, attempt, AttemptOutcome.COMPLETE)
+            events.record(tx, failed_events)
+            transactions.move(
+                tx,
+                opened.txid,
+                TxnState.OPEN,
+                TxnState.ABORTED,
+                cause=TxnCause.EVERY_MESSAGE_FAILED,
+                reason="every message failed",
+                **events.counts_of(failed_events),
             )
             if joined is not None:
                 with self._while_nobody_took_over(opened):
                     resolution = self.source.confirm(opened.lease, failures, joined)
-                self.ledger.record(tx, self._resolution_events(opened.txid, resolution, {}))
+                events.record(tx, self._resolution_events(opened.txid, resolution, {}))
             failpoint("abort.in_transaction")
         if joined is None:
             with self.ledger.transaction(self.run) as tx:
                 with self._while_nobody_took_over(opened):
                     resolution = self.source.confirm(opened.lease, failures)
-                self.ledger.record(tx, self._resolution_events(opened.txid, resolution, {}))
+                events.record(tx, self._resolution_events(opened.txid, resolution, {}))
         failpoint("abort.after")
         return resolution
 
-    def abandon(self, txid: int, reason: str) -> None:
+    def abandon(self, txid: int, cause: TxnCause, reason: str) -> None:
         """End a batch in flight under at-most-once: its messages were confirmed when it was opened."""
         with self.ledger.transaction(self.run) as tx:
-            self._end(tx, txid, TxnState.ABANDONED, reason)
+            self._end(tx, txid, TxnState.ABANDONED, cause, reason)
             failpoint("abort.in_transaction")
         failpoint("abort.after")
 
@@ -430,6 +438,17 @@ class _LedgerJournal:
 
     def next_attempt(self, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]) -> Expectation:
         return self.steps.next_attempt(self.opened, ended, end, error, seed, excluded)
+
+
+def cause_of(refusal: SinkRefused) -> TxnCause:
+    """Why a batch is blocked, from what its sink said."""
+    match refusal.details.get(PROBLEM):
+        case SinkProblem.FILE_LOST:
+            return TxnCause.FILE_LOST
+        case SinkProblem.TABLE_GONE:
+            return TxnCause.TABLE_GONE
+        case _:
+            return TxnCause.SINK_REFUSED
 
 
 def to_prepared(txid: int, work: SinkWork) -> PreparedTransaction:

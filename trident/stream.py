@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from stormproof.core.arguments import shown
 from stormproof.core.bolt import DEFAULT_STREAM
 from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, ReducerAggregator, UserAggregate
+from stormproof.core.graph.checks import as_guarantee, checked_name, checked_tasks, require_fields, schema_for
+from stormproof.core.graph.components import OperationKind, OutputStream, Subscription, UserFunction
 from stormproof.core.graph.grouping import Grouping, GroupingKind
-from stormproof.core.graph.topology import (
-    OperationKind,
-    OutputStream,
-    Subscription,
-    TopologyGraph,
-    UserFunction,
-    as_guarantee,
-    checked_name,
-    checked_tasks,
-    require_fields,
-    schema_for,
-)
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkSpec
@@ -35,9 +26,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from stormproof.core.settings import Settings
+    from stormproof.trident.coordinator import Coordinator
     from stormproof.trident.explain import Explanation
+    from stormproof.trident.options import RunOptions
     from stormproof.trident.query import Query
+    from stormproof.trident.run import EngineChoice
     from stormproof.trident.state.protocol import Merge, StateFactory, StateUpdater
+    from stormproof.trident.statistics import BatchResult, RunStatistics
+    from stormproof.trident.streaming.base import ForeachBatch
+    from stormproof.trident.streaming.result import StreamResult
 
 
 class Topology(TopologyGraph):
@@ -145,20 +143,59 @@ class Topology(TopologyGraph):
 
         return explain(self, self._chosen(guarantee))
 
-    def foreach_batch(self, guarantee: Guarantee | str | None = None, **options: Any) -> Any:
-        """What `df.writeStream.foreachBatch(...)` is given, so that a streaming query feeds this topology.
+    def foreach_batch(
+        self,
+        guarantee: Guarantee | str | None = None,
+        *,
+        adopt: str | None = None,
+        settings: Settings | None = None,
+        options: RunOptions | None = None,
+        on_batch: Callable[[StreamResult], None] | None = None,
+    ) -> ForeachBatch:
+        """What `df.writeStream.foreachBatch(...)` is given, so that a streaming query feeds this topology: see `feed`.
 
-        `stormproof.trident.foreach_batch.feed` says how, and takes the options.
+        Raises:
+            TopologyError: it cannot be run so, or its one source is no `MicroBatches`.
         """
-        from stormproof.trident.foreach_batch import feed
+        from stormproof.trident.streaming.api import feed
 
-        return feed(self, self._chosen(guarantee), **options)
+        chosen = self._chosen(guarantee)
+        return feed(self, chosen, adopt=adopt, settings=settings, options=options, on_batch=on_batch)
 
-    def run(self, guarantee: Guarantee | str | None = None, **options: Any) -> Any:
-        """Run it; `stormproof.trident.run` says how, and takes the options."""
+    def run(
+        self,
+        guarantee: Guarantee | str | None = None,
+        *,
+        settings: Settings | None = None,
+        engine: EngineChoice = "spark",
+        options: RunOptions | None = None,
+        until_idle: bool = False,
+        max_batches: int | None = None,
+        on_batch: Callable[[BatchResult], None] | None = None,
+        on_ready: Callable[[Coordinator], None] | None = None,
+    ) -> RunStatistics:
+        """Run it until nothing is left to read (`until_idle`), or for `max_batches`, or until it is stopped: see `run`.
+
+        Raises:
+            TopologyError: it cannot be run so, or a function of it cannot be sent to a worker.
+            SettingsError: a setting is missing or wrong.
+            Fenced: another driver took over.
+            FatalError: going on could lose or double a message; what to inspect is named.
+            TransientError: a store or a machine stayed away for `outage_s`.
+        """
         from stormproof.trident.run import run  # the driver is not needed to build a topology
 
-        return run(self, self._chosen(guarantee), **options)
+        return run(
+            self,
+            self._chosen(guarantee),
+            settings=settings,
+            engine=engine,
+            options=options,
+            until_idle=until_idle,
+            max_batches=max_batches,
+            on_batch=on_batch,
+            on_ready=on_ready,
+        )
 
     def _chosen(self, guarantee: Guarantee | str | None) -> Guarantee | None:
         return None if guarantee is None else as_guarantee(guarantee, f"topology {self.name!r}")
@@ -475,7 +512,7 @@ class Stream:
         Raises:
             TopologyError: this is no persistent aggregate with a state.
         """
-        from stormproof.core.graph.topology import Aggregate, SinkComponent
+        from stormproof.core.graph.components import Aggregate, SinkComponent
         from stormproof.trident.query import NewValues
         from stormproof.trident.state.sink import StateSink
 
@@ -659,7 +696,7 @@ def _with_key(schema: pa.Schema) -> pa.Schema:
 def own_merges(stream: Stream) -> dict[str, Merge]:
     """How the results of users' combiners in a persistent aggregate are merged into what is held."""
     from stormproof.core.graph.aggregators import UserAggregation
-    from stormproof.core.graph.topology import Aggregate
+    from stormproof.core.graph.components import Aggregate
     from stormproof.trident.state.merge import RowMerge
 
     (component,) = (c for c in stream.topology.components if c.name == stream.name)

@@ -42,6 +42,63 @@ MOVES: Final[dict[TxnState, frozenset[TxnState]]] = {
 """Under exactly-once `COMMITTED` is reached from `PREPARED` alone; the other guarantees have no prepared state."""
 
 
+class TxnCause(StrEnum):
+    """Why a batch is blocked, was aborted or was abandoned; append-only. The prose is in its `reason`."""
+
+    EVERY_MESSAGE_FAILED = "every_message_failed"
+    """Nothing was written, and the messages are resolved: each waits for its retry, was returned, or is a dead letter."""
+    DRIVER_ENDED = "driver_ended"
+    """It was in flight when its driver ended."""
+    JOB_FAILED = "job_failed"
+    UNVERIFIED = "unverified"
+    MOOT = "moot"
+    """It ran without its failed messages so often that it goes back in parts."""
+    SINK_REFUSED = "sink_refused"
+    FILE_LOST = "file_lost"
+    """A sink refused it, since a prepared or adopted file is missing or damaged."""
+    TABLE_GONE = "table_gone"
+    """A sink refused it, since there is no table of the sink's name."""
+    OTHER = "other"
+    """An older version wrote a reason of which nothing more is known."""
+
+
+class OperatorAction(StrEnum):
+    """What an operator decided, as an `operator` event records it; append-only. The prose is in its `reason`."""
+
+    RETRY = "retry"
+    SKIP = "skip"
+    """The batch's rows at one sink are given up."""
+    SKIP_ROWS = "skip_rows"
+    """The rows of the batch that a sink refuses are given up, and those alone."""
+    ADOPT = "adopt"
+    """The topology may write beside the rows of another life."""
+    ADOPT_TABLE = "adopt_table"
+    """The table that is there now is the sink's."""
+    ACCEPT_LOSS = "accept_loss"
+    """The sink may go on in a table that lacks rows of committed txids."""
+    RELEASE_TABLE = "release_table"
+    ACCEPT_CHANGE = "accept_change"
+    """The topology may go on with a changed graph."""
+    ADOPT_STREAM = "adopt_stream"
+    """The name goes on from another place of a streaming query than the next."""
+    ADOPT_QUEUE = "adopt_queue"
+    """The queue belongs to another server or timeline now."""
+    OTHER = "other"
+    """An older version recorded an action of which nothing more is known."""
+
+
+class SinkOutcome(StrEnum):
+    """How a batch's part for one sink ended; append-only."""
+
+    APPLIED = "applied"
+    ALREADY_HELD = "already_held"
+    """The sink held it: a duplicate was suppressed."""
+    HELD_UNFINISHED = "held_unfinished"
+    """It was found in the sink after the batch had been given up."""
+    SKIPPED = "skipped"
+    """An operator gave it up: its rows are rejects, and the sink never holds them."""
+
+
 class AttemptOutcome(StrEnum):
     """How one try at a batch ended."""
 

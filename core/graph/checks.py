@@ -1,13 +1,27 @@
-"""Checks of what a topology is made of, as it is added."""
+"""Checks of what a topology is made of, as it is added: each error names the component and what to write instead."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+import pyarrow as pa
+
+from stormproof.core.arguments import instead_of, lacks, said_of, shown
+from stormproof.core.bolt import DEFAULT_STREAM, Streams
 from stormproof.core.calls import never_begins, refuse_unfit_call
 from stormproof.core.errors import TopologyError
+from stormproof.core.graph.aggregation import AggregationKind, AnyAggregation
 from stormproof.core.graph.aggregators import UserAggregation, UserKind
+from stormproof.core.graph.components import OperationKind, Subscription, UserFunction
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.schema import SchemaLike, parse_schema
+from stormproof.core.sink import Fold, SinkSpec
 
+NAME_MAX_CHARACTERS: Final = 64
+TASKS_MAX: Final = 1_024
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _OF_FIELDS: Final = {UserKind.COMBINER: "init", UserKind.REDUCER: "reduce", UserKind.AGGREGATOR: "aggregate"}
 """Which call of a user's aggregate gets a tuple's fields."""
 
@@ -41,3 +55,205 @@ def refuse_unfit_aggregate(component: str, aggregation: UserAggregation) -> None
         if called == _OF_FIELDS[aggregation.kind]:
             instead = f"name the fields that it takes, as in {of}().over('field'), or {instead}"
         refuse_unfit_call(component, f"component {component!r}", method, given, instead)
+
+
+def checked_name(name: str, what: str) -> str:
+    """The name, where it can be part of a file's name and of a transaction identifier.
+
+    Raises:
+        TopologyError: it cannot.
+    """
+    if not isinstance(name, str) or len(name) > NAME_MAX_CHARACTERS or NAME.fullmatch(name) is None:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TopologyError(
+            f"{what} name {name!r}: use letters, digits, '_', '.' and '-', beginning with a letter or digit, at most "
+            f"{NAME_MAX_CHARACTERS} characters"
+        )
+    return name
+
+
+def as_guarantee(guarantee: Guarantee | str, where: str | None = None) -> Guarantee:
+    """The guarantee by its name; `where` it stands, for the error.
+
+    Raises:
+        TopologyError: there is none of that name.
+    """
+    try:
+        return Guarantee(guarantee)
+    except ValueError:
+        known = ", ".join(g.value for g in Guarantee)
+        before = "" if where is None else f"{where}: "
+        raise TopologyError(f"{before}no guarantee {guarantee!r}; known: {known}") from None
+
+
+def schema_for(where: str, component: str, schema: SchemaLike | None) -> pa.Schema:
+    """The schema that a component was given.
+
+    Raises:
+        TopologyError: it is none; names the component.
+    """
+    if schema is None:
+        raise TopologyError(
+            f"{where} needs a schema, which says what it gives, like schema='word string, n long'", component=component
+        )
+    with said_of(where, component=component):
+        return parse_schema(schema)
+
+
+def require_fields(where: str, component: str, fields: Sequence[str], schema: pa.Schema) -> None:
+    """Raise TopologyError where one of the fields is not in the schema."""
+    known = ", ".join(schema.names)
+    for name in fields:
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TopologyError(
+                f"{where}: {shown(name)} is no field's name; give names one by one, like 'id', 'amount'; known: {known}",
+                component=component,
+            )
+        if name not in schema.names:
+            raise TopologyError(f"{where}: unknown field {name!r}; known: {known}", component=component, field=name)
+
+
+def checked_tasks(tasks: int, component: str) -> int:
+    """The number of tasks that an exchange may lead to.
+
+    Raises:
+        TopologyError: it is none.
+    """
+    if isinstance(tasks, bool) or not isinstance(tasks, int) or not 1 <= tasks <= TASKS_MAX:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TopologyError(
+            f"component {component!r}: parallelism is {tasks!r}; use 1 to {TASKS_MAX}: every task tells every task of the "
+            "next stage what it sent there",
+            component=component,
+        )
+    return tasks
+
+
+def is_number(value: object, *kinds: type) -> bool:
+    """Whether a value is of one of these kinds of numbers; a bool is no number."""
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def require_sink(sink: SinkSpec, where: str) -> None:
+    """Raise TopologyError where this is no sink."""
+    if not lacks(sink, "name", "target", "check", "open", "placed"):
+        if not lacks(sink, "modes", "table_key", "check_sources", "description"):
+            return
+        instead = "let its class inherit stormproof.sinks.protocol.Sink, which has the methods that it lacks"
+        raise TopologyError(f"{where}: {shown(sink)} is no sink; {instead}", argument="sinks")
+    if isinstance(sink, (list, tuple)):
+        instead = "give them one by one: .into(one, other)"
+    elif not lacks(sink, "kind", "target", "make"):
+        instead = "it is a state: give it a name among the sinks, as in StateSink('totals', ...)"
+    else:
+        instead = instead_of(sink, "give one like DeltaSink('lake/table') or PostgresSink('table')")
+    raise TopologyError(f"{where}: {shown(sink)} is no sink; {instead}", argument="sinks")
+
+
+def require_fold(component: str, aggregation: AnyAggregation) -> None:
+    """Raise TopologyError where results of two batches do not make one: such cannot be kept across batches."""
+    if isinstance(aggregation, UserAggregation):
+        if aggregation.combines:
+            return
+        why = f"a {aggregation.kind}'s values of two batches do not make one; write a CombinerAggregator"
+    elif aggregation.kind is AggregationKind.MEAN:
+        why = (
+            f"two means do not make one; write total=sum_({aggregation.field!r}), n=count() and divide when you read "
+            "(count() also counts NULLs: filter them out before)"
+        )
+    elif aggregation.kind is AggregationKind.DISTINCT:
+        why = (
+            f"two distinct counts do not make one; add {aggregation.field!r} to the fields of group_by, write n=count(), "
+            "and count the rows when you read"
+        )
+    else:
+        return
+    raise TopologyError(
+        f"component {component!r}: {aggregation.output} = {aggregation.name} can't be persisted across batches: {why}",
+        component=component,
+        field=aggregation.output,
+    )
+
+
+def fold_of(aggregation: AnyAggregation) -> Fold:
+    """How a batch's result is added to what is held."""
+    if isinstance(aggregation, UserAggregation):
+        return Fold.OWN
+    return {AggregationKind.MIN: Fold.MIN, AggregationKind.MAX: Fold.MAX}.get(aggregation.kind, Fold.SUM)
+
+
+def alike(one: pa.Schema, other: pa.Schema) -> bool:
+    """Whether two streams have the same fields, NULLs aside."""
+    return bool(one.names == other.names and one.types == other.types)
+
+
+def shown_fields(schema: pa.Schema) -> str:
+    """Fields and types, for people."""
+    return ", ".join(f"{f.name} {f.type}" for f in schema)
+
+
+def refuse_twice(component: str, names: Sequence[str]) -> None:
+    """Raise TopologyError where two fields have one name, whatever its case."""
+    seen: set[str] = set()
+    for name in names:
+        if name.lower() in seen:
+            raise TopologyError(
+                f"component {component!r}: field {name!r} stands twice", component=component, field=name
+            )
+        seen.add(name.lower())
+
+
+def streams_of_bolt(
+    bolt: str, declared: Streams, schema: SchemaLike | None, streams: Mapping[str, SchemaLike] | None
+) -> dict[str, pa.Schema]:
+    """A bolt's output streams: what `bolt` was told, else what its class declares."""
+    if schema is None and streams is None:
+        if isinstance(declared, Mapping):
+            streams = declared
+        else:
+            schema = declared
+    if streams is not None and not isinstance(streams, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TopologyError(
+            f"bolt {bolt!r}: streams is {shown(streams)}; it must be a mapping, like {{'late': 'word string'}}",
+            component=bolt,
+        )
+    found = {} if schema is None else {DEFAULT_STREAM: schema_for(f"bolt {bolt!r}", bolt, schema)}
+    for name, given in (streams or {}).items():
+        if name in found:
+            raise TopologyError(
+                f"bolt {bolt!r}: schema= and streams= both say what stream {name!r} gives; leave one of them out",
+                component=bolt,
+                stream=name,
+            )
+        checked_name(name, f"bolt {bolt!r}: stream")
+        found[name] = schema_for(f"bolt {bolt!r}, stream {name!r}", bolt, given)
+    return found
+
+
+def require_call(name: str, kind: OperationKind, function: UserFunction, fields: Sequence[str], *, named: bool) -> None:
+    """Check that an operation's function can be called with its fields; `named`: the user named them.
+
+    Raises:
+        TopologyError: it takes other arguments.
+    """
+    given = fields
+    if kind is OperationKind.ARROW:
+        given, instead = ["rows"], "write one that takes a record batch"
+    elif named:
+        instead = "change its parameters, or the fields that are named behind it"
+    else:
+        call = "each" if kind is OperationKind.FLAT_EACH else kind
+        instead = (
+            f"it gets all fields, since none is named: name those that it takes, as in {call}(f, {fields[0]!r}), or "
+            "change its parameters"
+        )
+    refuse_unfit_call(name, f"component {name!r}", function, given, instead)
+
+
+def require_agreed_tasks(name: str, inputs: Sequence[Subscription]) -> None:
+    """Raise TopologyError where inputs ask for different numbers of tasks: equal keys of two would not meet in one task."""
+    asked = {i.tasks for i in inputs if not i.grouping.fused}
+    if len(asked) > 1:
+        numbers = " and ".join(sorted("the engine's number" if n is None else str(n) for n in asked))
+        raise TopologyError(
+            f"component {name!r}: its inputs ask for different numbers of tasks: {numbers}; give them one parallelism",
+            component=name,
+        )

@@ -14,10 +14,13 @@ from stormproof.core.arrays import Rows
 from stormproof.core.compute import pc
 from stormproof.core.convert import batch_of
 from stormproof.core.errors import JobFailed
-from stormproof.core.graph.aggregation import GroupBy, members_of
+from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.aggregators import UserAggregation, UserKind, arguments
 from stormproof.core.message import FailureReason
 from stormproof.core.pulse import Pulse
+from stormproof.core.task.combine import combine, finish, prepare, results_column, zero
+from stormproof.core.task.groups import members_of
+from stormproof.core.task.reduce import failed_for_group
 from stormproof.core.usercode import CAUGHT, blame
 
 
@@ -49,7 +52,7 @@ def evaluate(group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None = None) -
     failed: dict[int, tuple[FailureReason, str]] = {}
     number = np.arange(rows.num_rows, dtype=np.int64)
     while True:
-        prepared = group.prepare(rows.take(pa.array(number)) if len(number) < rows.num_rows else rows, pulse)
+        prepared = prepare(group, rows.take(pa.array(number)) if len(number) < rows.num_rows else rows, pulse)
         bad = dict(prepared.failed)
         if not bad:
             round_ = _Round(group, prepared.rows, pulse)
@@ -91,7 +94,7 @@ class _Round:
         whole: pa.RecordBatch | None = None
         if ready:
             combining = group.only_combining()
-            whole = combining.finish(combining.combine(rows)) if rows.num_rows or group.keys else combining.zero()
+            whole = finish(combining, combine(combining, rows)) if rows.num_rows or group.keys else zero(combining)
         columns: list[pa.Array] = [
             keys.column(k).combine_chunks().take(pa.array(order))
             if groups
@@ -145,7 +148,9 @@ class _Round:
             self._over(rows, lambda: self._unblamed(a, "init", a.code.init), lambda v, row: reduce(v, *calls[row]))
             for rows in self._members
         ]
-        column = pa.nulls(len(values), a.results.field(0).type) if self.failed else self._group.column(a, values)
+        column = (
+            pa.nulls(len(values), a.results.field(0).type) if self.failed else results_column(self._group, a, values)
+        )
         return [column], np.ones(len(values), np.int64)
 
     def _emitted(self, a: UserAggregation) -> tuple[list[pa.Array], Rows]:
@@ -182,11 +187,7 @@ class _Round:
             raise self._fault(a, what, blame(error)[1]) from error
 
     def _fault(self, a: UserAggregation, what: str, text: str) -> JobFailed:
-        name = f"{type(a.code).__name__}.{what}"
-        return JobFailed(
-            f"component {self._group.component!r}: {name} failed for a group, which belongs to no single message: {text}",
-            component=self._group.component,
-        )
+        return failed_for_group(self._group.component, f"{type(a.code).__name__}.{what}", text)
 
 
 def _crossed(made: list[tuple[list[pa.Array], Rows]], groups: int) -> tuple[list[pa.Array], Rows]:

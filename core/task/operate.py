@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from stormproof.core.arrays import Rows
 from stormproof.core.convert import arrow_result, batch_of, nulls_refused
+from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
-from stormproof.core.graph.topology import OperationKind
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.pulse import Pulse
 from stormproof.core.usercode import CAUGHT, blame

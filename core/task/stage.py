@@ -21,10 +21,7 @@ from stormproof.core.arrays import Rows, Words
 from stormproof.core.bolt import ArrowBolt, BoltContext, Ran, fresh
 from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.errors import JobFailed, RoutingError
-from stormproof.core.graph.aggregation import Combiner, GroupBy, rows_with_keys
-from stormproof.core.graph.grouping import Router
-from stormproof.core.graph.join import join_rows
-from stormproof.core.graph.keyhash import task_numbers
+from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import (
     BoltNode,
     CombineNode,
@@ -41,11 +38,16 @@ from stormproof.core.job import Job
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, MessageFailure, MessageId, Token, storable_text
 from stormproof.core.process import kept_from_forks
 from stormproof.core.pulse import Pulse, running
-from stormproof.core.sink import OffersResource, SinkWriter, TaskContext, TaskWriter
+from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import READER_SCHEMA, Decoder, SliceReader
+from stormproof.core.task.combine import Combiner, combine, distinct_keys, prepare
 from stormproof.core.task.gather import evaluate
+from stormproof.core.task.groups import rows_with_keys
+from stormproof.core.task.join import join_rows
+from stormproof.core.task.keyhash import task_numbers
 from stormproof.core.task.operate import apply, input_text
+from stormproof.core.task.router import Router
 from stormproof.core.task.wire import (
     ACK,
     ACK_SCHEMA,
@@ -106,7 +108,8 @@ def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
     stages = job.plan.stages
     ackers = (job.plan.ackers or parallelism) if job.per_message and job.tracked else 0
     tasks = (len(job.readers), *(s.tasks(parallelism) for s in stages[1:]), *([ackers] if ackers else []))
-    resources = {f"state:{n}": w.resource for n, w in job.writers.items() if isinstance(w, OffersResource)}
+    offered = ((name, writer.resource()) for name, writer in job.writers.items())
+    resources = {f"state:{name}": resource for name, resource in offered if resource is not None}
     made: list[StageJob] = []
     for number, plan in enumerate((*stages, None) if ackers else stages):
         part = StageJob(
@@ -705,7 +708,7 @@ class _Task:
             elif isinstance(node, GatherNode) or (isinstance(node, CombineNode) and not self._raw(node)):
                 combiner = self._combiners[key]
                 combiner.absorb(
-                    node.group.combine(tuples.rows) if mask is not None or check.partial is None else check.partial
+                    combine(node.group, tuples.rows) if mask is not None or check.partial is None else check.partial
                 )
                 combiner.share = signed(combiner.share ^ tuples.anchors.xor())
             else:
@@ -776,12 +779,12 @@ class _Task:
         if not raw:
             tuples = self._prepared(batch, group, tuples)
         failed = len(batch.failed)
-        partial = None if raw else group.combine(tuples.rows)
+        partial = None if raw else combine(group, tuples.rows)
         keys = list(group.keys)
         unheld: dict[int, _Failed] = {}
         for sink in node.sinks if keys else ():
             # Keys are checked once each, and traced to their rows only where one is bad.
-            there = group.distinct_keys(tuples.rows) if partial is None else partial.select(keys)
+            there = distinct_keys(group, tuples.rows) if partial is None else partial.select(keys)
             for distinct in there.combine_chunks().to_batches():
                 refused = dict(self._part.writers[sink].check(distinct))
                 for row, number in rows_with_keys(tuples.rows, keys, distinct, refused):
@@ -789,7 +792,7 @@ class _Task:
                     unheld.setdefault(row, _Failed(FailureReason.SINK_ERROR, sink, error, shown))
         if unheld:
             tuples = self._without(batch, tuples, unheld)
-            failed, partial = len(batch.failed), None if raw else group.combine(tuples.rows)
+            failed, partial = len(batch.failed), None if raw else combine(group, tuples.rows)
         dest = None
         if raw and isinstance(node, CombineNode):
             dest = task_numbers(tuples.rows, group.keys, node.tasks or self._part.parallelism)
@@ -799,7 +802,7 @@ class _Task:
         """What users' combiners make of each row, beside the row; rows that they refuse fail."""
         if self._pulse is not None and self._pulse.careful:
             self._pulse.at(self._ids_of(tuples.anchors))
-        prepared = group.prepare(tuples.rows, self._pulse)
+        prepared = prepare(group, tuples.rows, self._pulse)
         bad = {
             row: _Failed(reason, group.component, error, _shown_row(tuples.rows, row))
             for row, (reason, error) in prepared.failed.items()

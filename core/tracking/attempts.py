@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -79,10 +79,6 @@ class JobDied:
         return cls(storable_text(error), suspects=suspects, outside=str(error.details.get(OUTSIDE, "")))
 
 
-RunJob: TypeAlias = Callable[[Attempt], "JobReport | JobDied"]
-"""Runs one attempt's job to its end."""
-
-
 class Journal(Protocol):
     """Is told of each further attempt, before its job runs."""
 
@@ -92,19 +88,6 @@ class Journal(Protocol):
         What it must find is counted by the source, apart from any read.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class NullJournal:
-    """For a loop without a ledger: nothing is recorded."""
-
-    source: Source
-    slice: Slice
-
-    def next_attempt(self, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]) -> Expectation:
-        """What the next attempt must find."""
-        del ended, end, error
-        return self.source.expect(self.slice, seed, excluded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +119,8 @@ class AllFailed:
 class Divided:
     """The batch goes back in parts: the suspects alone, or two halves where there are none. No failure counts."""
 
+    end: AttemptEnd
+    """How its last attempt ended."""
     reason: str
     alone: tuple[int, ...]
     attempts: int
@@ -153,6 +138,8 @@ class GivenUp:
 class Abandoned:
     """Under at-most-once: the one attempt came to nothing, and nothing comes back."""
 
+    end: AttemptEnd
+    """How the attempt ended."""
     reason: str
     attempts: int
 
@@ -237,24 +224,14 @@ class BatchRunner:
         self._shortages = Shortages()
         self._lost_batches = 0
 
-    def run(self, name: str, slice_: Slice, seed: int, journal: Journal, run_job: RunJob) -> Outcome:
-        """Run jobs until there is an outcome. `name` is what the batch is called in logs and errors.
+    def attempts(self, name: str, slice_: Slice, seed: int, journal: Journal) -> Attempts:
+        """Yields each attempt whose job is to be run, is sent what came of it, and returns the batch's outcome.
+
+        `name` is what the batch is called in logs and errors. Journal and source are called by whoever sends.
 
         Raises:
             BatchUnverified: a message that stands alone cannot be read again.
             TransientError: the journal or the source does not answer; nothing was decided.
-        """
-        attempts = self.attempts(name, slice_, seed, journal)
-        attempt = next(attempts)
-        while True:
-            try:
-                attempt = attempts.send(run_job(attempt))
-            except StopIteration as end:
-                return cast("Outcome", end.value)
-
-    def attempts(self, name: str, slice_: Slice, seed: int, journal: Journal) -> Attempts:
-        """The same, for who runs jobs elsewhere: yields each attempt whose job is to be run, is sent what came of it, and
-        returns the outcome. Journal and source are called by whoever sends.
         """
         # A driver died of it before, perhaps of one of these messages: note which.
         batch = _Batch(name, slice_, journal, Attempt(1, seed, slice_.expected, careful=slice_.deaths > 0))
@@ -266,10 +243,10 @@ class BatchRunner:
                 return outcome
 
     def failed_alone(
-        self, name: str, slice_: Slice, seed: int, reason: FailureReason, error: str
+        self, name: str, slice_: Slice, seed: int, journal: Journal, reason: FailureReason, error: str
     ) -> AllFailed | Broken:
         """The outcome of a batch of one message that is not to be run any more."""
-        batch = _Batch(name, slice_, NullJournal(self._source, slice_), Attempt(1, seed, slice_.expected))
+        batch = _Batch(name, slice_, journal, Attempt(1, seed, slice_.expected))
         return self._fail_alone(batch, reason, error)
 
     # -- a job that died ---------------------------------------------------------------------------------------------
@@ -280,7 +257,7 @@ class BatchRunner:
             self._lost_batches += 1  # its messages are gone: what fails next is unrelated
             if self._breaker.failed_alone(self._lost_batches, died.outside) is Breaks.STOP:
                 return self._broken(batch, died)
-            return Abandoned(f"{AttemptEnd.JOB_FAILED}: {died.error}", batch.attempt.number)
+            return Abandoned(AttemptEnd.JOB_FAILED, f"{AttemptEnd.JOB_FAILED}: {died.error}", batch.attempt.number)
         batch.died += 1
         if batch.died < 2:
             per_message = batch.attempt.per_message
@@ -362,7 +339,8 @@ class BatchRunner:
 
     def _judge_untracked(self, batch: _Batch, report: JobReport, wrong: tuple[str, ...]) -> Outcome:
         if wrong:
-            return Abandoned(f"{AttemptEnd.UNVERIFIED}: {'; '.join(wrong)}", batch.attempt.number)
+            error = "; ".join(wrong)
+            return Abandoned(AttemptEnd.UNVERIFIED, f"{AttemptEnd.UNVERIFIED}: {error}", batch.attempt.number)
         batch.carry([*report.failures, *report.late])
         return _complete(batch, report)
 
@@ -515,7 +493,7 @@ def _complete(batch: _Batch, report: JobReport) -> Complete:
 
 def _divided(batch: _Batch, end: AttemptEnd, error: str, alone: tuple[int, ...] = ()) -> Divided:
     how = f"{len(alone)} suspects set apart" if alone else "halved"
-    return Divided(f"{how} after {end}: {error}", alone, batch.attempt.number)
+    return Divided(end, f"{how} after {end}: {error}", alone, batch.attempt.number)
 
 
 def _summary(failures: Sequence[MessageFailure], wrong: Sequence[str]) -> str:

@@ -34,13 +34,14 @@ from stormproof.sinks.delta.table import column_limits, require_table
 from stormproof.sinks.delta.torn import put_torn_aside
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.protocol import (
-    TABLE_GONE,
     CommitOutcome,
     Decision,
     EvidenceReport,
     Held,
     PreparedTransaction,
     SinkIdentity,
+    SinkProblem,
+    SinkSession,
     decide,
 )
 from stormproof.sinks.staging import (
@@ -83,7 +84,7 @@ class _Position:
         return Held(self.txid, None if self.commit is None else self.commit.digest)
 
 
-class DeltaSession:
+class DeltaSession(SinkSession):
     """One driver's side of a Delta table."""
 
     def __init__(
@@ -118,7 +119,7 @@ class DeltaSession:
 
     def writer(self) -> FileWriter:
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
-        return FileWriter(self._identity.sink, self._directory, self._limits, private=self._input.is_fold)
+        return FileWriter(self._identity.sink, self._directory, self._limits, private=self._input.is_by_key)
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed here, as far back as the log goes."""
@@ -127,7 +128,7 @@ class DeltaSession:
         return tuple(sorted({incarnation for incarnation in found if incarnation is not None}))
 
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
-        """Put this life's name among the table's properties; see `ClaimsTable`."""
+        """Put this life's name among the table's properties; see the protocol."""
         for _ in range(CLAIM_TRIES_MAX):
             table = self._load()
             if claims.is_claimed(table, self._identity):
@@ -218,7 +219,7 @@ class DeltaSession:
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """A fold's staging files may go; appended files are the table's own."""
-        if self._input.is_fold:
+        if self._input.is_by_key:
             remove_staged(self._directory, self._identity.incarnation, transaction.txid, transaction.files)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
@@ -228,7 +229,7 @@ class DeltaSession:
             self._load(),
             self._application,
             table_id=self._table_id,
-            fold=self._input.is_fold,
+            fold=self._input.is_by_key,
             first=first,
             last=last,
         )
@@ -242,7 +243,7 @@ class DeltaSession:
     def restore_lost(self, transaction: PreparedTransaction) -> str | None:
         """Take a fold back whose commit is the table's newest version and whose files were lost; see the protocol."""
         where = f"{self._where}, txid {transaction.txid}"
-        if not self._input.is_fold:
+        if not self._input.is_by_key:
             return None  # its files are the prepared ones: they must be put back
         put_torn_aside(self._log, where)
         table = self._load()
@@ -258,7 +259,7 @@ class DeltaSession:
                 f"{where}: version {version} lost {lost[0]}, and versions up to {newest} came after it: they would be taken "
                 f"back, too. Put the file back, or RESTORE the table to version {version - 1} and write the later "
                 "versions' rows again; then retry",
-                problem="file lost",
+                problem=SinkProblem.FILE_LOST,
                 files=list(lost),
             )
         self._require_prepared(table, transaction, where)
@@ -327,7 +328,9 @@ class DeltaSession:
             self._table_entry = self._entry_state(self._table.version())
         except TableNotFoundError as error:
             self._table = None
-            raise SinkRefused(f"{self._where}: the table is gone: {shown(error)}", problem=TABLE_GONE) from error
+            raise SinkRefused(
+                f"{self._where}: the table is gone: {shown(error)}", problem=SinkProblem.TABLE_GONE
+            ) from error
         except (DeltaError, OSError) as error:
             self._table = None
             raise StoreUnavailable(f"{self._where}: the table cannot be read: {shown(error)}") from error
@@ -381,12 +384,12 @@ class DeltaSession:
         require_table(table, self._input, where)
         # Files to be adopted are not read again by the driver under which they were written. Those of a fold are read
         # anyway, and those that outlived their driver may be anything by now: their bytes are compared.
-        digests = self._input.is_fold or self._outlived_its_driver(transaction)
+        digests = self._input.is_by_key or self._outlived_its_driver(transaction)
         require_files(self._directory, transaction.files, where=where, digests=digests)
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
-        if self._input.is_fold:
+        if self._input.is_by_key:
             keys = list(prepared_batches(self._directory, transaction.files, self._input.keys))
             read = sum(batch.num_rows for batch in keys)
             if read != transaction.rows:
@@ -417,7 +420,9 @@ class DeltaSession:
         )
 
     def _put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
-        if not self._input.is_fold or transaction.rows == 0:  # an empty MERGE commits nothing, not even its identifier
+        if (
+            not self._input.is_by_key or transaction.rows == 0
+        ):  # an empty MERGE commits nothing, not even its identifier
             table.create_write_transaction(
                 [self._add_action(file.path, file.bytes, file.statistics) for file in transaction.files if file.rows],
                 "append",
@@ -462,7 +467,7 @@ class DeltaSession:
         """
         if position is None or position.commit is not None:
             return None if position is None else position.held
-        if position.txid != transaction.txid or self._input.is_fold or not transaction.rows:
+        if position.txid != transaction.txid or self._input.is_by_key or not transaction.rows:
             return position.held
         live = live_files(table)
         whole = all(live.get(file.path) == file.bytes for file in transaction.files if file.rows)
@@ -481,7 +486,7 @@ class DeltaSession:
             sync_file(self._log.checkpoint_path(checkpoint))
         for path in live_files(table):
             local = self._log.local_path(path)
-            if self._input.is_fold and local is not None:
+            if self._input.is_by_key and local is not None:
                 sync_file(local)
         sync_folder(self._path)
         sync_folder(self._log.folder)
@@ -556,13 +561,13 @@ class DeltaSession:
             way_on = (
                 f"`retry` takes version {position.commit.version} back, as long as it is the newest, and merges the batch "
                 "again from its prepared files"
-                if self._input.is_fold
+                if self._input.is_by_key
                 else "put the file back"
             )
             raise SinkRefused(
                 f"{self._where}: file lost: version {position.commit.version} holds txid {position.txid}, but "
                 f"{'; '.join(lost[:5])}; it was lost after the commit; {way_on}",
-                problem="file lost",
+                problem=SinkProblem.FILE_LOST,
                 files=list(lost),
             )
 
@@ -571,11 +576,11 @@ class DeltaSession:
         if entry is None:
             return []
         # Adopted files were synced before they were prepared; those of a MERGE by nobody, until its commit is.
-        return lost_files(self._log, entry, self._log.tail(self._load().version()), decode=self._input.is_fold)
+        return lost_files(self._log, entry, self._log.tail(self._load().version()), decode=self._input.is_by_key)
 
     def _adopted(self) -> frozenset[str]:
         """Files that a version still in the log has added: those are the table's, whatever the ledger says."""
-        if self._input.is_fold:
+        if self._input.is_by_key:
             return frozenset()
         live = {os.path.relpath(uri, self._path) for uri in self._load().file_uris()}
         logged = {file.path for v in self._log.versions() if (e := self._log.entry(v)) is not None for file in e.added}

@@ -9,10 +9,10 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from stormproof.core.arguments import require_path
-from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.errors import Json, SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, TableKey
+from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.sinks.delta.claims import properties_of
 from stormproof.sinks.delta.failures import panics_as_errors, shown
 from stormproof.sinks.delta.locate import key_of_path, locate
@@ -21,13 +21,14 @@ from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, check_types
 from stormproof.sinks.delta.torn import put_torn_aside, require_whole
 from stormproof.sinks.folding import check_fold_input
-from stormproof.sinks.protocol import TABLE_GONE, SinkIdentity
+from stormproof.sinks.protocol import Sink, SinkIdentity, SinkProblem
+from stormproof.sinks.registry import SinkAddress
 from stormproof.sinks.staging import make_folder, settle_folder, sync_file, sync_folder
 
 STAGING_FOLDER = ".stormproof-staging"
 
 
-class DeltaSink:
+class DeltaSink(Sink):
     """Appends to, or folds into, the Delta table in the local folder `path`; made where it is missing.
 
     Appended files are written into the table's own folder and adopted by the log. A fold's files go to `staging`: by
@@ -65,6 +66,21 @@ class DeltaSink:
         """The table's folder."""
         return self._path
 
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """Append and fold."""
+        return APPEND_AND_FOLD
+
+    @property
+    def may_lose_files(self) -> bool:
+        """Nobody but this committer syncs the files of a MERGE, and it does so after the log has them."""
+        return True
+
+    def description(self, input_: SinkInput) -> dict[str, Json]:
+        """Its kind and its folder."""
+        del input_
+        return {"kind": "delta", "path": self._path}
+
     def table_key(self) -> TableKey:
         """The folder's path."""
         return key_of_path(self._path)
@@ -75,7 +91,7 @@ class DeltaSink:
 
     def files_in(self, input_: SinkInput) -> str:
         """The table's own folder where files are adopted, else the staging folder beside it."""
-        return self._staging if input_.is_fold else self._path
+        return self._staging if input_.is_by_key else self._path
 
     def placed(self, database: Database, staging: Path) -> DeltaSink:
         """This sink: it needs no database, and says itself where its staged files go."""
@@ -102,15 +118,17 @@ class DeltaSink:
             with panics_as_errors():
                 if not DeltaTable.is_deltatable(self._path):
                     if not create:
-                        raise SinkRefused(f"{where}: there is no Delta table", problem=TABLE_GONE)
+                        raise SinkRefused(f"{where}: there is no Delta table", problem=SinkProblem.TABLE_GONE)
                     self._create(identity, input_)
             settle_folder(self._path)
-            if input_.is_fold:
+            if input_.is_by_key:
                 settle_folder(self._staging, private=True)
             with panics_as_errors():
                 return self._session(identity, input_, epoch, reading=False)
         except TableNotFoundError as error:
-            raise SinkRefused(f"{where}: there is no Delta table: {shown(error)}", problem=TABLE_GONE) from error
+            raise SinkRefused(
+                f"{where}: there is no Delta table: {shown(error)}", problem=SinkProblem.TABLE_GONE
+            ) from error
         except (DeltaError, OSError) as error:
             raise StoreUnavailable(f"{where}: the table cannot be opened: {shown(error)}") from error
 
@@ -122,7 +140,9 @@ class DeltaSink:
             with panics_as_errors():
                 return self._session(identity, input_, 0, reading=True)
         except TableNotFoundError as error:
-            raise SinkRefused(f"{where}: there is no Delta table: {shown(error)}", problem=TABLE_GONE) from error
+            raise SinkRefused(
+                f"{where}: there is no Delta table: {shown(error)}", problem=SinkProblem.TABLE_GONE
+            ) from error
         except (DeltaError, OSError) as error:
             raise StoreUnavailable(f"{where}: the table cannot be opened: {shown(error)}") from error
 
@@ -144,3 +164,9 @@ class DeltaSink:
         sync_file(log.entry_path(0))
         sync_folder(log.folder)
         sync_folder(self._path)
+
+
+def described(address: SinkAddress) -> DeltaSink:
+    """The sink of a ledger's description."""
+    staging = address.files if address.input.is_by_key else None
+    return DeltaSink(address.text("path"), name=address.name, staging=staging)

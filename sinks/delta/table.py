@@ -89,7 +89,7 @@ def _type_name(kind: object) -> str:
 def _require_features(table: DeltaTable, input_: SinkInput, where: str) -> None:
     protocol = table.protocol()
     wanted = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
-    unknown = sorted(wanted - (_FEATURES if input_.is_fold else _FEATURES_APPEND))
+    unknown = sorted(wanted - (_FEATURES if input_.is_by_key else _FEATURES_APPEND))
     if unknown or protocol.min_reader_version > 3 or protocol.min_writer_version > 7:
         raise SinkRefused(
             f"{where}: the table needs {', '.join(unknown) or 'a newer protocol'} (reader "
@@ -109,11 +109,11 @@ def _require_settings(table: DeltaTable, input_: SinkInput, where: str) -> None:
         reason = "has delta.setTransactionRetentionDuration set, which forgets what was applied; unset it"
     elif settings.get("delta.columnMapping.mode", "none") != "none":
         reason = "has column mapping on, so prepared files would not have its columns' physical names"
-    elif input_.is_fold and settings.get("delta.appendOnly") == "true":
+    elif input_.is_by_key and settings.get("delta.appendOnly") == "true":
         reason = "is append-only, and a fold changes rows"
-    elif input_.is_fold and settings.get("delta.enableChangeDataFeed") == "true":
+    elif input_.is_by_key and settings.get("delta.enableChangeDataFeed") == "true":
         reason = "has its change data feed on, which a fold does not write yet"
-    elif not input_.is_fold and any(key.startswith("delta.constraints.") for key in settings):
+    elif not input_.is_by_key and any(key.startswith("delta.constraints.") for key in settings):
         reason = "has CHECK constraints, which adopted files would not be checked against"
     else:
         reason = next(

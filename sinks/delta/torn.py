@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from stormproof.core.errors import SinkRefused
 from stormproof.sinks.delta.log import APPLICATION, ROWS, DeltaLog
+from stormproof.sinks.protocol import SinkProblem
 from stormproof.sinks.staging import sync_folder
 
 log = logging.getLogger("stormproof.sink")
@@ -72,7 +73,7 @@ def require_whole(delta_log: DeltaLog, where: str) -> None:
         raise SinkRefused(
             f"{where}: {torn[0]} is torn, as a power loss leaves it: {torn[1]}; nobody can read the table as it is. The "
             "topology's next start puts the entry aside and goes on from the version before",
-            problem="file lost",
+            problem=SinkProblem.FILE_LOST,
             files=[torn[0]],
         )
 
@@ -99,7 +100,7 @@ def put_torn_aside(delta_log: DeltaLog, where: str) -> tuple[str, ...]:
             raise SinkRefused(
                 f"{where}: {wrong}: more than the newest version was lost, which was another writer's and is not in any "
                 "prepared file; nothing was written. Restore the table's folder from a backup, then start again",
-                problem="file lost",
+                problem=SinkProblem.FILE_LOST,
                 files=[wrong],
             )
         aside = [] if torn is None else [os.path.basename(torn[0])]

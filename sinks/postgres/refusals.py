@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import psycopg
@@ -50,10 +49,10 @@ def what_can_refuse(connection: psycopg.Connection, oid: int, input_: SinkInput)
 
     What the writer checks row by row is none of these: types, NOT NULL, lengths.
     """
-    known = {"oid": oid, "updates": input_.is_fold}
+    known = {"oid": oid, "updates": input_.is_by_key}
     found = [f"{kind} {name}: {text}" for name, kind, text in connection.execute(_CONSTRAINTS, known).fetchall()]
     for name, text, columns in connection.execute(_UNIQUE, known).fetchall():
-        if not (input_.is_fold and set(columns) == set(input_.keys)):
+        if not (input_.is_by_key and set(columns) == set(input_.keys)):
             found.append(f"UNIQUE {name}: {text}")
     found += [f"trigger {name}" for (name,) in connection.execute(_TRIGGERS, known).fetchall()]
     row = connection.execute("select row_security_active(%(oid)s::oid)", known).fetchone()
@@ -69,7 +68,7 @@ def require_writable(connection: psycopg.Connection, oid: int, input_: SinkInput
         SinkRefused: it has rules on INSERT (COPY does not run them, and an upsert is not allowed with them), or row-level
             security that is active for this role, with which COPY is not allowed.
     """
-    known = {"oid": oid, "updates": input_.is_fold}
+    known = {"oid": oid, "updates": input_.is_by_key}
     rules = [name for (name,) in connection.execute(_RULES, known).fetchall()]
     if rules:
         raise SinkRefused(
@@ -78,20 +77,11 @@ def require_writable(connection: psycopg.Connection, oid: int, input_: SinkInput
             rule=rules[0],
         )
     row = connection.execute("select row_security_active(%(oid)s::oid)", known).fetchone()
-    if row is not None and row[0] and not input_.is_fold:
+    if row is not None and row[0] and not input_.is_by_key:
         raise SinkRefused(
             f"{where}: row-level security is active for this role, and COPY is not allowed with it. Use a role that "
             "bypasses it (ALTER ROLE ... BYPASSRLS)"
         )
-
-
-def warning_of(found: Sequence[str]) -> str:
-    """What it means that the table may refuse rows, for the log and for `doctor`."""
-    return (
-        f"its table can refuse rows when they are committed ({'; '.join(found)}). A row that it refuses blocks its batch; "
-        "stormproof ledger skip TOPOLOGY TXID SINK --rows then gives up the refused rows alone. Better check in the "
-        "topology what the table checks"
-    )
 
 
 def is_of_a_row(error: psycopg.Error) -> bool:

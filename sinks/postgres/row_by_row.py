@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import psycopg
@@ -12,23 +11,13 @@ import pyarrow as pa
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.message import storable_text
+from stormproof.sinks.abilities import RefusedRow
 from stormproof.sinks.postgres.refusals import is_of_a_row
 
 REFUSED_MAX: Final = 1_000
 """Rows that one command may give up; more of them are no exception, and each costs some 40 statements."""
 
 _TEXT_MAX: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedRow:
-    """One row that the table refuses: its file, its number there, the row as JSON, and why. No SQLSTATE: it was dropped."""
-
-    file: str
-    row: int
-    text: str
-    sqlstate: str | None
-    error: str
 
 
 class _Dropped(Exception):

@@ -18,13 +18,14 @@ from stormproof.core.message import storable_text
 from stormproof.core.postgres.database import Database, backend_identity, connect, may_pass, terminate_backends
 from stormproof.core.postgres.rights import explained
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.abilities import RefusedRow, warning_of
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres import bookkeeping, claims
 from stormproof.sinks.postgres.durable import require_durable, volatile_relations
 from stormproof.sinks.postgres.folds import fold_assignment
-from stormproof.sinks.postgres.refusals import require_writable, warning_of, what_can_refuse
-from stormproof.sinks.postgres.row_by_row import RefusedRow, move_row_by_row
+from stormproof.sinks.postgres.refusals import require_writable, what_can_refuse
+from stormproof.sinks.postgres.row_by_row import move_row_by_row
 from stormproof.sinks.postgres.table import (
     Table,
     TableName,
@@ -36,7 +37,6 @@ from stormproof.sinks.postgres.table import (
     wire_schema,
 )
 from stormproof.sinks.protocol import (
-    TABLE_GONE,
     CommitOutcome,
     Decision,
     Evidence,
@@ -44,6 +44,8 @@ from stormproof.sinks.protocol import (
     Held,
     PreparedTransaction,
     SinkIdentity,
+    SinkProblem,
+    SinkSession,
     decide,
     least_rows,
 )
@@ -72,7 +74,7 @@ _ADDED: Final = sql.Identifier("stormproof_added")
 _MINE: Final = "topology = %(topology)s and incarnation = %(incarnation)s and sink = %(sink)s"
 
 
-class PostgresSession:
+class PostgresSession(SinkSession):
     """One driver's side of a Postgres table. `epoch` None: for reading only."""
 
     def __init__(
@@ -149,7 +151,7 @@ class PostgresSession:
             log.warning("%s: %s", self._where, warning_of(refusing))
 
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
-        """Have a guard row without a txid speak of the table; see `ClaimsTable`."""
+        """Have a guard row without a txid speak of the table; see the protocol."""
         with self._transaction() as connection:
             self._lock_fence(connection)
             bookkeeping.one_at_a_time(connection)
@@ -348,7 +350,7 @@ class PostgresSession:
 
     def _rows_held(self, connection: psycopg.Connection, written: Sequence[int]) -> int | None:
         """The table's rows, counted no further than what so many rows of each txid come to at least."""
-        least = least_rows(written, fold=self._input.is_fold)
+        least = least_rows(written, fold=self._input.is_by_key)
         if least > COUNTED_ROWS_MAX or find_oid(connection, self._name) is None:
             return None
         return self._count(connection, least)
@@ -485,7 +487,7 @@ class PostgresSession:
         return read_table(connection, oid)
 
     def _gone(self, where: str) -> SinkRefused:
-        return SinkRefused(f"{where}: there is no such table, it is gone", problem=TABLE_GONE)
+        return SinkRefused(f"{where}: there is no such table, it is gone", problem=SinkProblem.TABLE_GONE)
 
     def _lock_guard(self, connection: psycopg.Connection, *, same_table: bool) -> Held | None:
         """What is held, with the guard row locked, which is made where nobody has claimed the table."""
@@ -556,7 +558,7 @@ class PostgresSession:
         if not transaction.files:
             return 0
         batches = prepared_batches(self._staging, transaction.files, schema.names)
-        if not self._input.is_fold:
+        if not self._input.is_by_key:
             return self._copy(connection, self._name.identifier, schema, batches, where)
         keys = self._input.keys
         require_unique_keys(prepared_batches(self._staging, transaction.files, keys), keys, where)
@@ -566,7 +568,7 @@ class PostgresSession:
 
     def _mover(self, connection: psycopg.Connection, schema: pa.Schema, where: str) -> Callable[[pa.RecordBatch], int]:
         """Moves some rows into the table; gives how many it took."""
-        if not self._input.is_fold:
+        if not self._input.is_by_key:
             return lambda rows: self._copy(connection, self._name.identifier, schema, [rows], where)
         self._make_added(connection, schema)
 

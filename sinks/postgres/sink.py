@@ -8,21 +8,22 @@ from pathlib import Path
 import psycopg
 
 from stormproof.core.arguments import require_path
-from stormproof.core.errors import SettingsError, SinkRefused
+from stormproof.core.errors import Json, SettingsError, SinkRefused
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.sink import SinkInput, TableKey
+from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.postgres.locate import key_of_name, locate
 from stormproof.sinks.postgres.refusals import what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import TableName, check_types, find_oid
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.protocol import Sink, SinkIdentity
+from stormproof.sinks.registry import SinkAddress
 
 STAGING_FOLDER = Path(".stormproof", "staging")
 
 
-class PostgresSink:
+class PostgresSink(Sink):
     """Appends to, or folds into, a Postgres table; made where it is missing.
 
     `database` and `staging` may be left to the run's settings (`placed`). Guard and evidence live in the schema
@@ -72,6 +73,17 @@ class PostgresSink:
         """The database that was given."""
         return self._database
 
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """Append and fold."""
+        return APPEND_AND_FOLD
+
+    def description(self, input_: SinkInput) -> dict[str, Json]:
+        """Its kind, its table and its database."""
+        del input_
+        database = None if self._database is None else self._database.without_password
+        return {"kind": "postgres", "table": self.table, "database": database}
+
     def table_key(self) -> TableKey:
         """The database and the name as they were given."""
         return key_of_name(self._database, self._table)
@@ -81,15 +93,16 @@ class PostgresSink:
         return locate(self._known_database(), self._table, f"sink {self._name!r} ({self.target})")
 
     def refusals(self, input_: SinkInput, database: Database | None = None) -> list[str]:
-        """Which rules of the table can refuse rows when they are committed; none where there is no table yet.
-
-        `database` is asked where the sink was given none.
+        """Which rules of the table can refuse rows when they are committed; none where there is no table yet, or no
+        database is known. `database` is asked where the sink was given none.
 
         Raises:
             StoreUnavailable: there is no connection to be had.
             SinkRefused: the database does not say.
         """
-        asked = database if self._database is None and database is not None else self._known_database()
+        asked = database if self._database is None else self._database
+        if asked is None:
+            return []
         with closing(connect(asked, application_name="stormproof sinks", autocommit=True)) as connection:
             try:
                 oid = find_oid(connection, self._table)
@@ -147,3 +160,8 @@ class PostgresSink:
         if self._database is None:
             raise SettingsError(f"sink {self._name!r}: no database is given; pass PostgresSink(..., database=URL)")
         return self._database
+
+
+def described(address: SinkAddress) -> PostgresSink:
+    """The sink of a ledger's description."""
+    return PostgresSink(address.text("table"), name=address.name, database=address.database)

@@ -153,7 +153,7 @@ def create_statement(name: TableName, input_: SinkInput) -> sql.Composed:
         kind = sql.SQL(column_type(field.type) or "")  # pyright: ignore[reportArgumentType]
         not_null = sql.SQL(" not null" if field.name in input_.keys else "")
         parts.append(sql.SQL("{} {}{}").format(sql.Identifier(field.name), kind, not_null))
-    if input_.is_fold:
+    if input_.is_by_key:
         keys = sql.SQL(", ").join(map(sql.Identifier, input_.keys))
         parts.append(sql.SQL("primary key ({})").format(keys))
     return sql.SQL("create table if not exists {} ({})").format(name.identifier, sql.SQL(", ").join(parts))
@@ -190,7 +190,7 @@ def require_table(table: Table, input_: SinkInput, where: str) -> None:
                 f"{where}: the table's column {column.name!r} is NOT NULL without a default, and the rows lack it",
                 column=column.name,
             )
-    if input_.is_fold and frozenset(input_.keys) not in table.unique_keys:
+    if input_.is_by_key and frozenset(input_.keys) not in table.unique_keys:
         raise SinkRefused(f"{where}: the table has no primary key or unique constraint on ({', '.join(input_.keys)})")
 
 

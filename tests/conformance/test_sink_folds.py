@@ -34,7 +34,8 @@ from stormproof.sinks.delta.folds import quoted
 from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.trident.audit.inspect import describe_sink, open_for_inspection
+from stormproof.sinks.registry import describe_sink
+from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding
 
 STORES = ("memory", "postgres", "delta", "delta-streamed")
@@ -175,7 +176,7 @@ def test_the_audit_opens_such_a_sink_by_what_the_ledger_keeps(
 def test_a_type_that_a_sink_cannot_fold_is_refused(
     sink: MemorySink | PostgresSink | DeltaSink, kind: pa.DataType, by_all: bool, fold: Fold
 ) -> None:
-    input_ = SinkInput(pa.schema([("k", pa.string()), ("column", kind)]), ("k",), {"column": fold})
+    input_ = SinkInput.for_fold(pa.schema([("k", pa.string()), ("column", kind)]), ("k",), {"column": fold})
     if isinstance(sink, MemorySink) and not by_all:
         sink.check(input_, Guarantee.EXACTLY_ONCE)
         return
@@ -185,7 +186,7 @@ def test_a_type_that_a_sink_cannot_fold_is_refused(
 
 @pytest.mark.parametrize("sink", [MemorySink("x"), PostgresSink("x"), DeltaSink("x")], ids=["memory", "pg", "delta"])
 def test_a_function_of_the_users_is_refused(sink: MemorySink | PostgresSink | DeltaSink) -> None:
-    input_ = SinkInput(pa.schema([("k", pa.string()), ("best", pa.string())]), ("k",), {"best": Fold.OWN})
+    input_ = SinkInput.for_fold(pa.schema([("k", pa.string()), ("best", pa.string())]), ("k",), {"best": Fold.OWN})
     with pytest.raises(TopologyError, match=r"'best' is folded by a function of yours.*state=") as caught:
         sink.check(input_, Guarantee.EXACTLY_ONCE)
     assert caught.value.details["field"] == "best"

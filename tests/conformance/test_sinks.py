@@ -14,12 +14,12 @@ from support.sink_harness import KINDS, SinkHarness
 from stormproof.core.errors import CannotTell, FatalError, Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.sinks import protocol
 from stormproof.sinks.protocol import (
-    TABLE_GONE,
     CommitOutcome,
     Decision,
     Held,
     PreparedTransaction,
     SinkIdentity,
+    SinkProblem,
     SinkSession,
 )
 
@@ -158,7 +158,7 @@ def test_a_damaged_file_is_refused_before_anything_moves(
         path.write_bytes(content[:-8])
     with pytest.raises(SinkRefused, match=path.name) as caught:
         session.commit(transaction, checked=True)
-    assert caught.value.details["problem"] == "file lost"
+    assert caught.value.details["problem"] == SinkProblem.FILE_LOST
     assert session.held() is None
     assert harness.rows() == Counter()
     # Repaired, the very same transaction goes through.
@@ -295,7 +295,7 @@ def test_a_missing_table_is_refused_unless_it_may_be_made(harness: SinkHarness) 
     for _ in range(2):
         with pytest.raises(SinkRefused, match="no") as refused:
             harness.open(create=False)
-        assert refused.value.details["problem"] == TABLE_GONE, "and nothing was made"
+        assert refused.value.details["problem"] == SinkProblem.TABLE_GONE, "and nothing was made"
 
 
 def test_a_table_that_goes_refuses_what_comes(harness: SinkHarness, session: SinkSession) -> None:
@@ -304,7 +304,7 @@ def test_a_table_that_goes_refuses_what_comes(harness: SinkHarness, session: Sin
     harness.drop()
     with pytest.raises(SinkRefused) as refused:
         session.commit(two, checked=True)
-    assert refused.value.details["problem"] == TABLE_GONE
+    assert refused.value.details["problem"] == SinkProblem.TABLE_GONE
 
 
 def test_keys_that_are_null_are_told_before_the_commit(harness: SinkHarness, session: SinkSession) -> None:
@@ -362,5 +362,6 @@ def test_expired_evidence_cannot_tell(harness: SinkHarness, session: SinkSession
 
 
 def _replace_decide(monkeypatch: pytest.MonkeyPatch, broken: Any) -> None:
-    for module in ("memory", "postgres.session", "delta.session"):
-        monkeypatch.setattr(f"stormproof.sinks.{module}.decide", broken)
+    own = ("memory", "postgres.session", "delta.session")
+    for module in (*(f"stormproof.sinks.{name}" for name in own), "sqlite_sink"):
+        monkeypatch.setattr(f"{module}.decide", broken)

@@ -12,7 +12,7 @@ from support.jobs import SEED, Ran
 from stormproof.core.bolt import BasicBolt, Emit, Tuple
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job

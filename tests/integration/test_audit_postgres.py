@@ -218,7 +218,10 @@ def test_a_spoiled_delta_table_is_named(spoil: Callable[[Path], None], done: She
 
 def test_a_blocked_txid_can_be_retried_and_nothing_else(done: Shell) -> None:
     done("retry", "words", "1", status=2)
-    done.sql("update stormproof.txn set state = 'blocked', reason = 'test', ended_at = null where txid = 3")
+    done.sql(
+        "update stormproof.txn set state = 'blocked', cause = 'sink_refused', reason = 'test', ended_at = null"
+        " where txid = 3"
+    )
     (topology,) = done("status")["topologies"]
     assert [(u["txid"], u["state"]) for u in topology["unresolved"]] == [(3, "blocked")]
     assert done("retry", "words", "3", "--why", "repaired")["state"] == "prepared"

@@ -19,7 +19,7 @@ from stormproof.sinks.delta import sink as delta_sink
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.merged import lost_block
 from stormproof.sinks.delta.torn import tear, unreadable
-from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, RestoresLost, SinkSession
+from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, SinkProblem, SinkSession
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.sink import StateSink
 
@@ -138,7 +138,7 @@ def test_more_than_the_newest_version_lost_stops_by_name(harness: SinkHarness, l
     before = sorted(os.listdir(entry(harness, 1).parent))
     with pytest.raises(SinkRefused, match=r"00001\.json is .*another writer's.*from a backup") as caught:
         harness.open(2)
-    assert caught.value.details["problem"] == "file lost"
+    assert caught.value.details["problem"] == SinkProblem.FILE_LOST
     assert sorted(os.listdir(entry(harness, 1).parent)) == before
 
 
@@ -233,7 +233,6 @@ def lose_a_file(harness: SinkHarness) -> Path:
 
 def restore(harness: SinkHarness, transaction: PreparedTransaction) -> str | None:
     session = harness.sink.inspect(harness.identity, harness.input)
-    assert isinstance(session, RestoresLost)
     return session.restore_lost(transaction)
 
 

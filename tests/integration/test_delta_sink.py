@@ -20,7 +20,7 @@ from stormproof.core.errors import CannotTell, Fenced, PositionMismatch, SinkRef
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import Fold, SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkSession
+from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
 
 A, B, C = {"a": 1}, {"a": 10, "b": 2}, {"c": 3}
 
@@ -257,7 +257,7 @@ def test_a_held_transaction_whose_file_was_lost_stops(harness: SinkHarness) -> N
     Path(live).write_bytes(b"")
     with pytest.raises(SinkRefused, match="lost") as caught:
         harness.open(2).commit(transaction, checked=True)
-    assert caught.value.details["problem"] == "file lost"
+    assert caught.value.details["problem"] == SinkProblem.FILE_LOST
     assert session.evidence(0, None).entries[0].problem is not None
     Path(live).write_bytes(content)
     assert harness.open(2).commit(transaction, checked=True) is CommitOutcome.ALREADY_HELD
@@ -391,7 +391,7 @@ def test_names_that_need_quotes_and_every_kind_of_sum(tmp_path: Path) -> None:
         ]
     )
     sink = DeltaSink(tmp_path / "t", name="t")
-    input_ = SinkInput(schema, ("Key", "my key"), dict.fromkeys(("N", "a b", "d"), Fold.SUM))
+    input_ = SinkInput.for_fold(schema, ("Key", "my key"), dict.fromkeys(("N", "a b", "d"), Fold.SUM))
     sink.check(input_, Guarantee.EXACTLY_ONCE)
     harness = SinkHarness("delta-fold", tmp_path, None)
     session = sink.open(harness.identity, input_, 1)

@@ -26,8 +26,11 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.trident.ledger import ledger as module
-from stormproof.trident.ledger.ledger import Ledger, Tx
+from stormproof.trident.ledger import transactions
+from stormproof.trident.ledger.fence import Backends
+from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tx import Tx
 
 pytestmark = pytest.mark.postgres
 
@@ -154,7 +157,7 @@ def take_over_inside(older: Ledger, newer: Ledger) -> tuple[list[int], list[int]
     """What a driver finds unended that takes over while an older one is inside `open`, and what is there in the end."""
     run = start(older)
     with older.transaction(run) as tx:
-        older.open(tx, 1, Guarantee.EXACTLY_ONCE, "q", Slice({}, Expectation(1, 1), 1), 1)
+        transactions.open_batch(tx, 1, Guarantee.EXACTLY_ONCE, "q", Slice({}, Expectation(1, 1), 1), 1)
         mine = start(newer)
         found = unended(newer, mine)
     return found, unended(newer, mine)
@@ -162,7 +165,7 @@ def take_over_inside(older: Ledger, newer: Ledger) -> tuple[list[int], list[int]
 
 def unended(ledger: Ledger, run: Run) -> list[int]:
     with ledger.transaction(run) as tx:
-        return [txn.txid for txn in ledger.unresolved(tx)]
+        return [txn.txid for txn in transactions.unresolved(tx)]
 
 
 def test_a_take_over_ends_an_older_drivers_transaction(ledgers: tuple[Ledger, Ledger]) -> None:
@@ -177,7 +180,7 @@ def test_a_take_over_ends_an_older_drivers_transaction(ledgers: tuple[Ledger, Le
 def test_a_transaction_that_cannot_be_ended_keeps_others_from_taking_over(
     ledgers: tuple[Ledger, Ledger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ledger, "_record_backend", lambda *_: None)
+    monkeypatch.setattr(Backends, "record", lambda *_: None)
     monkeypatch.setattr(module, "TAKE_OVER_LOCK_TIMEOUT_MS", 20)
     monkeypatch.setattr(module, "TAKE_OVER_TRIES", 2)
     with pytest.raises(StoreUnavailable, match="stays locked"):
@@ -189,10 +192,10 @@ def test_control_an_epoch_checked_without_the_lock_lets_a_row_land_after_the_sca
 ) -> None:
     @contextmanager
     def without_lock(ledger: Ledger, run: Run) -> Generator[Tx]:
-        with ledger._begin() as connection:  # pyright: ignore[reportPrivateUsage]
-            row = connection.execute(sa.text("select epoch from stormproof.topology")).scalar_one()
+        with ledger.unfenced() as tx:
+            row = tx.connection.execute(sa.text("select epoch from stormproof.topology")).scalar_one()
             assert row == run.epoch
-            yield Tx(connection, run)
+            yield tx.of(run)
 
     monkeypatch.setattr(Ledger, "transaction", without_lock)
     found, in_the_end = take_over_inside(*ledgers)

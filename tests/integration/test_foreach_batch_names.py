@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from support.command_line import CommandLine
 from support.crashes import KILLED
 from support.queues import prepared_database
@@ -30,8 +32,8 @@ from support.verdicts import is_known, verified
 from stormproof import Fenced, PositionMismatch, PostgresSink, StoreUnavailable, UsageError, exactly_once
 from stormproof.core.failpoint import armed
 from stormproof.core.postgres.database import Database
-from stormproof.trident.foreach_batch import StreamOutcome, StreamResult
-from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.ledger import fence
+from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 
 pytestmark = pytest.mark.postgres
 forms = pytest.mark.parametrize("form", Form)
@@ -124,14 +126,14 @@ def test_a_life_that_another_function_takes_at_the_same_instant_is_not_waited_fo
     cell: StreamCell, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened(cell)(handout(QUERY, "a"), 0)
-    look = Ledger._life_of  # pyright: ignore[reportPrivateUsage]
+    look = fence.life_of
     looks: list[str] = []
 
-    def too_early(self: Ledger, connection: Any, topology: str) -> str:
+    def too_early(connection: sa.Connection, topology: str, new_incarnation: Callable[[], str]) -> str:
         looks.append(topology)
-        return QUERY if len(looks) == 1 else look(self, connection, topology)
+        return QUERY if len(looks) == 1 else look(connection, topology, new_incarnation)
 
-    monkeypatch.setattr(Ledger, "_life_of", too_early)
+    monkeypatch.setattr(fence, "life_of", too_early)
     other = replace(cell, name="late-orders")
     opened(other)(handout(QUERY, "a"), 0)
     assert looks == ["late-orders"] * 2
@@ -353,7 +355,7 @@ def test_each_query_gets_a_function_with_name_and_tables_of_its_own(cell: Stream
 def test_control_with_the_querys_id_alone_as_life_a_second_function_cannot_begin(
     cell: StreamCell, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ledger, "_life_of", lambda *_: QUERY)
+    monkeypatch.setattr(fence, "life_of", lambda *_: QUERY)
     opened(cell)(handout(QUERY, "a"), 0)
     two = replace(cell, name="late-orders")
     sink = PostgresSink("second", database=cell.database)

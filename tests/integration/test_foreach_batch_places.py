@@ -37,7 +37,7 @@ from support.verdicts import verified
 from stormproof import Fenced, PositionMismatch, SinkRefused, UsageError
 from stormproof.core.failpoint import armed
 from stormproof.core.postgres.database import Database
-from stormproof.trident.foreach_batch import StreamOutcome, StreamResult
+from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 
 pytestmark = pytest.mark.postgres
 forms = pytest.mark.parametrize("form", Form)

@@ -11,7 +11,7 @@ from support.topologies import SinkMode, topology
 
 from stormproof.core.clock import SystemClock
 from stormproof.core.errors import StoreUnavailable
-from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.trident.ledger.ledger import Ledger

@@ -392,7 +392,7 @@ def test_a_type_that_has_no_column_is_refused(kind: pa.DataType) -> None:
 
 def test_floats_and_decimals_are_summed(tmp_path: Path, database: Database) -> None:
     schema = pa.schema([("k", pa.int32()), ("f", pa.float64()), ("d", pa.decimal128(6, 2))])
-    input_ = SinkInput(schema, ("k",), {"f": Fold.SUM, "d": Fold.SUM})
+    input_ = SinkInput.for_fold(schema, ("k",), {"f": Fold.SUM, "d": Fold.SUM})
     harness = SinkHarness("postgres-fold", tmp_path, database)
     sink = PostgresSink("sums", name="s", database=database, staging=tmp_path)
     with closing(sink.open(harness.identity, input_, 1)) as session:

@@ -28,6 +28,7 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.protocol import SinkProblem
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
 
@@ -187,7 +188,7 @@ def test_retry_takes_a_merge_back_whose_files_were_lost_and_merges_again(merged:
     lost = lose_files(merged)
     with pytest.raises(SinkRefused, match=rf"blocked.*file lost.*{lost.name}.*stormproof retry {NAME} 2") as caught:
         merged.run()
-    assert caught.value.details["problem"] == "file lost"
+    assert caught.value.details["problem"] == SinkProblem.FILE_LOST
     with pytest.raises(SinkRefused, match="is blocked"):
         merged.run()  # it stays so until somebody decides
     said = merged.text("ledger", "retry", NAME, "2", "--why", "power loss")

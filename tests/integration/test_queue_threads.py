@@ -145,7 +145,7 @@ def test_two_topologies_share_one_object(prepared: Database, queue: PostgresQueu
     queue.put([b"%d" % n for n in range(200)])
     sinks = [MemorySink(f"rows{n}", staging=tmp_path / str(n)) for n in range(2)]
 
-    def run(n: int) -> Callable[[], None]:
+    def run(n: int) -> Callable[[], object]:
         topology = counted(f"topology{n}", queue, sinks[n])
         chosen = settings(prepared, tmp_path).model_copy(update={"batch_messages": 7})
         return lambda: topology.run(engine="inline", settings=chosen, until_idle=True)

@@ -28,7 +28,7 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.role import RoleKind
 from stormproof.trident.cli.app import app
 from stormproof.trident.grants import grants_sql, lacking
-from stormproof.trident.ledger.graph import SHOWN_CHARACTERS
+from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 

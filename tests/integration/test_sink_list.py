@@ -18,7 +18,7 @@ from stormproof import PostgresQueue, PostgresSink, Topology, count, exactly_onc
 from stormproof.core.errors import PositionMismatch
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
-from stormproof.trident.ledger.graph import Change
+from stormproof.trident.ledger.graphs import Change
 from stormproof.trident.ledger.missing import Missing
 
 pytestmark = pytest.mark.postgres

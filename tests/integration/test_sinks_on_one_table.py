@@ -15,7 +15,7 @@ from support.topologies import MAX_ATTEMPTS
 
 from stormproof import DeltaMap, DeltaSink, PostgresMap, PostgresQueue, PostgresSink, Topology, count, exactly_once
 from stormproof.core.errors import TopologyError
-from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings

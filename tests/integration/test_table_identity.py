@@ -17,8 +17,8 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
 from stormproof.trident import run as run_module
 from stormproof.trident.cli import adopt_table as adopt_module
-from stormproof.trident.ledger.binding import Bound
-from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.ledger import bindings
+from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.rows import Run
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
@@ -86,7 +86,7 @@ def test_a_table_that_was_made_and_not_bound_is_found_by_the_next_start(
     for store in STORES:
         kept = Kept(store, operated)
         with monkeypatch.context() as patched:
-            patched.setattr(Ledger, "bind_sink", _dies)
+            patched.setattr(bindings, "bind", _dies)
             with pytest.raises(KeyboardInterrupt):
                 kept.run(table=f"t_{store.replace('-', '_')}", sink=store)
         assert kept.is_there(f"t_{store.replace('-', '_')}")

@@ -97,7 +97,7 @@ def test_a_merge_that_would_store_39_digits_is_refused(tmp_path: Any) -> None:
     kind = pa.decimal128(38, 0)
     schema = pa.schema([pa.field("word", pa.string()), pa.field("n", kind)])
     harness = SinkHarness("delta-fold", tmp_path, None)
-    harness.input = SinkInput(schema, ("word",), {"n": Fold.SUM})
+    harness.input = SinkInput.for_fold(schema, ("word",), {"n": Fold.SUM})
     session = harness.open()
     from stormproof.core.sink import TaskContext, transaction_digest
     from stormproof.sinks.protocol import PreparedTransaction

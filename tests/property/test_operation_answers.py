@@ -18,8 +18,11 @@ from hypothesis import strategies as st
 from support.jobs import run_job, source
 
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.graph.aggregation import Aggregation, AggregationKind, Combiner, GroupBy, rows_with_keys
+from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.graph.join import JoinOn
+from stormproof.core.task.combine import Combiner, combine, finish
+from stormproof.core.task.groups import rows_with_keys
+from stormproof.core.task.join import joined_rows, matches
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.stream import Topology
 
@@ -69,7 +72,7 @@ def test_ready_aggregates_come_to_the_same_however_rows_are_divided(keyed: bool,
     group = GroupBy("g", keys, tuple(READY), pa.schema([*(schema.field(k) for k in keys), *results]), schema)
     combiner = Combiner(group, _rows_max=3)
     for part in parts:
-        combiner.absorb(group.combine(batch(names, types, part)))
+        combiner.absorb(combine(group, batch(names, types, part)))
     travelled = combiner.partials()
     again = Combiner(group)
     again.absorb(pa.Table.from_batches([travelled]))
@@ -86,7 +89,7 @@ def test_nan_is_the_least_and_the_greatest_only_where_there_is_nothing_else(valu
     schema = pa.schema([("x", pa.float64())])
     wanted = (Aggregation("lo", AggregationKind.MIN, "x"), Aggregation("hi", AggregationKind.MAX, "x"))
     group = GroupBy("g", (), wanted, pa.schema([a.result(schema, "g") for a in wanted]), schema)
-    (row,) = group.finish(group.combine(batch(["x"], [pa.float64()], [(v,) for v in values]))).to_pylist()
+    (row,) = finish(group, combine(group, batch(["x"], [pa.float64()], [(v,) for v in values]))).to_pylist()
     numbers = [v for v in values if not math.isnan(v)]
     if numbers:
         assert (row["lo"], row["hi"]) == (min(numbers), max(numbers))
@@ -120,7 +123,7 @@ def test_joins_by_two_keys(how: str, left: list[Row], right: list[Row]) -> None:
     types = (pa.string(), pa.int32(), pa.int64())
     one, other = batch(["k", "i", "x"], types, left), batch(["q", "i", "y"], types, right)
     on = JoinOn.of("j", how, {"k": "q", "i": "i"}, one.schema, other.schema)
-    rows = on.rows(one, other, on.matches(one, other))
+    rows = joined_rows(on, one, other, matches(on, one, other))
     assert rows.schema.names == ["k", "i", "x", "y"]
     assert Counter(tuple(row.values()) for row in rows.to_pylist()) == Counter(joined(left, right, how))
 
@@ -174,7 +177,7 @@ def test_a_mean_is_the_nearest_double_of_nearly_the_exact_one(values: list[int])
     schema = pa.schema([("x", pa.int64())])
     wanted = Aggregation("m", AggregationKind.MEAN, "x")
     group = GroupBy("g", (), (wanted,), pa.schema([wanted.result(schema, "g")]), schema)
-    (row,) = group.finish(group.combine(batch(["x"], [pa.int64()], [(v,) for v in values]))).to_pylist()
+    (row,) = finish(group, combine(group, batch(["x"], [pa.int64()], [(v,) for v in values]))).to_pylist()
     assert row["m"] == pytest.approx(float(exact_mean(values)), rel=1e-15, abs=1e-300)
 
 

@@ -69,7 +69,7 @@ CONTROLS: dict[Break, tuple[Guarantee, Faults | None]] = {
 def test_control_the_seeds_catch(broken: Break) -> None:
     guarantee, faults = CONTROLS[broken]
     for seed in range(CONTROL_SEEDS):
-        case = random_case(seed, guarantee=guarantee, faults=faults, ledger=guarantee is ONCE)
+        case = random_case(seed, guarantee=guarantee, faults=faults)
         with pytest.MonkeyPatch.context() as patch:
             broken(patch)
             found = judge(case, case.run()).broken
@@ -82,7 +82,7 @@ def test_control_the_seeds_catch(broken: Break) -> None:
 def test_control_the_seeds_catch_a_verdict_before_init() -> None:
     """Counts see a lost init first, so they are off: then all stands on the acker, which must not do without it."""
     for seed in range(80, 80 + CONTROL_SEEDS):
-        case = random_case(seed, guarantee=ONCE_OR_MORE, faults=Faults(drops=0.08), ledger=False)
+        case = random_case(seed, guarantee=ONCE_OR_MORE, faults=Faults(drops=0.08))
         with pytest.MonkeyPatch.context() as patch:
             broken_tracking.rows_not_counted(patch)
             without_counts = judge(case, case.run()).broken

@@ -32,6 +32,7 @@ from stormproof.core.source.protocol import Resolution
 from stormproof.sinks import memory as memory_sink
 from stormproof.sinks.protocol import Decision
 from stormproof.trident import recovery
+from stormproof.trident.ledger import events, transactions
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import SinkWork, Txn
 from stormproof.trident.steps import Adoption, Steps
@@ -186,7 +187,7 @@ def confirm_before_commit(patch: pytest.MonkeyPatch) -> None:
 
     def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> Adoption:
         with steps.ledger.transaction(steps.run) as tx:
-            failures = [event.to_failure() for event in steps.ledger.failures(tx, txid)]
+            failures = [event.to_failure() for event in events.failures(tx, txid)]
         finish(steps, txid, guarantee, TxnState.PREPARED, {}, failures, {}, {})
         return adopt(steps, txid, guarantee, work)
 
@@ -201,7 +202,7 @@ def abort_what_is_prepared(patch: pytest.MonkeyPatch) -> None:
         steps.source.abort(steps.lease(txn.txid))
         with steps.ledger.transaction(steps.run) as tx:
             patch.setitem(MOVES, TxnState.PREPARED, MOVES[TxnState.PREPARED] | {TxnState.ABORTED})
-            steps.ledger.move(tx, txn.txid, TxnState.PREPARED, TxnState.ABORTED)
+            transactions.move(tx, txn.txid, TxnState.PREPARED, TxnState.ABORTED)
 
     patch.setattr(recovery, "_roll_forward", give_back)
     patch.setattr(recovery, "_compare", lambda *_: None)

@@ -30,7 +30,8 @@ from stormproof.core.bolt import (
     Tuple,
 )
 from stormproof.core.clock import ManualClock
-from stormproof.core.graph.topology import BoltOrFunction, OutputStream, Subscription, TopologyGraph
+from stormproof.core.graph.components import BoltOrFunction, OutputStream, Subscription
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.iterator import Item, IteratorSource
 from support.jobs import Batch

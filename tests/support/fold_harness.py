@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.sink import Fold, SinkInput, TaskContext, transaction_digest
+from stormproof.core.task.combine import combine, finish, merge
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
 from support.sink_harness import SinkHarness
@@ -68,14 +69,14 @@ class Folded:
 
     @property
     def input(self) -> SinkInput:
-        return SinkInput(self.group.schema, ("key",), {name: fold for name, (_, fold) in self.columns.items()})
+        return SinkInput.for_fold(self.group.schema, ("key",), {name: fold for name, (_, fold) in self.columns.items()})
 
     def batch(self, rows: pa.RecordBatch, tasks: int = 2) -> pa.RecordBatch:
         """What a batch's job gives: combined in each task, merged behind the exchange."""
         group = self.group
         size = max(1, math.ceil(rows.num_rows / tasks))
-        parts = [group.combine(rows.slice(start, size)) for start in range(0, rows.num_rows, size)]
-        return group.finish(group.merge(parts or [group.partial.empty_table()]))
+        parts = [combine(group, rows.slice(start, size)) for start in range(0, rows.num_rows, size)]
+        return finish(group, merge(group, parts or [group.partial.empty_table()]))
 
 
 EVERYTHING: Final = Folded(

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
-from stormproof.core.graph.grouping import Grouping, GroupingKind, Router, Tasks
+from stormproof.core.graph.grouping import Grouping, GroupingKind
+from stormproof.core.task.router import Router, Tasks
 
 
 class MakesRouter(Protocol):

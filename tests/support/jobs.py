@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from stormproof import Topology
 from stormproof.core.bolt import Bolt, Tuple
-from stormproof.core.graph.topology import OutputStream
+from stormproof.core.graph.components import OutputStream
 from stormproof.core.source.protocol import Source
 
 PAYLOADS = [b"x bad", b"x b", b"x c", b"y d", b"y e"]

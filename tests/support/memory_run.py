@@ -15,15 +15,15 @@ from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.clock import Clock, ManualClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Limit
-from stormproof.trident.coordinator import Coordinator
+from stormproof.testing.memory_driver import memory_ledger_engine, run_driver
 from stormproof.trident.in_flight import Jobs, JobsInTurn
+from stormproof.trident.job import Watch
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.ledger import Ledger, memory_ledger_engine
+from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.options import RunOptions
-from stormproof.trident.run import attached
 from stormproof.trident.statistics import BatchResult, RunStatistics
 
 
@@ -71,6 +71,7 @@ class World:
         message_timeout_s: float = 30.0,
         pulse_root: Path | None = None,
         jobs: Jobs | None = None,
+        watch: Callable[[Watch], Watch] | None = None,
         on_batch: Callable[[BatchResult], None] | None = None,
         **more: Any,
     ) -> RunStatistics:
@@ -87,23 +88,18 @@ class World:
             max_batches_in_flight=self.in_flight,
             **more,
         )
-        with attached(plan, self.source, self.ledger) as (run, sessions):
-            coordinator = Coordinator(
-                plan,
-                self.source,
-                sessions,
-                self.ledger,
-                run,
-                engine or InlineEngine(2, rng=self.rng, clock=self.clock),
-                options=options,
-                clock=self.clock,
-                rng=self.rng,
-                jobs=jobs or JobsInTurn(self.rng if self.in_flight > 1 else None),
-                on_batch=on_batch,
-            )
-            statistics = coordinator.run()
-            self.ledger.stop(run)
-        return statistics
+        return run_driver(
+            plan,
+            self.source,
+            self.ledger,
+            engine or InlineEngine(2, rng=self.rng, clock=self.clock),
+            options,
+            clock=self.clock,
+            rng=self.rng,
+            jobs=jobs or JobsInTurn(self.rng if self.in_flight > 1 else None),
+            watch=None if watch is None else watch(Watch.of(plan, options)),
+            on_batch=on_batch,
+        )
 
     def epoch(self) -> int:
         """The epoch of the newest driver."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
-from stormproof.core.graph.topology import OutputStream, Subscription
+from stormproof.core.graph.components import OutputStream, Subscription
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike
 from stormproof.testing import End, Faults, SimulatedMessage, Simulation, simulate
@@ -194,7 +194,6 @@ class Case:
     messages: dict[str, list[bytes]]
     faults: Faults
     guarantee: Guarantee
-    ledger: bool
     batch_messages: int
     max_attempts: int
 
@@ -209,7 +208,6 @@ class Case:
             batch_messages=self.batch_messages,
             max_attempts=self.max_attempts,
             max_steps=20,
-            ledger=self.ledger,
         )
 
     def expected(self, message: SimulatedMessage) -> tuple[dict[str, Counter[str]], bool]:
@@ -221,9 +219,7 @@ class Case:
         return self.graph.evaluate(message.spout, elements)
 
 
-def random_case(
-    seed: int, *, guarantee: Guarantee | None = None, faults: Faults | None = None, ledger: bool | None = None
-) -> Case:
+def random_case(seed: int, *, guarantee: Guarantee | None = None, faults: Faults | None = None) -> Case:
     """A case made from its seed alone."""
     rng = Random(f"{seed}/case")
     made = _Maker(rng)
@@ -231,7 +227,6 @@ def random_case(
     if guarantee is not None:
         chosen = guarantee
     drawn = random_faults(rng, len(made.graph.steps)) if rng.random() > 0.1 else Faults()
-    with_ledger = rng.random() < 0.1
     return Case(
         seed,
         made.topology,
@@ -239,7 +234,6 @@ def random_case(
         made.messages,
         drawn if faults is None else faults,
         chosen,
-        chosen is Guarantee.EXACTLY_ONCE or (with_ledger if ledger is None else ledger),
         rng.choice([2, 4, 10]),
         rng.choice([2, 3]),
     )

@@ -22,14 +22,16 @@ from stormproof.sinks.postgres import session as postgres
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.trident import recovery, run
-from stormproof.trident.ledger.ledger import Ledger, Tx
+from stormproof.trident.ledger import transactions
+from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, SinkWork, Txn
+from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.state.delta import DeltaBacking
 from stormproof.trident.state.map import StoredMap
 from stormproof.trident.state.postgres import PostgresBacking
 from stormproof.trident.state.sink import StateSession
 from stormproof.trident.steps import Adoption, Steps
-from stormproof.trident.transaction import TxnState
+from stormproof.trident.transaction import TxnCause, TxnState
 
 
 def no_fence() -> None:
@@ -37,8 +39,8 @@ def no_fence() -> None:
 
     @contextmanager
     def transaction(ledger: Ledger, run: Run) -> Generator[Tx]:
-        with ledger._begin() as connection:  # pyright: ignore[reportPrivateUsage]
-            yield Tx(connection, run)
+        with ledger.unfenced() as tx:
+            yield tx.of(run)
 
     def locked(_source: PendingSource, rows: PendingRows, _who: Subscriber, _epoch: int) -> At:
         found = rows.lock()
@@ -68,7 +70,7 @@ def take_nothing_for_everything() -> None:
 
     def roll_forward(steps: Steps, txn: Txn, _done: object) -> None:
         with steps.ledger.transaction(steps.run) as tx:
-            work = steps.ledger.work(tx, txn.txid)
+            work = transactions.work(tx, txn.txid)
         outcomes = commit(steps, txn.txid, txn.guarantee, work)
         finish(steps, txn.txid, txn.guarantee, TxnState.PREPARED, work, (), outcomes, {})
 
@@ -135,7 +137,7 @@ def recompute_prepared() -> None:
                     "owner": steps.lease(txn.txid).owner,
                 }
                 tx.connection.execute(sa.text(statement), {k: v for k, v in values.items() if f":{k}" in statement})
-        steps.abort(txn.txid, "to be computed again")
+        steps.abort(txn.txid, TxnCause.DRIVER_ENDED, "to be computed again")
         done.aborted.append(txn.txid)
 
     _replace(recovery, "_roll_forward", run_again)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import xor
+from typing import cast
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.pending.source import expectation_of
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice
-from stormproof.core.tracking.attempts import Attempt, AttemptEnd, BatchRunner, JobDied, NullJournal, Outcome
+from stormproof.core.tracking.attempts import Attempt, AttemptEnd, BatchRunner, JobDied, Outcome
 from stormproof.core.tracking.report import JobReport
 
 
@@ -99,7 +100,13 @@ class Script:
         """Open a slice, and take it to its outcome."""
         slice_ = self.source.open(Lease(f"o{len(self.attempts)}", 1), Limit(), 7)
         assert slice_ is not None
-        return self.runner.run("txid 1", slice_, 7, _Noted(NullJournal(self.source, slice_), self), self._job(slice_))
+        attempts = self.runner.attempts("txid 1", slice_, 7, _Noted(self.source, slice_, self))
+        job, attempt = self._job(slice_), next(attempts)
+        while True:
+            try:
+                attempt = attempts.send(job(attempt))
+            except StopIteration as end:
+                return cast("Outcome", end.value)
 
     def _job(self, slice_: Slice) -> Callable[[Attempt], JobReport | JobDied]:
         ids = [
@@ -118,11 +125,12 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    journal: NullJournal
+    source: MemorySource
+    slice: Slice
     script: Script
 
     def next_attempt(self, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]) -> Expectation:
         assert ended == len(self.script.attempts), "the journal is told before the next job runs"
         assert error
         self.script.ends.append(end)
-        return self.journal.next_attempt(ended, end, error, seed, excluded)
+        return self.source.expect(self.slice, seed, excluded)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from sqlite_sink import SqliteSink
 
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.sink import Fold, SinkInput, TaskContext, transaction_digest
@@ -21,8 +24,11 @@ from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, S
 
 SCHEMA = pa.schema([pa.field("word", pa.string()), pa.field("n", pa.int64())])
 APPEND = SinkInput(SCHEMA)
-FOLD = SinkInput(SCHEMA, ("word",), {"n": Fold.SUM})
-KINDS = tuple(f"{store}-{how}" for store in ("memory", "postgres", "delta") for how in ("append", "fold"))
+FOLD = SinkInput.for_fold(SCHEMA, ("word",), {"n": Fold.SUM})
+KINDS = (
+    *(f"{store}-{how}" for store in ("memory", "postgres", "delta") for how in ("append", "fold")),
+    "sqlite-append",
+)
 
 
 @dataclass
@@ -48,6 +54,8 @@ class SinkHarness:
             case "postgres":
                 assert self.database is not None
                 return PostgresSink("counts", name="counts", database=self.database, staging=self.folder / "staged")
+            case "sqlite":
+                return SqliteSink(self.folder / "tables.db", "counts", staging=self.folder / "staged")
             case _:
                 return DeltaSink(self.delta_path, name="counts")
 
@@ -105,6 +113,8 @@ class SinkHarness:
                 found: list[Any] = self.sink.rows()
             case "postgres":
                 found = [{"word": w, "n": n} for w, n in self.sql("select word, n from counts")]
+            case "sqlite":
+                found = [{"word": w, "n": n} for w, n in self.sqlite("select word, n from counts")]
             case _:
                 found = DeltaTable(self.delta_path).to_pyarrow_table().to_pylist()
         return Counter((row["word"], row["n"]) for row in found)
@@ -116,6 +126,10 @@ class SinkHarness:
             cursor = connection.execute(statement.encode())
             return [] if cursor.description is None else cursor.fetchall()
 
+    def sqlite(self, statement: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.folder / "tables.db", isolation_level=None)) as connection:
+            return connection.execute(statement).fetchall()
+
     def drop(self) -> None:
         """Drop the table behind the sink's back."""
         match self.store:
@@ -124,5 +138,7 @@ class SinkHarness:
                 self.sink.store.drop()
             case "postgres":
                 self.sql("drop table counts")
+            case "sqlite":
+                self.sqlite("drop table counts")
             case _:
                 shutil.rmtree(self.delta_path)

@@ -12,10 +12,12 @@ from stormproof.core.sink import TaskContext, files_of, transaction_digest
 from stormproof.sinks.delta import session as delta_session
 from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity
 from stormproof.sinks.staging import prepared_batches
-from stormproof.trident import foreach_batch, recovery
+from stormproof.trident import recovery
+from stormproof.trident.ledger import transactions
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.ledger.streams import Handed, Standing
 from stormproof.trident.steps import Steps
+from stormproof.trident.streaming import base, sinks, topology
 from stormproof.trident.transaction import TxnState
 
 
@@ -25,7 +27,8 @@ def skip_by_number_alone() -> None:
     def handed(_topology: str, standing: Standing, _query: str, batch: int, _adopt: str | None) -> Handed:
         return Handed.NEW if standing.last is None or batch > standing.last.batch else Handed.AGAIN
 
-    _replace(foreach_batch, "handed", handed)
+    for module in (base, sinks, topology):
+        _replace(module, "handed", handed)
 
 
 def no_previous_check() -> None:
@@ -52,7 +55,7 @@ def recompute_what_is_prepared() -> None:
 
     def roll_forward(steps: Steps, txn: Txn, _done: Any) -> None:
         with steps.ledger.transaction(steps.run) as tx:
-            work = steps.ledger.work(tx, txn.txid)
+            work = transactions.work(tx, txn.txid)
         some = next(w for w in work.values() if w.files)
         folder: str = getattr(steps.sessions[some.sink].writer(), "directory")  # noqa: B009 - of our own writers
         rows = pa.Table.from_batches(list(prepared_batches(folder, some.files)))

@@ -36,7 +36,9 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkWriter, TaskContext
 from stormproof.core.source.files.micro_batches import MicroBatches
-from stormproof.trident.foreach_batch import ForeachBatch, StreamResult, exactly_once, feed
+from stormproof.trident.streaming.api import exactly_once, feed
+from stormproof.trident.streaming.base import ForeachBatch
+from stormproof.trident.streaming.result import StreamResult
 from support.crashes import DRIVER_TIMEOUT_S, FENCED
 from support.crashes import _context as context  # pyright: ignore[reportPrivateUsage]
 from support.topologies import MAX_ATTEMPTS, Split

@@ -8,8 +8,10 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.errors import JobFailed
-from stormproof.core.graph import aggregation
-from stormproof.core.graph.aggregation import Aggregation, AggregationKind, Combiner, GroupBy
+from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
+from stormproof.core.task import combine as combine_module
+from stormproof.core.task.combine import Combiner, combine
+from stormproof.core.task.groups import in_key_order
 
 COUNT = Aggregation("n", AggregationKind.COUNT)
 SUM = Aggregation("total", AggregationKind.SUM, "x")
@@ -23,7 +25,7 @@ def grouping(rows: pa.RecordBatch) -> GroupBy:
 def summed(values: list[object], type_: pa.DataType) -> object:
     rows = pa.RecordBatch.from_arrays([pa.array(["a"] * len(values)), pa.array(values, type_)], names=["k", "x"])
     group = grouping(rows)
-    return group.in_key_order(group.combine(rows)).to_pylist()[0]["total"]
+    return in_key_order(group.keys, combine(group, rows)).to_pylist()[0]["total"]
 
 
 @pytest.mark.parametrize(
@@ -61,19 +63,19 @@ def test_a_sum_that_does_not_fit_never_wraps(values: list[object], type_: pa.Dat
 
 
 def test_parts_come_to_the_same_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregation, "COMBINE_ROWS_MAX", 10)
+    monkeypatch.setattr(combine_module, "COMBINE_ROWS_MAX", 10)
     rows = pa.record_batch({"k": [f"k{i % 17}" for i in range(400)], "x": list(range(400))})
     group = grouping(rows)
     parts = Combiner(group, _rows_max=10)
     for start in range(0, 400, 7):
-        parts.absorb(group.combine(rows.slice(start, 7)))
+        parts.absorb(combine(group, rows.slice(start, 7)))
         assert parts._rows <= 2 * 17 + 7  # pyright: ignore[reportPrivateUsage]
-    assert parts.finish().to_pylist() == group.in_key_order(group.combine(rows)).to_pylist()
+    assert parts.finish().to_pylist() == in_key_order(group.keys, combine(group, rows)).to_pylist()
     assert [r["k"] for r in parts.finish().to_pylist()] == sorted({f"k{i}" for i in range(17)})
 
 
 def test_nothing_combines_to_nothing() -> None:
     rows = pa.RecordBatch.from_arrays([pa.array([], pa.string()), pa.array([], pa.int64())], names=["k", "x"])
     group = grouping(rows)
-    assert group.combine(rows).num_rows == 0
+    assert combine(group, rows).num_rows == 0
     assert Combiner(group).finish().schema == group.schema

@@ -22,8 +22,8 @@ from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltCont
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregators import ReducerAggregator
-from stormproof.core.graph.plan import FUSED_MAX, compile_topology
-from stormproof.core.graph.topology import OutputStream
+from stormproof.core.graph.compiler import FUSED_MAX, compile_topology
+from stormproof.core.graph.components import OutputStream
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
@@ -212,6 +212,12 @@ class RefusingKeys:
 
     def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         return self._writer.open_task(context, schema)
+
+    def files_in(self) -> str | None:
+        return self._writer.files_in()
+
+    def resource(self) -> object | None:
+        return self._writer.resource()
 
 
 def seconds(

@@ -302,9 +302,9 @@ def test_a_job_that_dies_is_tried_again_with_care(guarantee: Guarantee) -> None:
 @pytest.mark.parametrize("guarantee", TRACKED)
 def test_a_job_that_dies_twice_comes_in_halves_or_with_its_suspects_alone(guarantee: Guarantee) -> None:
     outcome = Script([DIED], guarantee=guarantee).run()
-    assert outcome == Divided("halved after job_failed: a worker died", (), 2)
+    assert outcome == Divided(AttemptEnd.JOB_FAILED, "halved after job_failed: a worker died", (), 2)
     outcome = Script([DIED, replace(DIED, suspects=(2, 0))], guarantee=guarantee).run()
-    assert outcome == Divided("2 suspects set apart after job_failed: a worker died", (0, 2), 2)
+    assert outcome == Divided(AttemptEnd.JOB_FAILED, "2 suspects set apart after job_failed: a worker died", (0, 2), 2)
 
 
 @pytest.mark.parametrize("guarantee", TRACKED)

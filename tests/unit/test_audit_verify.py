@@ -288,7 +288,7 @@ def test_a_sink_ahead_of_a_prepared_batch_is_no_violation(case: Case) -> None:
 
 
 def test_an_aborted_batch_in_a_sink_is_a_possible_duplicate_or_a_violation(case: Case) -> None:
-    case.sql("update txn set state = 'aborted', reason = 'test' where txid = 2")
+    case.sql("update txn set state = 'aborted', cause = 'other', reason = 'test' where txid = 2")
     case.sql("update attempt set outcome = 'dead' where txid = 2")
     assert ViolationKind.EVIDENCE_DIFFERS in case.kinds()
     case.sql("update txn set guarantee = 'at-least-once' where txid = 2")
@@ -298,7 +298,10 @@ def test_an_aborted_batch_in_a_sink_is_a_possible_duplicate_or_a_violation(case:
 
 
 def test_an_abandoned_batch_says_what_was_lost_at_most(case: Case) -> None:
-    case.sql("update txn set state = 'abandoned', reason = 'crash', guarantee = 'at-most-once' where txid = 2")
+    case.sql(
+        "update txn set state = 'abandoned', cause = 'driver_ended', reason = 'crash', guarantee = 'at-most-once'"
+        " where txid = 2"
+    )
     assert [n.messages for n in case.verify().notices if n.kind is NoticeKind.LOSS_POSSIBLE] == [4]
 
 

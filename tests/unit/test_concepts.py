@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.tuple_trees import Notice, Verdict, ids_of, tell
 
+from stormproof.core.graph.components import OutputStream
 from stormproof.core.graph.grouping import GroupingKind
-from stormproof.core.graph.topology import OutputStream
 from stormproof.core.message import FailureReason
 from stormproof.core.tracking.acker import Acker
 

@@ -17,10 +17,10 @@ from stormproof.core.job import Job
 from stormproof.core.message import FailureReason
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import FaultPoint
+from stormproof.trident.ledger import lives, transactions
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.ledger import ADOPTED
-from stormproof.trident.ledger.rows import Event, Run
-from stormproof.trident.transaction import EventKind, TxnState
+from stormproof.trident.ledger.rows import Run
+from stormproof.trident.transaction import TxnState
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
@@ -46,7 +46,7 @@ def test_a_table_of_another_life_is_refused_until_it_is_adopted(tmp_path: Path) 
     with pytest.raises(PositionMismatch, match="stormproof ledger adopt words life0"):
         second.run()
     with second.ledger.transaction(Run("words", "life1", 1)) as tx:
-        second.ledger.record(tx, [Event(EventKind.OPERATOR, message="life0", reason=ADOPTED)])
+        lives.adopt(tx, "life0", by="tests", why="")
     second.run()
     assert second.counts() == Counter({"a": 2, "b": 2})
 
@@ -137,7 +137,7 @@ def test_a_refusal_for_good_blocks_the_txid_and_a_retry_goes_on(tmp_path: Path) 
     with pytest.raises(SinkRefused, match="txid 1 of topology 'words' is blocked"):
         world.run()
     with world.ledger.transaction(Run("words", "life0", world.epoch())) as tx:
-        world.ledger.move(tx, 1, TxnState.BLOCKED, TxnState.PREPARED)
+        transactions.move(tx, 1, TxnState.BLOCKED, TxnState.PREPARED)
     world.run()
     assert world.counts() == Counter("ab")
 

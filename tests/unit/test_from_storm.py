@@ -10,7 +10,7 @@ import pytest
 
 import stormproof
 from stormproof.core.bolt import Bolt
-from stormproof.core.graph.topology import OutputStream
+from stormproof.core.graph.components import OutputStream
 from stormproof.core.settings import Settings
 from stormproof.testing import Fault, FaultKind, Faults, Simulation
 from stormproof.trident.options import RunOptions

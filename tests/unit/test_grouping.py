@@ -25,8 +25,9 @@ from support.groupings import (
 )
 
 from stormproof.core.errors import RoutingError, TopologyError
-from stormproof.core.graph.grouping import Grouping, GroupingKind, Router, candidates
-from stormproof.core.graph.keyhash import task_numbers
+from stormproof.core.graph.grouping import Grouping, GroupingKind
+from stormproof.core.task.keyhash import task_numbers
+from stormproof.core.task.router import Router, candidates
 
 SCHEMA = pa.schema([("word", pa.string()), ("n", pa.int64()), ("price", pa.float64())])
 ROWS = words(["a", "b", "a", None, "c", "a", "b", None])

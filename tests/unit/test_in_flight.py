@@ -20,7 +20,7 @@ from stormproof.core.compute import pc
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, SinkRefused, StoreUnavailable, TransientError
 from stormproof.core.failpoint import armed, watched
-from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.pending.memory import MemorySliceReader

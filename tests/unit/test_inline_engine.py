@@ -293,6 +293,12 @@ class Refusing:
     def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         return self.writer.open_task(context, schema)
 
+    def files_in(self) -> str | None:
+        return self.writer.files_in()
+
+    def resource(self) -> object | None:
+        return self.writer.resource()
+
 
 @pytest.mark.parametrize("grouped", [True, False])
 def test_what_a_sink_cannot_hold_fails_its_messages(tmp_path: Path, grouped: bool) -> None:

@@ -13,7 +13,7 @@ from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.clock import SystemClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import Fenced, JobFailed, TransientError
-from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job, JobKey
 from stormproof.core.pulse import Pulse

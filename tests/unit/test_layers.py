@@ -19,7 +19,7 @@ LAYERS: Final = (
     ("stormproof", "stormproof.__main__", "stormproof.testing"),
     ("stormproof.trident",),
     ("stormproof.sinks",),
-    ("stormproof.core.engine", "stormproof.core.loop"),
+    ("stormproof.core.engine",),
     ("stormproof.core.task",),
     ("stormproof.core.job",),
     ("stormproof.core.graph",),
@@ -38,9 +38,6 @@ LAYERS: Final = (
     ("stormproof.core",),
 )
 """From the top down; a module belongs to the longest prefix of its name. A line imports from itself and from below."""
-
-LEFT: Final = {("stormproof.trident.stream", "stormproof.trident.foreach_batch")}
-"""Imports that are known to close a circle."""
 
 Imports: TypeAlias = Mapping[str, set[str]]
 """What each module imports, by name."""
@@ -69,7 +66,7 @@ def imports_of(modules: Mapping[str, str]) -> Imports:
     found: dict[str, set[str]] = {}
     for name, text in modules.items():
         named = (whole if whole in modules else package for whole, package in _asked(text))
-        found[name] = {one for one in named if one in modules and one != name and (name, one) not in LEFT}
+        found[name] = {one for one in named if one in modules and one != name}
     return found
 
 

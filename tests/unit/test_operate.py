@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.bolt import FailTuple
+from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
-from stormproof.core.graph.topology import OperationKind
 from stormproof.core.schema import parse_schema
 from stormproof.core.task.operate import apply
 

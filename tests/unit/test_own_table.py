@@ -13,13 +13,13 @@ from support.jobs import source
 
 from stormproof import exactly_once
 from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
-from stormproof.core.graph.plan import Plan, compile_topology
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkSpec
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.memory import MemorySink
-from stormproof.sinks.memory import MemoryStore as SinkStore
+from stormproof.sinks.memory import MemorySink, MemoryTable
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
 from stormproof.trident.aggregate import count
@@ -54,7 +54,7 @@ def plan(*sinks: SinkSpec, fold: bool = True) -> Plan:
     return compile_topology(built(*sinks, fold=fold), Guarantee.AT_LEAST_ONCE)
 
 
-STORE, SINK_STORE = MemoryStore(), SinkStore()
+STORE, SINK_STORE = MemoryStore(), MemoryTable()
 
 ONE_TABLE: dict[str, Callable[[], Sequence[SinkSpec]]] = {
     "postgres": lambda: [PostgresSink("t"), PostgresSink("t", name="b")],

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FACE = {"src/stormproof/__init__.py", "src/stormproof/__main__.py", "src/stormproof/py.typed"}
+FACE = {
+    "src/stormproof/__init__.py",
+    "src/stormproof/__init__.pyi",
+    "src/stormproof/__main__.py",
+    "src/stormproof/py.typed",
+}
 TESTING = "src/stormproof/testing/"
 FOLDERS = ("core/", "trident/", "sinks/", "migrations/")
 

@@ -17,7 +17,7 @@ from stormproof import BasicBolt, CombinerAggregator, MemorySink, MemorySource, 
 from stormproof.core.bolt import BoltContext, Emit, Tuple
 from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.errors import TopologyError
-from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.machine import unpickled
 from stormproof.core.settings import Settings

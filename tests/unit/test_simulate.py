@@ -66,8 +66,8 @@ def test_the_same_seed_replays_identically(guarantee: str) -> None:
 
 
 def test_another_seed_does_not() -> None:
-    runs = [simulate(words(), LINES * 3, seed=s, guarantee="at-least-once", faults=MANY) for s in range(3)]
-    assert runs[0].events != runs[1].events != runs[2].events
+    runs = [simulate(words(), LINES * 3, seed=s, guarantee="at-least-once", faults=MANY) for s in range(6)]
+    assert len({run.log() for run in runs}) > 3
 
 
 @pytest.mark.parametrize("guarantee", TRACKED)
@@ -108,10 +108,10 @@ def test_a_crash_in_the_job_loses_the_batch_at_most_once() -> None:
     assert len(run.acked) == 3
 
 
-@pytest.mark.parametrize("ledger", [False, True])
-def test_a_lost_chunk_is_seen(ledger: bool) -> None:
+@pytest.mark.parametrize("guarantee", TRACKED)
+def test_a_lost_chunk_is_seen(guarantee: str) -> None:
     faults = Faults(at=(Fault(FaultKind.DROP, "stage 1"),))
-    run = simulate(words(), LINES, guarantee="at-least-once", faults=faults, ledger=ledger)
+    run = simulate(words(), LINES, guarantee=guarantee, faults=faults)
     assert held(run) == expected()
     assert (run.statistics.jobs, run.statistics.struck) == (2, {"drops": 1})
 
@@ -213,8 +213,6 @@ def test_what_cannot_be_simulated_is_refused() -> None:
         simulate(words(), {"x": []})
     with pytest.raises(UsageError, match="several spouts"):
         simulate(joined(), ["a"])
-    with pytest.raises(UsageError, match="needs a ledger"):
-        simulate(words(), LINES, ledger=False)
     with pytest.raises(UsageError, match="probability"):
         simulate(words(), LINES, faults=Faults(drops=2.0))
     asking = Topology("asking")

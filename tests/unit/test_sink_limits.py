@@ -56,21 +56,28 @@ def test_only_the_columns_that_are_there_are_checked() -> None:
     assert check(ColumnLimit("y", "text", not_null=True), pa.array([None])) == []
 
 
-KEYED = pa.schema([("k", pa.string()), ("n", pa.int64())])
+def keyed(kind: pa.DataType) -> pa.Schema:
+    return pa.schema([("k", pa.string()), ("n", kind)])
+
+
+KEYED = keyed(pa.int64())
 
 
 @pytest.mark.parametrize(
     ("input_", "why"),
     [
-        (SinkInput(KEYED, ("k",), {"m": Fold.SUM}), "no column 'm'"),
-        (SinkInput(KEYED, (), {"n": Fold.SUM}), "at least one key"),
-        (SinkInput(KEYED, ("n",), {"n": Fold.SUM}), "either a key or folded"),
-        (SinkInput(KEYED.append(pa.field("z", pa.int64())), ("k",), {"n": Fold.SUM}), "'z'"),
-        (SinkInput(pa.schema([("k", pa.float64()), ("n", pa.int64())]), ("k",), {"n": Fold.SUM}), "double"),
-        (SinkInput(pa.schema([("k", pa.string()), ("n", pa.string())]), ("k",), {"n": Fold.SUM}), "no sum"),
-        (SinkInput(pa.schema([("k", pa.string()), ("n", pa.list_(pa.int64()))]), ("k",), {"n": Fold.MIN}), "no min"),
-        (SinkInput(pa.schema([("k", pa.string()), ("n", pa.float16())]), ("k",), {"n": Fold.MAX}), "no max"),
-        (SinkInput(KEYED, ("k",), {"n": Fold.OWN}), "cannot call"),
+        (SinkInput.for_fold(KEYED, ("k",), {"m": Fold.SUM}), "no column 'm'"),
+        (SinkInput.for_fold(KEYED, (), {"n": Fold.SUM}), "at least one key"),
+        (SinkInput.for_fold(KEYED, ("n",), {"n": Fold.SUM}), "either a key or folded"),
+        (SinkInput.for_fold(KEYED.append(pa.field("z", pa.int64())), ("k",), {"n": Fold.SUM}), "'z'"),
+        (SinkInput.for_fold(pa.schema([("k", pa.float64()), ("n", pa.int64())]), ("k",), {"n": Fold.SUM}), "double"),
+        (SinkInput.for_fold(keyed(pa.string()), ("k",), {"n": Fold.SUM}), "no sum"),
+        (
+            SinkInput.for_fold(pa.schema([("k", pa.string()), ("n", pa.list_(pa.int64()))]), ("k",), {"n": Fold.MIN}),
+            "no min",
+        ),
+        (SinkInput.for_fold(keyed(pa.float16()), ("k",), {"n": Fold.MAX}), "no max"),
+        (SinkInput.for_fold(KEYED, ("k",), {"n": Fold.OWN}), "cannot call"),
     ],
 )
 def test_a_fold_that_cannot_be_served(input_: SinkInput, why: str) -> None:
@@ -79,14 +86,14 @@ def test_a_fold_that_cannot_be_served(input_: SinkInput, why: str) -> None:
 
 
 def test_a_fold_that_can() -> None:
-    check_fold_input(SinkInput(KEYED, ("k",), {"n": Fold.SUM}), "sink 'x'")
+    check_fold_input(SinkInput.for_fold(KEYED, ("k",), {"n": Fold.SUM}), "sink 'x'")
     check_fold_input(SinkInput(KEYED), "sink 'x'")
-    check_fold_input(SinkInput(KEYED, ("n",), {"k": Fold.MIN}), "sink 'x'")
+    check_fold_input(SinkInput.for_fold(KEYED, ("n",), {"k": Fold.MIN}), "sink 'x'")
 
 
 def test_columns_may_be_called_as_arrow_calls_results() -> None:
     schema = pa.schema([(name, pa.int64()) for name in ("x", "x_min", "x_max", "x_max_sum", "0")])
-    input_ = SinkInput(schema, ("0", "x_min"), {"x": Fold.MIN, "x_max": Fold.SUM, "x_max_sum": Fold.MAX})
+    input_ = SinkInput.for_fold(schema, ("0", "x_min"), {"x": Fold.MIN, "x_max": Fold.SUM, "x_max_sum": Fold.MAX})
     one, two = ([dict.fromkeys(schema.names, 1) | {"x": x, "x_max": 5, "x_max_sum": x}] for x in (3, 2))
     folded = fold_tables(pa.Table.from_pylist(one, schema), pa.Table.from_pylist(two, schema), input_, "here")
     assert folded.to_pylist() == [{"x": 2, "x_min": 1, "x_max": 10, "x_max_sum": 3, "0": 1}]
@@ -117,7 +124,7 @@ def test_values_that_no_sink_takes_whatever_its_table(limits: Limits) -> None:
 
 def test_a_sum_beyond_38_digits_is_refused_and_never_wraps() -> None:
     kind = pa.decimal128(38, 0)
-    input_ = SinkInput(pa.schema([("k", pa.string()), ("n", kind)]), ("k",), {"n": Fold.SUM})
+    input_ = SinkInput.for_fold(keyed(kind), ("k",), {"n": Fold.SUM})
 
     def rows(n: Decimal) -> pa.Table:
         return pa.table({"k": pa.array(["a"]), "n": pa.array([n], kind)})

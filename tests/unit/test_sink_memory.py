@@ -9,14 +9,14 @@ import pytest
 from support.sink_harness import SinkHarness
 
 from stormproof.core.errors import StoreUnavailable
-from stormproof.sinks.memory import FaultPoint, MemorySink, MemoryStore
+from stormproof.sinks.memory import FaultPoint, MemorySink, MemoryTable
 from stormproof.sinks.protocol import CommitOutcome
 
 
 @pytest.mark.parametrize("at", list(FaultPoint))
 def test_a_fault_strikes_once_and_the_store_outlives_it(tmp_path: Path, at: FaultPoint) -> None:
     harness = SinkHarness("memory-append", tmp_path, None)
-    store = MemoryStore()
+    store = MemoryTable()
     harness.sink = MemorySink("counts", store=store, staging=tmp_path / "staged")
     session = harness.open()
     transaction = harness.prepare(session, 1, None, {"a": 1})

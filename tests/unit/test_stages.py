@@ -10,7 +10,8 @@ import pytest
 from support.jobs import Ran, run_job, source
 
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.graph.topology import Subscription, TopologyGraph
+from stormproof.core.graph.components import Subscription
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import count
 from stormproof.trident.stream import Topology

@@ -26,24 +26,20 @@ from stormproof.core.arrays import Rows, Words
 from stormproof.core.bolt import BasicBolt, Bolt, Emit, FailTuple, Streams, Tuple
 from stormproof.core.clock import ManualClock
 from stormproof.core.engine.inline import InlineEngine, Tamper
-from stormproof.core.errors import JobFailed, TopologyError
-from stormproof.core.graph.plan import compile_topology
-from stormproof.core.graph.topology import Subscription, TopologyGraph
+from stormproof.core.errors import TopologyError
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.components import Subscription
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
-from stormproof.core.loop import Loop, LoopOptions
-from stormproof.core.pulse import Pulse, job_folder, running, suspects
-from stormproof.core.sink import PreparedFile, SinkWriter
+from stormproof.core.pulse import Pulse, running, suspects
 from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.protocol import Lease
 from stormproof.core.task import stage
 from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking.acker import acker_of
-from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.report import JobReport
-from stormproof.sinks.protocol import SinkIdentity
-from stormproof.sinks.staging import prepared_batches
+from stormproof.trident.job import Watch
 from stormproof.trident.lease_keeper import LeaseKeeper
 
 TIMEOUT_S = 10.0
@@ -266,16 +262,16 @@ def test_timeout_of_what_is_never_acked(per_message: bool, tmp_path: Path) -> No
     assert batch.late == {"1": {"unacked at 2"}}
 
 
-class Hand:
+class Hand(InlineEngine):
     """The test's hand on time, which passes while a bolt is busy: the keeper looks once a second, as its thread would."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
-        self.engine = InlineEngine(1, clock=self.clock)
+        super().__init__(1, clock=self.clock)
         self.folder = folder
         self.busy_s: list[float] = []
         """How long the bolt was busy, each time that the keeper gave up."""
-        self.in_hand: tuple[int, ...] = ()
+        self.noted: tuple[int, ...] = ()
         """The messages that were noted in hand when it gave up last."""
         self.keeper: LeaseKeeper
         self.job: Job
@@ -283,6 +279,19 @@ class Hand:
 
     def __deepcopy__(self, memo: object) -> Hand:
         return self
+
+    def watching(self, watch: Watch) -> Watch:
+        """The run's own watch, with this hand in the place of the keeper's thread."""
+        return replace(watch, keeping=self.keeping, in_hand=lambda _: self.noted)
+
+    @contextmanager
+    def keeping(self, keeper: LeaseKeeper) -> Generator[None]:
+        self.keeper = keeper
+        yield
+
+    def run(self, job: Job) -> JobReport:
+        self.job = job
+        return super().run(job)
 
     def spend(self, seconds: float) -> bool:
         """Be busy for so long, without a sign of life; False where the job was given up meanwhile."""
@@ -294,8 +303,8 @@ class Hand:
             if not self.keeper.look():
                 self.busy_s.append(float(second))
                 assert self.job.pulse is not None
-                self.in_hand = suspects(self.job.pulse)  # a worker would be killed here, and its notes stay as they are
-                self.engine.cancel(self.job.key)
+                self.noted = suspects(self.job.pulse)  # a worker would be killed here, and its notes stay as they are
+                self.cancel(self.job.key)
                 return False
         return True
 
@@ -328,65 +337,22 @@ class Slow(Bolt):
         self.collector.ack(tuple)
 
 
-class Table:
-    """What the loop asks of a sink, over a memory sink's writer."""
+class Timed(World):
+    """Lines through a slow bolt, under a message timeout; one failure makes a dead letter."""
 
-    def __init__(self, writer: SinkWriter, staging: Path) -> None:
-        self._writer = writer
-        self._staging = str(staging)
-        self.rows: list[str] = []
-
-    def writer(self) -> SinkWriter:
-        return self._writer
-
-    def apply(self, batch: int, attempt: int, files: Sequence[PreparedFile]) -> None:
-        del batch, attempt
-        self.rows += [row["word"] for found in prepared_batches(self._staging, files) for row in found.to_pylist()]
+    def __init__(self, hand: Hand, lines: Sequence[bytes], *, resets: bool) -> None:
+        super().__init__([], hand.folder, clock=hand.clock)
+        self.source = MemorySource("lines", lines, max_attempts=1, backoff=Backoff(0.0), clock=hand.clock)
+        self.topology = t = Topology("timeout", message_timeout_s=TIMEOUT_S)
+        slow = t.bolt("slow", Slow(hand, resets), t.spout("lines", self.source).shuffle())
+        t.sink(self.sinks[0], t.bolt("next", lambda word: [word], slow.shuffle(), schema="word string"))
 
 
 def run_watched(hand: Hand, lines: Sequence[bytes], *, resets: bool = True) -> tuple[list[str], dict[str, str]]:
-    """Run the lines to the end under at-least-once, one failure each; the rows, and the reasons of the dead letters."""
-    source = MemorySource("lines", lines, max_attempts=1, backoff=Backoff(0.0), clock=hand.clock)
-    sink = MemorySink("out", staging=hand.folder)
-    t = Topology("timeout", message_timeout_s=TIMEOUT_S)
-    slow = t.bolt("slow", Slow(hand, resets), t.spout("lines", source).shuffle())
-    t.sink(sink, t.bolt("next", lambda word: [word], slow.shuffle(), schema="word string"))
-    plan = compile_topology(t, Guarantee.AT_LEAST_ONCE)
-    source.subscribe("loop", 1)
-    table = Table(sink.open(SinkIdentity("timeout", "loop", "out"), plan.sinks["out"], epoch=1).writer(), hand.folder)
-
-    def run_job(job: Job, lease: Lease) -> JobReport | JobDied:
-        with job_folder(hand.folder / "pulse", job.incarnation, job.txid, job.attempt) as folder:
-            assert folder is not None
-            hand.job = replace(job, pulse=folder)
-            assert plan.message_timeout_s is not None
-            hand.keeper = LeaseKeeper(
-                source,
-                lease,
-                lambda: hand.engine.cancel(job.key),
-                plan.message_timeout_s,
-                pulse=folder,
-                clock=hand.clock,
-            )
-            try:
-                return hand.engine.run(hand.job)
-            except JobFailed as error:
-                return JobDied(str(error), hand.keeper.timed_out, hand.in_hand)
-
-    loop = Loop(
-        plan,
-        source,
-        {"out": table},
-        hand.engine,
-        owner="loop",
-        epoch=1,
-        options=LoopOptions(until_idle=True),
-        clock=hand.clock,
-        rng=Random(1),
-        run_job=run_job,
-    )
-    loop.run()
-    return sorted(table.rows), {d.payload.decode(): d.reason for d in source.dead_letters()}
+    """Run the lines to the end under at-least-once; the rows, and the reasons of the dead letters."""
+    world = Timed(hand, lines, resets=resets)
+    world.run(Guarantee.AT_LEAST_ONCE, engine=hand, watch=hand.watching, pulse_root=hand.folder / "pulse")
+    return sorted(world.counts().elements()), {d.payload.decode(): d.reason for d in world.source.dead_letters()}
 
 
 @pytest.fixture

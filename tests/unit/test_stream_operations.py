@@ -18,10 +18,10 @@ from support.operations import COUNTS, LINES, OPERATIONS, WORDS, Greatest, Lette
 
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import JobFailed, TopologyError
-from stormproof.core.graph import join as join_module
 from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, Given, ReducerAggregator
-from stormproof.core.graph.plan import compile_topology
+from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.task import join as join_module
 from stormproof.core.task import stage
 from stormproof.core.task.gather import evaluate as evaluate_rightly
 from stormproof.core.tracking.anchors import Anchors, overlaid

@@ -15,7 +15,8 @@ from support.memory_run import World
 from support.operations import Greatest, Letters, words_of
 
 from stormproof.core.errors import StoreUnavailable, TopologyError
-from stormproof.core.graph.plan import Plan, compile_topology
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.memory import MemorySource
 from stormproof.sinks.memory import MemorySink

@@ -8,21 +8,24 @@ import pytest
 from support.jobs import source
 
 from stormproof.core.errors import TopologyError
-from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode, compile_topology
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.sink import Fold, SinkInput
+from stormproof.core.sink import Fold, SinkInput, SinkMode
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import ReadyAggregate, count, max_, min_, sum_
-from stormproof.trident.ledger.graph import Graph, changes, graph_of
+from stormproof.trident.ledger.graphs import Graph, changes, graph_of
 from stormproof.trident.stream import Stream, Topology
 
 
 class AppendOnly(MemorySink):
     """A sink that serves no folds, and not every guarantee."""
 
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        return frozenset({SinkMode.APPEND})
+
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
-        if input_.is_fold:
-            raise TopologyError(f"sink {self.name!r} only appends; use .agg(...)")
         if guarantee is Guarantee.EXACTLY_ONCE:
             raise TopologyError(f"sink {self.name!r} can't serve {guarantee}")
 
@@ -63,7 +66,10 @@ def words() -> Stream:
         (lambda: words().into(MemorySink("a"), MemorySink("a")), "two components called 'a'"),
         (lambda: words().into(MemorySink("A"), MemorySink("a")), "two components called 'a'"),
         (lambda: words().into(MemorySink("a sink")), "sink name 'a sink'"),
-        (lambda: words().group_by("word").persistent_aggregate(n=count()).into(AppendOnly("a")), "only appends"),
+        (
+            lambda: words().group_by("word").persistent_aggregate(n=count()).into(AppendOnly("a")),
+            "sink 'a' (memory:a) cannot fold rows; it serves append",
+        ),
     ],
 )
 def test_refused(build: Callable[[], object], said: str) -> None:

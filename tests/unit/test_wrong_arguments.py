@@ -52,7 +52,8 @@ from stormproof import (
     feed,
     sum_,
 )
-from stormproof.core.graph.topology import OutputStream, TopologyGraph
+from stormproof.core.graph.components import OutputStream
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.source.backoff import Backoff
 from stormproof.trident.stream import GroupedStream, Stream
 

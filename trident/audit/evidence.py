@@ -14,8 +14,7 @@ from stormproof.core.pending.audit import Finding
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.steps import EVERY_MESSAGE_FAILED
-from stormproof.trident.transaction import TxnState
+from stormproof.trident.transaction import TxnCause, TxnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ class SourceEvidence(Protocol):
 def is_taken(txn: Txn) -> bool:
     """Whether a batch's messages left the source for good with it: all but what failed by name."""
     if txn.state is TxnState.ABORTED:
-        return txn.reason == EVERY_MESSAGE_FAILED
+        return txn.cause is TxnCause.EVERY_MESSAGE_FAILED
     if txn.state is TxnState.OPEN:
         return txn.guarantee is Guarantee.AT_MOST_ONCE
     return txn.state in (TxnState.COMMITTED, TxnState.ABANDONED)

@@ -13,11 +13,11 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from stormproof.core.errors import Json, SettingsError, StoreUnavailable, UsageError
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.binding import ACCEPTED_LOSS, Loss
-from stormproof.trident.ledger.graph import Graph
+from stormproof.trident.ledger.bindings import Loss
+from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_event, to_txn, to_work
-from stormproof.trident.transaction import EventKind, TxnState
+from stormproof.trident.transaction import EventKind, OperatorAction, TxnState
 
 _SCHEMA_MISSING = ("42P01", "42703", "3F000")
 """Undefined table, column and schema."""
@@ -239,7 +239,7 @@ class LedgerSnapshot:
         c = t.event.c
         rows = self.connection.execute(
             sa.select(c.sink, c.detail)
-            .where(c.incarnation == incarnation, c.kind == EventKind.OPERATOR.value, c.reason == ACCEPTED_LOSS)
+            .where(c.incarnation == incarnation, c.action == OperatorAction.ACCEPT_LOSS.value)
             .order_by(c.id)
         )
         return {row.sink: Loss.of(row.detail) for row in rows}

@@ -10,8 +10,7 @@ from enum import StrEnum
 from stormproof.core.guarantee import Guarantee
 from stormproof.trident.audit.evidence import DeadMessage, SourceEvidence, WaitingMessage
 from stormproof.trident.ledger.rows import Event, Txn
-from stormproof.trident.steps import EVERY_MESSAGE_FAILED
-from stormproof.trident.transaction import EventKind, TxnState
+from stormproof.trident.transaction import EventKind, TxnCause, TxnState
 
 MESSAGE_EVENTS = (EventKind.FAILURE, EventKind.RETURNED, EventKind.REPLAY, EventKind.DEAD_LETTER)
 
@@ -175,7 +174,7 @@ def end_of(trace: Trace, records: Records) -> EndState:
     txn = records.txns.get(txids[-1]) if txids else None
     if txn is None:
         return EndState(EndKind.UNKNOWN)
-    if txn.state is TxnState.ABORTED and txn.reason != EVERY_MESSAGE_FAILED:
+    if txn.state is TxnState.ABORTED and txn.cause is not TxnCause.EVERY_MESSAGE_FAILED:
         later = records.opened_after(txn, trace.message)
         return end_in(txn if later is None else later)
     if not trace.left_out_of(txn):

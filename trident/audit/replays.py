@@ -9,8 +9,7 @@ from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, MessageHistory, Records, history, traces
 from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.ledger.rows import Event
-from stormproof.trident.steps import EVERY_MESSAGE_FAILED
-from stormproof.trident.transaction import EventKind, TxnState
+from stormproof.trident.transaction import EventKind, TxnCause, TxnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,9 @@ class ReturnedBatch:
 
     txid: int
     state: str
+    cause: str | None
     reason: str
+    """The cause in words."""
     messages: int
     ended_at: datetime | None
 
@@ -73,9 +74,9 @@ def replays(ledger: AuditLedger, topology: str, *, source: SourceReader = stored
             if trace.failures or trace.returns or trace.replays
         ),
         batches=tuple(
-            ReturnedBatch(txn.txid, txn.state.value, txn.reason or "", txn.messages, txn.ended_at)
+            ReturnedBatch(txn.txid, txn.state.value, txn.cause, txn.reason or "", txn.messages, txn.ended_at)
             for txn in txns
-            if txn.state in given_back and txn.reason != EVERY_MESSAGE_FAILED
+            if txn.state in given_back and txn.cause is not TxnCause.EVERY_MESSAGE_FAILED
         ),
         attempts=tuple(
             FailedAttempt(e.txid or 0, e.attempt or 0, e.reason or "", e.error or "", e.at)

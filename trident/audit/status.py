@@ -59,7 +59,10 @@ class UnresolvedTxn:
     state: str
     since: datetime
     messages: int
+    cause: str | None
+    """Why it is blocked."""
     reason: str | None
+    """The cause in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,9 @@ def _topology(
         last_txid=counts.last_txid,
         txns=counts.by_state,
         unresolved=tuple(
-            UnresolvedTxn(txn.txid, txn.state.value, txn.prepared_at or txn.opened_at, txn.messages, txn.reason)
+            UnresolvedTxn(
+                txn.txid, txn.state.value, txn.prepared_at or txn.opened_at, txn.messages, txn.cause, txn.reason
+            )
             for txn in unresolved
         ),
         backlog=None if evidence is None else evidence.backlog(),

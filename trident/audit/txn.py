@@ -44,6 +44,8 @@ class OtherEvent:
     sink: str | None
     message: str | None
     text: str
+    action: str | None = None
+    """What an operator decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,10 @@ class TxnReport:
     state: str
     guarantee: str
     epoch: int
+    cause: str | None
+    """Why it is blocked, was aborted or was abandoned."""
     reason: str | None
+    """The cause in words."""
     source: str
     position: dict[str, Json]
     messages: int
@@ -108,6 +113,7 @@ def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
         state=batch.state.value,
         guarantee=batch.guarantee.value,
         epoch=batch.epoch,
+        cause=batch.cause,
         reason=batch.reason,
         source=batch.source,
         position=batch.position,
@@ -140,7 +146,9 @@ def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
         ),
         replayed=tuple(e.message or "" for e in events if e.kind is EventKind.REPLAY),
         events=tuple(
-            OtherEvent(e.kind.value, e.at, e.sink, e.message, _text(e)) for e in events if e.kind not in _OWN_PLACE
+            OtherEvent(e.kind.value, e.at, e.sink, e.message, _text(e), e.action)
+            for e in events
+            if e.kind not in _OWN_PLACE
         ),
         returned=tuple(
             MessageFailureRow(e.message or "", Failure.of(e)) for e in events if e.kind is EventKind.RETURNED

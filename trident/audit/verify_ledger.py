@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from stormproof.core.sink import transaction_digest
 from stormproof.trident.audit.ledger import AttemptRow, GraphRow, LedgerSnapshot, SinkBinding, TopologyRow, Work
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
-from stormproof.trident.ledger.binding import Loss
-from stormproof.trident.ledger.ledger import SKIPPED
+from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
-from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnState
+from stormproof.trident.transaction import AttemptOutcome, EventKind, OperatorAction, SinkOutcome, TxnState
 
 FIXED = (TxnState.PREPARED, TxnState.BLOCKED, TxnState.COMMITTED)
 """States of a batch whose content is frozen."""
@@ -125,7 +124,7 @@ def _state(txn: Txn, topology: TopologyRow, findings: Findings) -> None:
         wrong(f"it is {txn.state}, and when its content was fixed is not recorded")
     if txn.epoch > topology.epoch or txn.epoch < 1:
         wrong(f"it was opened in epoch {txn.epoch}, the topology is at epoch {topology.epoch}")
-    if txn.state in (TxnState.BLOCKED, TxnState.ABORTED, TxnState.ABANDONED) and not txn.reason:
+    if txn.state in (TxnState.BLOCKED, TxnState.ABORTED, TxnState.ABANDONED) and not (txn.cause and txn.reason):
         wrong(f"it is {txn.state}, and there is no reason")
     if txn.state is TxnState.BLOCKED:
         findings.notice(NoticeKind.BLOCKED, f"txid {txn.txid} is blocked: {txn.reason}", txid=txn.txid)
@@ -218,7 +217,7 @@ def _sink_rows(rows: LedgerRows, findings: Findings) -> None:
             )
     for (txid, sink), work in has.items():
         owner = rows.txns.get(txid)
-        if work.outcome == SKIPPED:
+        if work.outcome is SinkOutcome.SKIPPED:
             _skipped(rows, txid, work, findings)
         elif owner is not None and owner.state is TxnState.COMMITTED and work.committed_at is None:
             findings.violation(
@@ -256,13 +255,7 @@ def _by_graph(rows: LedgerRows, fixed: Sequence[Txn], has: Collection[tuple[int,
 
 def _skipped(rows: LedgerRows, txid: int, work: SinkWork, findings: Findings) -> None:
     """An operator's decision, which stands on record: its rows are rejects."""
-    decided = [
-        e
-        for e in rows.events
-        if e.kind is EventKind.OPERATOR
-        and (e.txid, e.sink) == (txid, work.sink)
-        and (e.detail or {}).get("action") == "skip"
-    ]
+    decided = [e for e in rows.events if e.action is OperatorAction.SKIP and (e.txid, e.sink) == (txid, work.sink)]
     if not decided:
         findings.violation(
             ViolationKind.STATE,
@@ -315,7 +308,7 @@ def _chain(rows: LedgerRows, sink: str, findings: Findings) -> None:
         txn = rows.txns.get(item.txid)
         if work.sink != sink or txn is None:
             continue
-        if work.outcome == SKIPPED or (
+        if work.outcome is SinkOutcome.SKIPPED or (
             work.committed_at is None and txn.state not in (TxnState.PREPARED, TxnState.BLOCKED)
         ):
             continue  # ended without it

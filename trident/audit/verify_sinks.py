@@ -13,10 +13,8 @@ from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
 from stormproof.trident.audit.verify_ledger import LedgerRows
-from stormproof.trident.ledger.ledger import SKIPPED
-from stormproof.trident.ledger.repair import SKIP_ROWS
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
-from stormproof.trident.transaction import EventKind, TxnState
+from stormproof.trident.transaction import EventKind, OperatorAction, SinkOutcome, TxnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +169,15 @@ class _Comparison:
             )
         if entry.rejected:
             self._rejected(entry)
-        if work.outcome == SKIPPED:
+        if work.outcome is SinkOutcome.SKIPPED:
             self._wrong(ViolationKind.EVIDENCE_DIFFERS, "the sink holds it, though an operator skipped it there", txid)
         elif txn is not None:
             self._held_though(txn)
 
     def _rejected(self, entry: Evidence) -> None:
         """Rows that the table refused were given up by a person's word, and each stands on record."""
-        actions = [e.detail or {} for e in self._events(entry.txid, EventKind.OPERATOR)]
-        by = next((str(one.get("by")) for one in actions if one.get("action") == SKIP_ROWS), None)
+        decisions = [e for e in self._events(entry.txid, EventKind.OPERATOR) if e.action is OperatorAction.SKIP_ROWS]
+        by = next((str((e.detail or {}).get("by")) for e in decisions), None)
         if by is None:
             self._wrong(
                 ViolationKind.EVIDENCE_DIFFERS,
@@ -255,7 +253,7 @@ class _Comparison:
         if (
             txid in self._held
             or txid <= self._given_up
-            or work.outcome == SKIPPED
+            or work.outcome is SinkOutcome.SKIPPED
             or (work.committed_at is None and (txn is None or txn.state is not TxnState.COMMITTED))
         ):
             return

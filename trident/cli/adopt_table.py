@@ -9,23 +9,18 @@ from dataclasses import dataclass, field, replace
 from stormproof.core.errors import PositionMismatch, SinkRefused, UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.protocol import (
-    TABLE_GONE,
-    Held,
-    PreparedTransaction,
-    SinkIdentity,
-    SinkSession,
-    TakesTable,
-)
+from stormproof.sinks.abilities import SupportsTakeTable
+from stormproof.sinks.protocol import PROBLEM, Held, PreparedTransaction, SinkIdentity, SinkProblem, SinkSession
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.audit.ledger import SinkBinding
 from stormproof.trident.audit.report import ranges
 from stormproof.trident.cli.output import emit, say
 from stormproof.trident.cli.repair import the_ledger
 from stormproof.trident.cli.stores import opened, operator
-from stormproof.trident.ledger.binding import Loss
-from stormproof.trident.ledger.ledger import Ledger, Tx
+from stormproof.trident.ledger import bindings as kept
+from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tx import Tx
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +32,9 @@ class _Known:
     given_up: int
 
     @staticmethod
-    def of(ledger: Ledger, tx: Tx, sink: str) -> _Known:
-        last, given_up = ledger.last_held(tx, sink), ledger.given_up(tx, sink)
-        rows = {txid: rows for txid, rows in ledger.rows_held(tx, sink).items() if txid > given_up}
+    def of(tx: Tx, sink: str) -> _Known:
+        last, given_up = kept.last_held(tx, sink), kept.given_up(tx, sink)
+        rows = {txid: rows for txid, rows in kept.rows_held(tx, sink).items() if txid > given_up}
         return _Known(None if last is None else Held(*last), rows, given_up)
 
 
@@ -72,7 +67,7 @@ def adopt_table(topology: str, sink: str, *, accept_loss: bool, by: str, why: st
             raise UsageError(f"topology {topology!r} has no sink {sink!r}; known: {names}", sink=sink)
         ledger, run, binding = the_ledger(stores), Run(topology, row.incarnation, row.epoch), bindings[sink]
         with ledger.transaction(run) as tx:
-            known = _Known.of(ledger, tx, sink)
+            known = _Known.of(tx, sink)
         # Looked at outside of the ledger's transaction: counting may take long.
         found = _look(stores.database, run, binding, known)
         loss = _loss_of(binding, known, found)
@@ -81,11 +76,11 @@ def adopt_table(topology: str, sink: str, *, accept_loss: bool, by: str, why: st
             loss = replace(loss, by=by, why=why)
         makes = found.table_id is None or loss is not None or bool(found.gone)
         with closing(_opened(stores.database, run, binding, makes=makes)) as session, ledger.transaction(run) as tx:
-            if _Known.of(ledger, tx, sink) != known:
+            if _Known.of(tx, sink) != known:
                 raise UsageError(f"a driver of {topology!r} went on meanwhile: stop it, and run this again", sink=sink)
-            assert isinstance(session, TakesTable)
+            assert isinstance(session, SupportsTakeTable)
             session.take_table(_standing_in(known.last))
-            ledger.rebind_sink(tx, sink, session.table_id, by=by, why=why, loss=loss)
+            kept.rebind(tx, sink, session.table_id, by=by, why=why, loss=loss)
             table_id = session.table_id
     report = {
         "topology": topology,
@@ -125,7 +120,7 @@ def _look(database: Database, run: Run, binding: SinkBinding, known: _Known) -> 
     try:
         with closing(_opened(database, run, binding, makes=False)) as session:
             report = session.evidence(1, None)
-            if not isinstance(session, TakesTable):
+            if not isinstance(session, SupportsTakeTable):
                 raise UsageError(
                     f"sink {binding.sink!r} ({binding.target}) cannot take another table", sink=binding.sink
                 )
@@ -139,7 +134,7 @@ def _look(database: Database, run: Run, binding: SinkBinding, known: _Known) -> 
             counted = session.count_rows(max(_least(binding, {**entries, **known.rows}), 1))
             return _Found(report.table_id, last, entries, kept_from, gone, counted)
     except SinkRefused as error:
-        if error.details.get("problem") != TABLE_GONE:
+        if error.details.get(PROBLEM) != SinkProblem.TABLE_GONE:
             raise
         return _Found(None)
 
@@ -182,7 +177,7 @@ def _require_acceptable(
             f"{where}: there is no table {binding.target}. Put it back; or go on in an empty one"
             f"{f', and give up {lost}' if lost else ''}, on record: {give_up}",
             sink=binding.sink,
-            problem=TABLE_GONE,
+            problem=SinkProblem.TABLE_GONE,
         )
     behind = _is_behind(found, known)
     if (

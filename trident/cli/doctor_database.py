@@ -13,8 +13,7 @@ from stormproof.core.postgres.rights import explained
 from stormproof.core.role import RoleKind
 from stormproof.core.settings import Settings
 from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL
-from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.postgres.refusals import warning_of
+from stormproof.sinks.abilities import warning_of
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.grants import lacking
@@ -105,7 +104,7 @@ def durability(settings: Settings) -> tuple[str, ...]:
 
 
 def refusing(settings: Settings) -> tuple[str, ...]:
-    """For each Postgres table of a topology: what can refuse its rows when they are committed, or why it is not known."""
+    """For each table of a topology: what can refuse its rows when they are committed, or why it is not known."""
     with _asked(settings) as connection:
         if not _is_made(connection):
             return ()
@@ -116,7 +115,7 @@ def refusing(settings: Settings) -> tuple[str, ...]:
                 where = f"{row.name}, sink {binding.sink} ({binding.target})"
                 try:
                     sink, input_ = described_sink(binding, stores.database)
-                    refusals = sink.refusals(input_) if isinstance(sink, PostgresSink) else []
+                    refusals = sink.refusals(input_)
                 except CannotTell:
                     continue  # of a kind that only its own code can open
                 except StormproofError as error:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 from stormproof.core.errors import StormproofError, UsageError
-from stormproof.core.graph.topology import SinkComponent, TopologyGraph
+from stormproof.core.graph.components import SinkComponent
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.settings import Settings
-from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.postgres.refusals import warning_of
+from stormproof.sinks.abilities import warning_of
+from stormproof.sinks.protocol import Sink
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.output import emit, note, say
 from stormproof.trident.explain import explain
 
 
 def _refusing(topology: TopologyGraph) -> Iterator[str]:
-    """What can refuse rows of the Postgres tables that are there. No server is started for that."""
+    """What can refuse rows of the tables that are there. No server is started for that."""
     settings = Settings()
     database = None if settings.uses_embedded else settings.resolve_database()
     for component in topology.components:
-        sink = component.spec if isinstance(component, SinkComponent) else None
-        if not isinstance(component, SinkComponent) or not isinstance(sink, PostgresSink):
+        if not isinstance(component, SinkComponent):
             continue
-        if sink.database is None and database is None:
-            continue
+        sink = cast("Sink", component.spec)
         try:
             found = sink.refusals(component.input, database)
         except StormproofError as error:

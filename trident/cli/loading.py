@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import os
@@ -30,13 +31,9 @@ def load_topology(target: str, parameters: Sequence[str]) -> tuple[TopologyGraph
     if not colon or not file.endswith(".py") or not name.isidentifier():
         file = target if target.endswith(".py") else "orders.py"
         raise UsageError(f"{target!r}: write FILE.py:NAME, as in {file}:topology; NAME is the topology's in the file")
-    path = Path(file)
-    if not path.is_file():
-        what = "this is a folder, not a file" if path.is_dir() else "there is no such file"
-        raise UsageError(f"{file}: {what}", file=file)
+    _require_file(file)
     given = parse_parameters(parameters)
-    with _blaming_the_file(file, "while the file was loaded"):
-        module = _load_module(path.absolute())
+    module = _loaded(file)
     if not hasattr(module, name):
         found = _topologies(module)
         raise UsageError(f"{file} has no {name!r}; it has {', '.join(found) or 'no topology'}", file=file, name=name)
@@ -53,6 +50,34 @@ def load_topology(target: str, parameters: Sequence[str]) -> tuple[TopologyGraph
     if not isinstance(made, TopologyGraph):
         raise UsageError(f"{target} returned a {type(made).__name__} instead of a Topology")
     return made, module
+
+
+def import_plugins(plugins: str) -> None:
+    """Import the modules that the setting `plugins` names, each once; one that registers sinks does so as it is imported.
+
+    Raises:
+        UsageError: there is no such module or file, or importing it raised an error.
+    """
+    for plugin in filter(None, map(str.strip, plugins.split(","))):
+        if plugin.endswith(".py"):
+            if Path(plugin).stem not in sys.modules:
+                _require_file(plugin)
+                _loaded(plugin)
+        else:
+            with _blaming_the_file(plugin, f"while the plugin {plugin} was imported"):
+                importlib.import_module(plugin)
+
+
+def _require_file(file: str) -> None:
+    path = Path(file)
+    if not path.is_file():
+        what = "this is a folder, not a file" if path.is_dir() else "there is no such file"
+        raise UsageError(f"{file}: {what}", file=file)
+
+
+def _loaded(file: str) -> ModuleType:
+    with _blaming_the_file(file, "while the file was loaded"):
+        return _load_module(Path(file).absolute())
 
 
 def _topologies(module: ModuleType) -> list[str]:

@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
-from stormproof.core.clock import SystemClock
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.errors import CannotTell, Json, UsageError
 from stormproof.core.message import storable_text
-from stormproof.sinks.protocol import RestoresLost, SinkIdentity
-from stormproof.trident.audit import opener_for
+from stormproof.sinks.protocol import SinkIdentity
+from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.output import emit, say
+from stormproof.trident.cli.repair import the_ledger
 from stormproof.trident.cli.stores import Stores, opened, operator
-from stormproof.trident.ledger.ledger import ADOPTED, Ledger, Tx
+from stormproof.trident.ledger import events, lives, transactions
 from stormproof.trident.ledger.rows import Event, Run
+from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.steps import to_prepared
-from stormproof.trident.transaction import EventKind, TxnState
+from stormproof.trident.transaction import EventKind, OperatorAction, TxnState
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import TopologyRow
@@ -39,18 +40,19 @@ def retry_txid(topology: str, txid: int, *, by: str, why: str, as_json: bool) ->
             raise UsageError(
                 f"txid {txid} of topology {topology!r} {now}; only a blocked one can be retried", txid=txid
             )
-        ledger = Ledger(stores.engine, SystemClock(), _no_incarnation)
+        ledger = the_ledger(stores)
         with ledger.transaction(Run(topology, row.incarnation, row.epoch)) as tx:
             # First the sinks: killed in between, the batch is still blocked, and a further `retry` finds nothing lost.
-            restored = _restore_lost(stores, tx, ledger, row, txid)
-            ledger.move(tx, txid, TxnState.BLOCKED, TxnState.PREPARED, reason=None)
+            restored = _restore_lost(stores, tx, row, txid)
+            transactions.unblock(tx, txid)
+            action = OperatorAction.RETRY
             detail: dict[str, Json] = {
-                "action": "retry",
+                "action": action.value,
                 "by": by,
                 "why": storable_text(why),
                 "restored": {sink: storable_text(text) for sink, text in restored.items()},
             }
-            ledger.record(tx, [Event(EventKind.OPERATOR, txid=txid, reason=f"retry by {by}", detail=detail)])
+            events.record(tx, [Event(EventKind.OPERATOR, action, txid=txid, reason=f"retry by {by}", detail=detail)])
     report = {
         "topology": topology,
         "txid": txid,
@@ -67,21 +69,27 @@ def _retry_text(topology: str, txid: int, restored: Mapping[str, str]) -> None:
     say(f"txid {txid} of {topology} is prepared again; the next start of {topology} commits it")
 
 
-def _restore_lost(stores: Stores, tx: Tx, ledger: Ledger, row: TopologyRow, txid: int) -> dict[str, str]:
+def _restore_lost(stores: Stores, tx: Tx, row: TopologyRow, txid: int) -> dict[str, str]:
     """Have each sink that holds the batch, and lost files of it to a power loss, go back to what it was before it.
 
     Raises:
         SinkRefused: a sink cannot go back; the batch stays blocked.
     """
-    work, _ = ledger.owed_work(tx, txid)
+    work, _ = transactions.owed_work(tx, txid)
     _, bindings = stores.bound(row.name)
     restored: dict[str, str] = {}
     for sink, item in work.items():
         binding = bindings.get(sink)
-        if binding is None or (binding.description or {}).get("kind") not in ("delta", "delta-map"):
-            continue  # only a Delta table can hold a batch without its files
-        with closing(opener_for(stores.database)(SinkIdentity(row.name, row.incarnation, sink), binding)) as session:
-            done = session.restore_lost(to_prepared(txid, item)) if isinstance(session, RestoresLost) else None
+        if binding is None:
+            continue
+        try:
+            described, input_ = described_sink(binding, stores.database)
+        except CannotTell:
+            continue  # of a kind that only its own code can open
+        if not described.may_lose_files:
+            continue
+        with closing(described.inspect(SinkIdentity(row.name, row.incarnation, sink), input_)) as session:
+            done = session.restore_lost(to_prepared(txid, item))
         if done is not None:
             restored[sink] = done
     return restored
@@ -99,17 +107,12 @@ def adopt_incarnation(topology: str, incarnation: str, *, by: str, why: str, as_
                 "NAME/INCARNATION as the refused start names it",
                 incarnation=incarnation,
             )
-        ledger = Ledger(stores.engine, SystemClock(), _no_incarnation)
+        ledger = the_ledger(stores)
         with ledger.transaction(Run(topology, row.incarnation, row.epoch)) as tx:
-            detail = {"action": "adopt", "by": by, "why": storable_text(why)}
-            ledger.record(tx, [Event(EventKind.OPERATOR, message=incarnation, reason=ADOPTED, detail={**detail})])
+            lives.adopt(tx, incarnation, by=by, why=storable_text(why))
     report = {"topology": topology, "incarnation": row.incarnation, "adopted": incarnation, "by": by}
     emit(
         report,
         as_json=as_json,
         text=lambda: say(f"{topology} may write beside what incarnation {incarnation} left; its rows stay as they are"),
     )
-
-
-def _no_incarnation() -> str:
-    raise AssertionError("an operator's command starts no topology")

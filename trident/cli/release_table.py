@@ -6,15 +6,17 @@ from contextlib import closing
 
 from stormproof.core.errors import SinkRefused, UsageError
 from stormproof.core.message import storable_text
-from stormproof.sinks.protocol import TABLE_GONE, ClaimsTable, SinkIdentity
+from stormproof.sinks.protocol import PROBLEM, SinkIdentity, SinkProblem
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.cli.output import emit, say
 from stormproof.trident.cli.repair import the_ledger
 from stormproof.trident.cli.stores import Stores, opened, operator
-from stormproof.trident.ledger.ledger import Ledger, Tx
+from stormproof.trident.ledger import bindings as kept
+from stormproof.trident.ledger import transactions
 from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tx import Tx
 
 
 def release_table(topology: str, sink: str, *, by: str, why: str, as_json: bool) -> None:
@@ -37,11 +39,11 @@ def release_table(topology: str, sink: str, *, by: str, why: str, as_json: bool)
             )
         ledger, run = the_ledger(stores), Run(topology, row.incarnation, row.epoch)
         with ledger.transaction(run) as tx:
-            _require_unused(ledger, tx, topology, sink)
+            _require_unused(tx, topology, sink)
         released = _release(stores, row, bindings[sink])
         with ledger.transaction(run) as tx:
-            _require_unused(ledger, tx, topology, sink)
-            ledger.unbind_sink(tx, sink, by=by, why=why)
+            _require_unused(tx, topology, sink)
+            kept.unbind(tx, sink, by=by, why=why)
     target = bindings[sink].target
     report = {"topology": topology, "sink": sink, "table": target, "claim_removed": released, "by": by, "why": why}
     emit(
@@ -51,12 +53,12 @@ def release_table(topology: str, sink: str, *, by: str, why: str, as_json: bool)
     )
 
 
-def _require_unused(ledger: Ledger, tx: Tx, topology: str, sink: str) -> None:
-    held = ledger.last_held(tx, sink)
+def _require_unused(tx: Tx, topology: str, sink: str) -> None:
+    held = kept.last_held(tx, sink)
     if held is not None:
         raise UsageError(f"topology {topology!r}: sink {sink!r} holds txid {held[0]}: its table is in use", sink=sink)
-    for txn in ledger.unresolved(tx):
-        if sink in ledger.work(tx, txn.txid):
+    for txn in transactions.unresolved(tx):
+        if sink in transactions.work(tx, txn.txid):
             raise UsageError(
                 f"topology {topology!r}: txid {txn.txid} is {txn.state} and writes to sink {sink!r}: its table is in use",
                 sink=sink,
@@ -74,8 +76,8 @@ def _release(stores: Stores, row: TopologyRow, binding: SinkBinding) -> bool:
                     f"topology {row.name!r}: by the table's own record sink {binding.sink!r} holds txid {held.txid}",
                     sink=binding.sink,
                 )
-            return isinstance(session, ClaimsTable) and session.release()
+            return session.release()
     except SinkRefused as error:
-        if error.details.get("problem") != TABLE_GONE:
+        if error.details.get(PROBLEM) != SinkProblem.TABLE_GONE:
             raise
         return False

@@ -21,11 +21,12 @@ from stormproof.trident.audit import opener_for
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.cli.output import counted, emit, say
 from stormproof.trident.cli.stores import Stores, opened, operator
-from stormproof.trident.ledger.graph import ACCEPTED_CHANGE, SHOWN_CHARACTERS
+from stormproof.trident.ledger import graphs, transactions
+from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.repair import RejectedRow, skip, skippable
-from stormproof.trident.ledger.rows import Event, Run
-from stormproof.trident.transaction import EventKind, TxnState
+from stormproof.trident.ledger.rows import Run
+from stormproof.trident.transaction import TxnState
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
@@ -69,17 +70,17 @@ def skip_sink(topology: str, txid: int, sink: str, *, by: str, why: str, as_json
         row, bindings = stores.bound(topology)
         ledger, run = the_ledger(stores), Run(topology, row.incarnation, row.epoch)
         with ledger.transaction(run) as tx:
-            work = skippable(ledger, tx, txid, sink)
-            txn = ledger.txn(tx, txid)
+            work = skippable(tx, txid, sink)
+            txn = transactions.find(tx, txid)
         assert txn is not None
         if txn.state is TxnState.PREPARED:
             require_no_driver(row, txid)
         holds = _require_not_held(stores, row, bindings.get(sink), sink, txid)
         rejected, unreadable = _listed(bindings.get(sink), work.files)
         with ledger.transaction(run) as tx:
-            skippable(ledger, tx, txid, sink)
+            skippable(tx, txid, sink)
             detail: dict[str, Json] = {"unreadable": [*unreadable], "sink_holds": holds}
-            state = skip(ledger, tx, txid, work, rejected, by=by, why=storable_text(why), detail=detail)
+            state = skip(tx, txid, work, rejected, by=by, why=storable_text(why), detail=detail)
     report = SkipReport(topology, txid, sink, state.value, work.rows, len(rejected), tuple(unreadable), holds, by, why)
     emit(report, as_json=as_json, text=lambda: _skip_text(report))
 
@@ -167,8 +168,7 @@ def accept_change(topology: str, fingerprint: str, *, by: str, why: str, as_json
             row = snapshot.topology(topology)
         ledger = the_ledger(stores)
         with ledger.transaction(Run(topology, row.incarnation, row.epoch)) as tx:
-            detail: dict[str, Json] = {"action": ACCEPTED_CHANGE, "by": by, "why": storable_text(why)}
-            ledger.record(tx, [Event(EventKind.OPERATOR, message=fingerprint, reason=ACCEPTED_CHANGE, detail=detail)])
+            graphs.accept(tx, fingerprint, by=by, why=storable_text(why))
     report = {"topology": topology, "incarnation": row.incarnation, "accepted": fingerprint, "by": by, "why": why}
     emit(
         report,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from stormproof.core.errors import UsageError
-from stormproof.core.graph.topology import as_guarantee
+from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.settings import Settings
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import logging_to_stderr

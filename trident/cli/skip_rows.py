@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from stormproof.core.errors import SinkRefused, UsageError
 from stormproof.core.message import storable_text
-from stormproof.sinks.postgres.row_by_row import RefusedRow
-from stormproof.sinks.postgres.sink import PostgresSink
+from stormproof.sinks.abilities import RefusedRow, SupportsOperate
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.output import emit, say
 from stormproof.trident.cli.repair import require_no_driver, the_ledger
 from stormproof.trident.cli.stores import opened, operator
+from stormproof.trident.ledger import transactions
 from stormproof.trident.ledger.repair import decide_rows, rows_given_up, skippable
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.steps import to_prepared
@@ -49,8 +49,8 @@ def skip_rows(topology: str, txid: int, sink: str, *, by: str, why: str, as_json
         row, bindings = stores.bound(topology)
         ledger, run = the_ledger(stores), Run(topology, row.incarnation, row.epoch)
         with ledger.transaction(run) as tx:
-            work = skippable(ledger, tx, txid, sink)
-            txn = ledger.txn(tx, txid)
+            work = skippable(tx, txid, sink)
+            txn = transactions.find(tx, txid)
         assert txn is not None
         if txn.state is TxnState.PREPARED:
             require_no_driver(row, txid)
@@ -58,14 +58,14 @@ def skip_rows(topology: str, txid: int, sink: str, *, by: str, why: str, as_json
             raise UsageError(f"the ledger knows no table behind sink {sink!r}", sink=sink)
         described, input_ = described_sink(bindings[sink], stores.database)
         files = (bindings[sink].description or {}).get("files")
-        if not isinstance(described, PostgresSink) or not isinstance(files, str):
+        if not isinstance(described, SupportsOperate) or not isinstance(files, str):
             raise UsageError(
                 f"sink {sink!r} ({bindings[sink].target}) is no Postgres table: --rows is for those alone. Repair the "
                 f"cause, then: stormproof retry {topology} {txid}; or give up all of its rows: skip without --rows",
                 sink=sink,
             )
         with ledger.transaction(run) as tx:
-            decide_rows(ledger, tx, txid, sink, by=by, why=storable_text(why))
+            decide_rows(tx, txid, sink, by=by, why=storable_text(why))
         identity = SinkIdentity(topology, row.incarnation, sink)
         with closing(described.operate(identity, input_, row.epoch, files)) as session:
             try:
@@ -73,7 +73,7 @@ def skip_rows(topology: str, txid: int, sink: str, *, by: str, why: str, as_json
             except SinkRefused as error:
                 raise SinkRefused(f"{error.message}. Nothing was given up", **error.details) from error
         with ledger.transaction(run) as tx:
-            state = rows_given_up(ledger, tx, txid, sink, [_event(txid, sink, one) for one in refused])
+            state = rows_given_up(tx, txid, sink, [_event(txid, sink, one) for one in refused])
     report = SkipRowsReport(topology, txid, sink, state.value, work.rows - len(refused), tuple(refused), by, why)
     emit(report, as_json=as_json, text=lambda: _text(report, report.refused))
 

@@ -58,9 +58,11 @@ def opened(*, checked: bool = True, makes: bool = False, may_be_empty: bool = Fa
     from stormproof.core.postgres.database import connect
     from stormproof.core.settings import Settings
     from stormproof.migrations import state
+    from stormproof.trident.cli.loading import import_plugins
     from stormproof.trident.run import ledger_engine, require_schema
 
     settings = Settings()
+    import_plugins(settings.plugins)
     database = settings.resolve_database()
     # First in its own right: this error names the database and the setting, and shows no secret.
     connect(database, application_name="stormproof").close()

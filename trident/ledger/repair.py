@@ -7,21 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import sqlalchemy as sa
 
 from stormproof.core.errors import Json, UsageError
+from stormproof.trident.ledger import events, transactions
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.ledger import SKIPPED, Ledger, Tx
 from stormproof.trident.ledger.rows import Event, SinkWork
-from stormproof.trident.transaction import EventKind, TxnState
-
-SKIP_ROWS: Final = "skip_rows"
-"""Action of an operator who gave up the rows of a batch that a sink refuses, and those alone."""
-
-HELD_LATE: Final = "held_unfinished"
-"""Outcome of a commit that was found in the sink after its batch had been given up."""
+from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.transaction import EventKind, OperatorAction, SinkOutcome, TxnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +28,25 @@ class RejectedRow:
     text: str
 
 
-def skippable(ledger: Ledger, tx: Tx, txid: int, sink: str) -> SinkWork:
+def skippable(tx: Tx, txid: int, sink: str) -> SinkWork:
     """What a batch writes to a sink that may be skipped for it.
 
     Raises:
         UsageError: there is no such batch, it is not waiting for its sinks, or the sink holds it, or was skipped already.
     """
     where = f"txid {txid} of topology {tx.run.topology!r}"
-    txn = ledger.txn(tx, txid)
+    txn = transactions.find(tx, txid)
     if txn is None or txn.state not in (TxnState.BLOCKED, TxnState.PREPARED):
         now = "does not exist" if txn is None else f"is {txn.state}"
         raise UsageError(f"{where} {now}; a sink is skipped for a batch that is blocked or prepared", txid=txid)
-    work = ledger.work(tx, txid)
+    work = transactions.work(tx, txid)
     if sink not in work:
         raise UsageError(
             f"{where} writes nothing to sink {sink!r}; it writes to {', '.join(sorted(work)) or 'no sink'}",
             txid=txid,
             sink=sink,
         )
-    if work[sink].outcome == SKIPPED:
+    if work[sink].outcome is SinkOutcome.SKIPPED:
         raise UsageError(f"{where}: sink {sink!r} was skipped already", txid=txid, sink=sink)
     if work[sink].committed_at is not None:
         raise UsageError(f"{where}: sink {sink!r} holds it already, there is nothing to skip", txid=txid, sink=sink)
@@ -59,7 +54,6 @@ def skippable(ledger: Ledger, tx: Tx, txid: int, sink: str) -> SinkWork:
 
 
 def skip(
-    ledger: Ledger,
     tx: Tx,
     txid: int,
     work: SinkWork,
@@ -74,20 +68,22 @@ def skip(
     The batch is prepared again: the next start commits it to its other sinks and confirms its messages. Batches that were
     prepared behind it follow, at this sink, what it would have followed.
     """
-    txn = ledger.txn(tx, txid)
+    txn = transactions.find(tx, txid)
     assert txn is not None
     mine = (t.txn_sink.c.incarnation == tx.run.incarnation, t.txn_sink.c.sink == work.sink)
-    tx.connection.execute(sa.update(t.txn_sink).where(*mine, t.txn_sink.c.txid == txid).values(outcome=SKIPPED))
+    tx.connection.execute(
+        sa.update(t.txn_sink).where(*mine, t.txn_sink.c.txid == txid).values(outcome=SinkOutcome.SKIPPED.value)
+    )
     tx.connection.execute(
         sa.update(t.txn_sink)
         .where(*mine, t.txn_sink.c.previous == txid, t.txn_sink.c.committed_at.is_(None))
         .values(previous=work.previous)
     )
     if txn.state is TxnState.BLOCKED:
-        ledger.move(tx, txid, TxnState.BLOCKED, TxnState.PREPARED, reason=None)
+        transactions.unblock(tx, txid)
     reason = txn.reason or why
-    action: dict[str, Json] = {
-        "action": "skip",
+    detail = {
+        "action": OperatorAction.SKIP.value,
         "by": by,
         "why": why,
         "sink": work.sink,
@@ -95,10 +91,18 @@ def skip(
         "listed": len(rejected),
         **detail,
     }
-    ledger.record(
+    events.record(
         tx,
         [
-            Event(EventKind.OPERATOR, txid=txid, sink=work.sink, reason=f"skip by {by}", error=reason, detail=action),
+            Event(
+                EventKind.OPERATOR,
+                OperatorAction.SKIP,
+                txid=txid,
+                sink=work.sink,
+                reason=f"skip by {by}",
+                error=reason,
+                detail=detail,
+            ),
             *(
                 Event(
                     EventKind.REJECT,
@@ -117,20 +121,18 @@ def skip(
     return TxnState.PREPARED
 
 
-def take_late_commit(
-    tx: Tx, ledger: Ledger, sink: str, txid: int, digest: str | None, *, waiting: int | None = None
-) -> bool:
+def take_late_commit(tx: Tx, sink: str, txid: int, digest: str | None, *, waiting: int | None = None) -> bool:
     """Whether a sink's last txid is a batch that was given up and written after all; then that is recorded.
 
     A driver that stood still inside its commit can do so, where the store knows no fence. `waiting` is the txid that is
     to follow in the sink: its PREV becomes the late one. `digest` None: the sink's evidence of the content has expired.
     """
-    known = dict(ledger.unfinished_work(tx, sink)).get(txid)
+    known = dict(transactions.unfinished_work(tx, sink)).get(txid)
     if known is None or digest not in (None, known) or (waiting is not None and txid >= waiting):
         return False
-    ledger.sinks_hold(tx, txid, {sink: HELD_LATE})
+    transactions.sinks_hold(tx, txid, {sink: SinkOutcome.HELD_UNFINISHED})
     detail: dict[str, Json] = {} if waiting is None else {"followed_by": waiting}
-    ledger.record(tx, [Event(EventKind.LATE_COMMIT, txid=txid, sink=sink, detail=detail)])
+    events.record(tx, [Event(EventKind.LATE_COMMIT, txid=txid, sink=sink, detail=detail)])
     if waiting is not None:
         c: Any = t.txn_sink.c
         tx.connection.execute(
@@ -141,21 +143,23 @@ def take_late_commit(
     return True
 
 
-def decide_rows(ledger: Ledger, tx: Tx, txid: int, sink: str, *, by: str, why: str) -> None:
+def decide_rows(tx: Tx, txid: int, sink: str, *, by: str, why: str) -> None:
     """Put on record that the rows which a sink refuses of a batch are given up; before the sink is touched."""
-    detail: dict[str, Json] = {"action": SKIP_ROWS, "by": by, "why": why, "sink": sink}
-    ledger.record(tx, [Event(EventKind.OPERATOR, txid=txid, sink=sink, reason=f"skip rows by {by}", detail=detail)])
+    detail: dict[str, Json] = {"action": OperatorAction.SKIP_ROWS.value, "by": by, "why": why, "sink": sink}
+    decision = OperatorAction.SKIP_ROWS
+    reason = f"skip rows by {by}"
+    events.record(tx, [Event(EventKind.OPERATOR, decision, txid=txid, sink=sink, reason=reason, detail=detail)])
 
 
-def rows_given_up(ledger: Ledger, tx: Tx, txid: int, sink: str, refused: Sequence[Event]) -> TxnState:
+def rows_given_up(tx: Tx, txid: int, sink: str, refused: Sequence[Event]) -> TxnState:
     """List the rows that a sink refused, which holds all the others by now. Returns the batch's state.
 
     The batch is prepared again: the next start finds it in this sink, commits it to the others and confirms its messages.
     """
-    txn = ledger.txn(tx, txid)
+    txn = transactions.find(tx, txid)
     assert txn is not None
     if txn.state is TxnState.BLOCKED:
-        ledger.move(tx, txid, TxnState.BLOCKED, TxnState.PREPARED, reason=None)
+        transactions.unblock(tx, txid)
     listed = tx.connection.execute(
         sa.select(sa.func.count()).where(
             t.event.c.incarnation == tx.run.incarnation,
@@ -165,5 +169,5 @@ def rows_given_up(ledger: Ledger, tx: Tx, txid: int, sink: str, refused: Sequenc
         )
     ).scalar_one()
     if not listed:  # else a command that was killed has come this far
-        ledger.record(tx, refused)
+        events.record(tx, refused)
     return TxnState.PREPARED

@@ -10,7 +10,7 @@ from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.sink import PreparedFile
-from stormproof.trident.transaction import EventKind, TxnState
+from stormproof.trident.transaction import EventKind, OperatorAction, SinkOutcome, TxnCause, TxnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class SinkWork:
     digest: str
     files: tuple[PreparedFile, ...]
     committed_at: datetime | None = None
-    outcome: str | None = None
+    outcome: SinkOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,9 @@ class Txn:
     opened_at: datetime
     prepared_at: datetime | None
     ended_at: datetime | None
+    cause: TxnCause | None
     reason: str | None
+    """The cause in words."""
     steps_ms: dict[str, float] = field(default_factory=dict[str, float])
     tuning: dict[str, Json] = field(default_factory=dict[str, Json])
 
@@ -68,6 +70,8 @@ class Event:
     """One append-only row of what happened."""
 
     kind: EventKind
+    action: OperatorAction | None = None
+    """Of an `operator` event: what was decided."""
     txid: int | None = None
     attempt: int | None = None
     sink: str | None = None
@@ -141,6 +145,7 @@ def to_txn(row: Any) -> Txn:
         opened_at=opened,
         prepared_at=_aware(row.prepared_at),
         ended_at=_aware(row.ended_at),
+        cause=None if row.cause is None else TxnCause(row.cause),
         reason=row.reason,
         steps_ms=row.steps_ms or {},
         tuning=row.tuning or {},
@@ -157,7 +162,7 @@ def to_work(row: Any) -> SinkWork:
         digest=row.digest,
         files=tuple(PreparedFile(**f) for f in row.files),
         committed_at=_aware(row.committed_at),
-        outcome=row.outcome,
+        outcome=None if row.outcome is None else SinkOutcome(row.outcome),
     )
 
 
@@ -165,6 +170,7 @@ def to_event(row: Any) -> Event:
     """An `event` row."""
     return Event(
         kind=EventKind(row.kind),
+        action=None if row.action is None else OperatorAction(row.action),
         txid=row.txid,
         attempt=row.attempt,
         sink=row.sink,

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 
 from stormproof.core.errors import PositionMismatch
 from stormproof.trident.ledger import tables
-from stormproof.trident.ledger.ledger import DriverIdentity, Tx
+from stormproof.trident.ledger.fence import DriverIdentity
+from stormproof.trident.ledger.tx import Tx
 
 SCHEMA: Final = "stormproof"
 START_TOLERANCE_S: Final = 1.0

@@ -6,10 +6,13 @@ append-only row of `event`.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
+
+from stormproof.trident.transaction import OperatorAction, TxnCause, TxnState
 
 SCHEMA: Final = "stormproof"
 metadata: Final = sa.MetaData(
@@ -26,6 +29,12 @@ metadata: Final = sa.MetaData(
 _json: Final = sa.JSON().with_variant(JSONB(), "postgresql")
 _serial: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _time: Final = sa.DateTime(timezone=True)
+
+
+def _known(column: str, values: type[StrEnum]) -> sa.CheckConstraint:
+    """A check that a column has one of an enum's values."""
+    return sa.CheckConstraint(f"{column} in ({', '.join(repr(one.value) for one in values)})", name=f"{column}_known")
+
 
 topology: Final = sa.Table(
     "topology",
@@ -87,12 +96,12 @@ txn: Final = sa.Table(
     sa.Column("opened_at", _time, nullable=False),
     sa.Column("prepared_at", _time),
     sa.Column("ended_at", _time),
-    sa.Column("reason", sa.Text, comment="why it is blocked, aborted or abandoned"),
+    sa.Column("cause", sa.Text, comment="kind of the reason why it is blocked, aborted or abandoned"),
+    sa.Column("reason", sa.Text, comment="the same in words"),
     sa.Column("steps_ms", _json, comment="how long each step took"),
     sa.Column("tuning", _json, comment="how batches were to be when it was opened"),
-    sa.CheckConstraint(
-        "state in ('open', 'prepared', 'blocked', 'committed', 'aborted', 'abandoned')", name="state_known"
-    ),
+    _known("state", TxnState),
+    _known("cause", TxnCause),
     sa.Index("ix_txn_unresolved", "incarnation", "txid", postgresql_where=sa.text("ended_at is null")),
     comment="one row a batch",
 )
@@ -138,6 +147,7 @@ event: Final = sa.Table(
     sa.Column("incarnation", sa.Text, nullable=False),
     sa.Column("at", _time, nullable=False),
     sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, comment="what an operator decided"),
     sa.Column("txid", sa.BigInteger),
     sa.Column("attempt", sa.Integer),
     sa.Column("sink", sa.Text),
@@ -150,6 +160,7 @@ event: Final = sa.Table(
     sa.Column("error", sa.Text),
     sa.Column("input", sa.Text),
     sa.Column("detail", _json),
+    _known("action", OperatorAction),
     sa.Index(None, "incarnation", "txid"),
     sa.Index(None, "incarnation", "message"),
     sa.Index(None, "incarnation", "kind", "id"),

@@ -14,7 +14,8 @@ from stormproof.core.arguments import require_path
 from stormproof.core.compute import pc
 from stormproof.core.errors import Json, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import Fold, SinkInput, TableKey
+from stormproof.core.sink import SinkInput, TableKey
+from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.delta.folds import quoted
 from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import APPLICATION
@@ -25,14 +26,14 @@ from stormproof.sinks.delta.table import check_types, require_table
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
 from stormproof.trident.state.checks import as_state_kind
-from stormproof.trident.state.map import StoredMap, make_map, stored_schema
+from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
 
 _PLACE: Final = "stormproof_place"
 _LARGE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
-class DeltaBacking(DeltaSession):
+class DeltaBacking(DeltaSession, Backing):
     """A map's rows in a Delta table. What a txid writes is gathered, and merged into the table in one version."""
 
     def __init__(self, path: str, *, identity: SinkIdentity, input_: SinkInput, epoch: int, reading: bool) -> None:
@@ -43,9 +44,19 @@ class DeltaBacking(DeltaSession):
         self._pending: list[pa.RecordBatch] = []
 
     @property
+    def table(self) -> SupportsTakeTable:
+        """This one."""
+        return self
+
+    @property
     def limits(self) -> Limits:
         """What the table's columns can hold."""
         return self._limits
+
+    @property
+    def may_lose_files(self) -> bool:
+        """As for every MERGE."""
+        return True
 
     def require_own(self) -> None:
         """Refuse a table whose newest map is another topology's."""
@@ -198,8 +209,7 @@ class DeltaMap:
         """Open the table; a driver makes it where it is missing."""
         stored = stored_schema(context, self._kind)
         schema = pa.schema([*context.key_schema, *stored])
-        # To the table's checks it is a fold: one row a key, and every other column written by us.
-        columns = SinkInput(schema, context.keys, dict.fromkeys(stored.names, Fold.SUM))
+        columns = SinkInput.for_upsert(schema, context.keys)
         table = _MapTable(self._path, name=context.identity.sink)
         if context.epoch is None:
             backing = table.inspect(context.identity, columns)

@@ -10,20 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from stormproof.core.arguments import require_function, require_object, require_text, require_whole
 from stormproof.core.calls import refuse_unfit_call
-from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, TopologyError
+from stormproof.core.errors import Fenced, Json, PositionMismatch, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.core.process import OneProcess
 from stormproof.core.sink import TableKey, shared_table
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity
+from stormproof.trident.state.abilities import SupportsStoreIdentity
 from stormproof.trident.state.checks import as_state_kind
-from stormproof.trident.state.map import StoredMap, make_map, stored_schema
+from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
 
 POSITION_KEY: Final = b"stormproof:position"
@@ -56,16 +57,6 @@ class KeyValueStore(Protocol):
 
     def close(self) -> None:
         """Let connections go."""
-        ...
-
-
-@runtime_checkable
-class IdentifiedStore(Protocol):
-    """A store that says which one it is, so that two connections to it are known for one store."""
-
-    @property
-    def store_identity(self) -> str:
-        """Equal for all that read and write the same keys: server, database and prefix of the keys, say."""
         ...
 
 
@@ -190,7 +181,7 @@ class _Position:
         return cls(identity, read["epoch"], read["txid"], read["digest"], read["rows"])
 
 
-class KeyValueBacking:
+class KeyValueBacking(Backing):
     """A map's rows as JSON in a key-value store; the position is written after all of a txid's keys."""
 
     def __init__(
@@ -224,7 +215,7 @@ class KeyValueBacking:
     def store_key(self) -> TableKey:
         """What the store says of itself; else the object."""
         store = self._plain
-        return ("store", store.store_identity) if isinstance(store, IdentifiedStore) else ("object", id(store))
+        return ("store", store.store_identity) if isinstance(store, SupportsStoreIdentity) else ("object", id(store))
 
     @property
     def limits(self) -> Limits:
@@ -480,6 +471,11 @@ class MemoryMap:
     def find_table(self, database: Database | None) -> TableKey:
         """The same."""
         return self.table_key(database)
+
+    def description(self, database: Database | None) -> dict[str, Json]:
+        """Nothing: it is lost with the process."""
+        del database
+        return {}
 
     def make(self, context: StateContext) -> StoredMap:
         """Open it."""

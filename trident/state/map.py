@@ -10,17 +10,9 @@ import pyarrow as pa
 from stormproof.core.compute import pc
 from stormproof.core.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
 from stormproof.core.sink import TableKey
+from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.limits import Limits
-from stormproof.sinks.protocol import (
-    ClaimsTable,
-    EvidenceReport,
-    HasStore,
-    Held,
-    KeepsHeld,
-    PreparedTransaction,
-    RestoresLost,
-    TakesTable,
-)
+from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction
 from stormproof.trident.state.merge import merge_columns, newest, one_row_a_key
 from stormproof.trident.state.protocol import Merge, StateContext, StateKind
 
@@ -64,7 +56,10 @@ def check_map_columns(schema: pa.Schema, keys: Sequence[str], merged: Sequence[s
 
 
 class Backing(Protocol):
-    """Where a map's rows are stored. It need not be transactional: a crash may leave some keys of a txid written."""
+    """Where a map's rows are stored. It need not be transactional: a crash may leave some keys of a txid written.
+
+    An implementation inherits it.
+    """
 
     @property
     def table_id(self) -> str:
@@ -108,6 +103,43 @@ class Backing(Protocol):
         """Let connections go; what was begun and not ended may be undone."""
         ...
 
+    @property
+    def store_key(self) -> TableKey | None:
+        """As `SinkSession.store_key`."""
+        return None
+
+    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
+        """As `SinkSession.claim`."""
+        del accepted
+        return ()
+
+    def release(self) -> bool:
+        """As `SinkSession.release`."""
+        return False
+
+    def keep_held(self) -> None:
+        """See that the last transaction is whole, and have it outlive a power loss, where a store's own commit does not.
+
+        Raises:
+            SinkRefused: files of it are lost.
+        """
+        return
+
+    @property
+    def table(self) -> SupportsTakeTable | None:
+        """What takes a table for its own, where the rows are in one."""
+        return None
+
+    @property
+    def may_lose_files(self) -> bool:
+        """Whether a power loss may take files of a transaction that it holds."""
+        return False
+
+    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
+        """As `SinkSession.restore_lost`."""
+        del transaction
+        return None
+
 
 class StoredMap:
     """A map over a backing.
@@ -148,15 +180,9 @@ class StoredMap:
         return self._context
 
     @property
-    def limits(self) -> Limits:
-        """What its columns can hold."""
-        return self._backing.limits
-
-    @property
-    def store_key(self) -> TableKey:
-        """The store behind it, where that is told by more than a table's name; else the backing itself."""
-        backing = self._backing
-        return backing.store_key if isinstance(backing, HasStore) else ("object", id(backing))
+    def backing(self) -> Backing:
+        """Where its rows are stored."""
+        return self._backing
 
     # -- a txid ------------------------------------------------------------------------------------------------------
 
@@ -299,14 +325,6 @@ class StoredMap:
 
     # -- what it remembers -------------------------------------------------------------------------------------------
 
-    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
-        """Mark the table as this life's; see `ClaimsTable`. A store that cannot tell whose it is has no other claims."""
-        return self._backing.claim(accepted) if isinstance(self._backing, ClaimsTable) else ()
-
-    def release(self) -> bool:
-        """Take that mark back."""
-        return isinstance(self._backing, ClaimsTable) and self._backing.release()
-
     def close(self) -> None:
         """Let connections go."""
         self._txid = None
@@ -329,29 +347,6 @@ class EvidencedMap(StoredMap):
     def held(self) -> Held | None:
         """The last transaction that it holds for this context's identity."""
         return self._backing.held()
-
-    def keep_held(self) -> None:
-        """Have what it holds outlive a power loss, where a store's own commit does not see to that."""
-        if isinstance(self._backing, KeepsHeld):
-            self._backing.keep_held()
-
-    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
-        """Take a commit back of which a power loss took files; None where nothing of it is lost."""
-        return self._backing.restore_lost(transaction) if isinstance(self._backing, RestoresLost) else None
-
-    def count_rows(self, limit: int) -> int:
-        """How many keys it holds, counted no further than to `limit`."""
-        return self._table.count_rows(limit)
-
-    def take_table(self, last: PreparedTransaction | None) -> None:
-        """Take the table that is there for its own; see `TakesTable`."""
-        self._table.take_table(last)
-
-    @property
-    def _table(self) -> TakesTable:
-        if not isinstance(self._backing, TakesTable):
-            raise UsageError(f"{self._where} is in no table of ours, so there is none to take")
-        return self._backing
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives of this topology's name that committed to it."""

@@ -12,7 +12,8 @@ from psycopg import sql
 
 from stormproof.core.errors import Json, SettingsError, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import Fold, SinkInput, TableKey
+from stormproof.core.sink import SinkInput, TableKey
+from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.locate import key_of_name, locate
@@ -20,20 +21,19 @@ from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import TableName, check_types, column_type, find_oid, require_table, wire_schema
 from stormproof.sinks.protocol import Decision, PreparedTransaction, decide
 from stormproof.trident.state.checks import as_state_kind
-from stormproof.trident.state.map import StoredMap, make_map, stored_schema
+from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
 
 _MINE: Final = "topology = %(topology)s and incarnation = %(incarnation)s and sink = %(sink)s"
 
 
-class PostgresBacking(PostgresSession):
+class PostgresBacking(PostgresSession, Backing):
     """A map's rows in a Postgres table, fenced and guarded as a Postgres sink is."""
 
     def __init__(self, context: StateContext, kind: StateKind, database: Database, table: TableName) -> None:
         keys, stored = context.key_schema, stored_schema(context, kind)
         schema = pa.schema([*keys, *stored])
-        # To the table's checks it is a fold: one row a key, and every other column written by us.
-        columns = SinkInput(schema, context.keys, dict.fromkeys(stored.names, Fold.SUM))
+        columns = SinkInput.for_upsert(schema, context.keys)
         super().__init__(
             database,
             table,
@@ -49,6 +49,11 @@ class PostgresBacking(PostgresSession):
         self._wire: pa.Schema | None = None
         self._begun: tuple[psycopg.Connection, PreparedTransaction, bool, bool] | None = None
         self._staged = False
+
+    @property
+    def table(self) -> SupportsTakeTable:
+        """This one."""
+        return self
 
     @property
     def limits(self) -> Limits:

@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import Fold, TableKey
+from stormproof.core.sink import Fold
 from stormproof.core.source.kind import SourceKind, kind_of
-from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction, SinkIdentity
+from stormproof.sinks.protocol import SinkIdentity
 
 __all__ = [
-    "EvidencedState",
     "MapState",
     "Merge",
     "SourceKind",
@@ -25,7 +24,6 @@ __all__ = [
     "StateFactory",
     "StateKind",
     "StateUpdater",
-    "TellsLastTxid",
     "kind_of",
 ]
 
@@ -139,41 +137,6 @@ class MapState(State, Protocol):
         ...
 
 
-@runtime_checkable
-class TellsLastTxid(Protocol):
-    """A state that remembers the txid of its last `commit`, with its values: an audit can hold it to that."""
-
-    def last_txid(self) -> int | None:
-        """The txid of the last commit that it holds; None: of none."""
-        ...
-
-
-@runtime_checkable
-class EvidencedState(Protocol):
-    """A state that remembers what it committed, and for whom, as a sink does."""
-
-    @property
-    def table_id(self) -> str:
-        """What tells this store from another of the same name."""
-        ...
-
-    def held(self) -> Held | None:
-        """The last transaction that it holds for this context's identity."""
-        ...
-
-    def other_incarnations(self) -> tuple[str, ...]:
-        """Other lives of this topology's name that committed to it."""
-        ...
-
-    def adopts(self, transaction: PreparedTransaction, *, checked: bool) -> None:
-        """The next `begin_commit` is this transaction's: its digest and rows are kept with the values."""
-        ...
-
-    def evidence(self, first: int, last: int | None) -> EvidenceReport:
-        """What it remembers of txids from `first` to `last`."""
-        ...
-
-
 class StateFactory(Protocol):
     """Makes a state where it is needed: in the driver, which commits, and in executors, which read. Picklable."""
 
@@ -195,19 +158,6 @@ class StateFactory(Protocol):
             Fenced: a newer epoch holds it.
             StoreUnavailable: it cannot be reached.
         """
-        ...
-
-
-@runtime_checkable
-class TellsTable(Protocol):
-    """A factory that can say which table its states are in; `database` is what a run has, for one that names none itself."""
-
-    def table_key(self, database: Database | None) -> TableKey | None:
-        """As `NamesTable.table_key`: by its name alone."""
-        ...
-
-    def find_table(self, database: Database | None) -> TableKey | None:
-        """As `FindsTable.find_table`: by what the store says."""
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
 import pyarrow as pa
 
@@ -13,42 +13,45 @@ from stormproof.core.arguments import require_object, require_path
 from stormproof.core.compute import pc
 from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.failpoint import failpoint
-from stormproof.core.graph.keyhash import can_be_key
+from stormproof.core.graph.keys import can_be_key
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.process import kept_from_forks
-from stormproof.core.sink import SinkInput, TableKey, TaskContext, TaskWriter
+from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey, TaskContext, TaskWriter
 from stormproof.core.source.kind import SourceKind
+from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
-    ClaimsTable,
     CommitOutcome,
     Decision,
     EvidenceReport,
     Held,
-    KeepsHeld,
     PreparedTransaction,
-    RestoresLost,
+    Sink,
     SinkIdentity,
-    TakesTable,
+    SinkSession,
     decide,
 )
 from stormproof.sinks.staging import FileWriter, IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.trident.state.abilities import (
+    SupportsBacking,
+    SupportsEvidence,
+    SupportsLastTxid,
+    SupportsRowCheck,
+    SupportsTable,
+)
 from stormproof.trident.state.checks import require_state
-from stormproof.trident.state.map import check_map_columns
+from stormproof.trident.state.map import Backing, check_map_columns
 from stormproof.trident.state.matrix import require_served
 from stormproof.trident.state.merge import MERGES
 from stormproof.trident.state.protocol import (
-    EvidencedState,
     Merge,
     State,
     StateContext,
     StateFactory,
     StateKind,
     StateUpdater,
-    TellsLastTxid,
-    TellsTable,
 )
 from stormproof.trident.state.updater import MapUpdater
 
@@ -56,45 +59,7 @@ STAGING_FOLDER = Path(".stormproof", "staging")
 ROWS_AT_ONCE = 64 * 1024
 
 
-@runtime_checkable
-class ChecksRows(Protocol):
-    """A factory that knows, without a connection, which rows its store cannot hold."""
-
-    def check(self, schema: pa.Schema, where: str) -> None:
-        """Raise TopologyError for such a column."""
-        ...
-
-
-@runtime_checkable
-class LimitsRows(Protocol):
-    """A state that knows what its columns can hold: rows that do not fit fail their messages before the commit."""
-
-    @property
-    def limits(self) -> Limits:
-        """The columns' limits."""
-        ...
-
-
-@runtime_checkable
-class OverStore(Protocol):
-    """A state over a store that is told from others as an object, or by what it says of itself."""
-
-    @property
-    def store_key(self) -> TableKey:
-        """Equal where two states are over one store."""
-        ...
-
-
-@runtime_checkable
-class Described(Protocol):
-    """A factory whose states the audit can open without the topology's code."""
-
-    def description(self, database: Database | None) -> dict[str, Json]:
-        """What the ledger keeps of it; no secrets."""
-        ...
-
-
-class StateSink:
+class StateSink(Sink):
     """A state as a topology's sink: `stream.into(StateSink("totals", OpaqueMap(open_store)))`.
 
     Without an `updater` the state is a map, and each row is merged into its key's value: by the folds of a persistent
@@ -162,18 +127,28 @@ class StateSink:
         """Whether each row is merged into its key's value, and nobody's own updater says what the state holds."""
         return self._updater is None
 
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """What its updater makes of rows is the state's own: it takes those of a stream, and those of an aggregate."""
+        return APPEND_AND_FOLD
+
+    @property
+    def may_lose_files(self) -> bool:
+        """It may: only its state, once it is made, says that it does not."""
+        return True
+
     def description(self, input_: SinkInput) -> dict[str, Json]:
         """What the ledger keeps of it, for an audit without the topology's code; which a store of one's own needs."""
-        own = self._factory.description(self._database) if isinstance(self._factory, Described) else {}
+        own = self._factory.description(self._database) if isinstance(self._factory, SupportsTable) else {}
         return {**own, "keys": [*self.keys_of(input_)]}
 
     def table_key(self) -> TableKey | None:
         """The state's table by its name, where it has one."""
-        return self._factory.table_key(self._database) if isinstance(self._factory, TellsTable) else None
+        return self._factory.table_key(self._database) if isinstance(self._factory, SupportsTable) else None
 
     def find_table(self) -> TableKey | None:
         """The state's table by what its store says, where it can tell without being opened."""
-        return self._factory.find_table(self._database) if isinstance(self._factory, TellsTable) else None
+        return self._factory.find_table(self._database) if isinstance(self._factory, SupportsTable) else None
 
     def files_in(self, input_: SinkInput) -> str:
         """The staging folder."""
@@ -203,7 +178,7 @@ class StateSink:
                 raise TopologyError(f"{where}: column {key!r} is {schema.field(key).type}, which cannot be a key")
         if self._updater is None:
             check_map_columns(schema, keys, list(self._merges_of(input_)), where)
-        if isinstance(self._factory, ChecksRows):
+        if isinstance(self._factory, SupportsRowCheck):
             self._factory.check(schema, where)
         self.check_sources({"any": SourceKind.TRANSACTIONAL}, guarantee)
 
@@ -269,17 +244,12 @@ class StateWriter:
     """The executors' side of a state: prepared files, and what reads it."""
 
     files: FileWriter
-    resource: StateReader
+    reader: StateReader
 
     @property
     def sink(self) -> str:
         """The sink's name in its topology."""
         return self.files.sink
-
-    @property
-    def directory(self) -> str:
-        """The folder of its prepared files."""
-        return self.files.directory
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that the state could not hold."""
@@ -289,8 +259,16 @@ class StateWriter:
         """A writer for one task."""
         return self.files.open_task(context, schema)
 
+    def files_in(self) -> str:
+        """The folder of its prepared files."""
+        return self.files.directory
 
-class StateSession:
+    def resource(self) -> StateReader:
+        """What reads the state in executors."""
+        return self.reader
+
+
+class StateSession(SinkSession):
     """A state opened by one driver. After an error the state is made anew: nothing that it remembers is trusted."""
 
     def __init__(
@@ -326,24 +304,25 @@ class StateSession:
     @property
     def tells_position(self) -> bool:
         """Whether the state can say which txid it took last; where it cannot, the ledger alone knows."""
-        return isinstance(self.state(), EvidencedState | TellsLastTxid)
+        return isinstance(self.state(), SupportsEvidence | SupportsLastTxid)
 
     @property
     def table_id(self) -> str:
         """What tells this store from another of the same name, where it says."""
         state = self.state()
-        return state.table_id if isinstance(state, EvidencedState) else f"state/{self._target}"
+        return state.table_id if isinstance(state, SupportsEvidence) else f"state/{self._target}"
 
     @property
     def store_key(self) -> TableKey:
         """The store that the state is over, as far as it can be told: else the state itself."""
-        state = self.state()
-        return state.store_key if isinstance(state, OverStore) else ("object", id(state))
+        backing = self._backing()
+        known = None if backing is None else backing.store_key
+        return ("object", id(backing or self.state())) if known is None else known
 
     def writer(self) -> StateWriter:
         """Parquet files in the staging folder."""
-        state = self.state()
-        own = state.limits.columns if isinstance(state, LimitsRows) else ()
+        backing = self._backing()
+        own = () if backing is None else backing.limits.columns
         keys = [ColumnLimit(f.name, str(f.type), not_null=True) for f in self._context.key_schema]
         files = FileWriter(self.identity.sink, self._staging, Limits((*keys, *own)))
         return StateWriter(files, StateReader(self._factory, self._context.reading()))
@@ -351,24 +330,24 @@ class StateSession:
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives of this topology's name that committed to it, where it says."""
         state = self.state()
-        return state.other_incarnations() if isinstance(state, EvidencedState) else ()
+        return state.other_incarnations() if isinstance(state, SupportsEvidence) else ()
 
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
-        """Mark the state's table as this life's, where it is in one that can be; see `ClaimsTable`."""
-        state = self.state()
-        return state.claim(accepted) if isinstance(state, ClaimsTable) else ()
+        """Mark the state's table as this life's, where it is in one that can be; see the protocol."""
+        backing = self._backing()
+        return () if backing is None else backing.claim(accepted)
 
     def release(self) -> bool:
         """Take that mark back."""
-        state = self.state()
-        return isinstance(state, ClaimsTable) and state.release()
+        backing = self._backing()
+        return backing is not None and backing.release()
 
     def held(self) -> Held | None:
         """The last transaction by the state's own word; None also where it has none (`tells_position`)."""
         state = self.state()
-        if isinstance(state, EvidencedState):
+        if isinstance(state, SupportsEvidence):
             return state.held()
-        if isinstance(state, TellsLastTxid):
+        if isinstance(state, SupportsLastTxid):
             last = state.last_txid()
             return None if last is None else Held(last, None)
         return None
@@ -391,8 +370,9 @@ class StateSession:
     def _commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
         where, txid, state = f"{self._where}, txid {transaction.txid}", transaction.txid, self.state()
         if checked and self._holds(transaction):
-            if isinstance(state, KeepsHeld):
-                state.keep_held()
+            backing = self._backing()
+            if backing is not None:
+                backing.keep_held()
             return CommitOutcome.ALREADY_HELD
         require_files(self._staging, transaction.files, where=where, digests=True)
         counted = sum(file.rows for file in transaction.files)
@@ -401,7 +381,7 @@ class StateSession:
         if self._unique_keys:
             keys = self._context.keys
             require_unique_keys(prepared_batches(self._staging, transaction.files, keys), keys, where)
-        if isinstance(state, EvidencedState):
+        if isinstance(state, SupportsEvidence):
             state.adopts(transaction, checked=checked)
         with kept_from_forks():
             state.begin_commit(txid)
@@ -430,27 +410,35 @@ class StateSession:
         return decide(self.identity, transaction, held) is Decision.SKIP
 
     def restore_lost(self, transaction: PreparedTransaction) -> str | None:
-        """Have a state take a commit back of which a power loss took files; see `RestoresLost`."""
-        state, held = self.state(), self.held()
-        if not isinstance(state, RestoresLost) or held is None or held.txid != transaction.txid:
+        """Have a state take a commit back of which a power loss took files; see the protocol."""
+        backing = self._backing()
+        if backing is None or not backing.may_lose_files:
+            return None
+        held = backing.held()
+        if held is None or held.txid != transaction.txid:
             return None
         where = f"{self._where}, txid {transaction.txid}"
         require_files(self._staging, transaction.files, where=where, digests=True)  # what it is written from again
-        return state.restore_lost(transaction)
+        return backing.restore_lost(transaction)
 
     def count_rows(self, limit: int) -> int:
         """How many keys the state's table holds, counted no further than to `limit`."""
         return self._table().count_rows(limit)
 
     def take_table(self, last: PreparedTransaction | None) -> None:
-        """Have the state take the table that is there for its own; see `TakesTable`."""
+        """Have the state take the table that is there for its own; see `SupportsTakeTable`."""
         self._table().take_table(last)
 
-    def _table(self) -> TakesTable:
-        state = self.state()
-        if not isinstance(state, TakesTable):
+    def _table(self) -> SupportsTakeTable:
+        backing = self._backing()
+        table = None if backing is None else backing.table
+        if table is None:
             raise UsageError(f"{self._where} is in no table of ours, so there is none to take")
-        return state
+        return table
+
+    def _backing(self) -> Backing | None:
+        state = self.state()
+        return state.backing if isinstance(state, SupportsBacking) else None
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts."""
@@ -467,9 +455,9 @@ class StateSession:
             CannotTell: it remembers nothing.
         """
         state = self.state()
-        if isinstance(state, EvidencedState):
+        if isinstance(state, SupportsEvidence):
             return state.evidence(first, last)
-        if isinstance(state, TellsLastTxid):
+        if isinstance(state, SupportsLastTxid):
             return EvidenceReport(self.table_id, (), state.last_txid(), truncated=True)
         raise CannotTell(
             f"{self._where} does not remember which txids it took; what it holds can only be compared by hand",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,26 +16,29 @@ from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltCont
 from stormproof.core.clock import ManualClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import JobFailed
+from stormproof.core.graph.components import UserFunction
 from stormproof.core.graph.plan import BoltNode, Node, OperationNode, Plan
-from stormproof.core.graph.topology import UserFunction
-from stormproof.core.job import Job
+from stormproof.core.job import Job, JobKey
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader
 from stormproof.core.task.stage import Observer, StageJob
 from stormproof.core.tracking.report import JobReport
 from stormproof.testing.faults import Chance, FaultKind
+from stormproof.trident.lease_keeper import LeaseKeeper
+
+LOOK_EVERY_S: Final = 10.0
+"""How often the keeper looks at a task that hangs: often enough for the lease to be extended."""
 
 
 class SimulatedError(Exception):
     """What a component raises where a fault says so."""
 
 
-class SimulatedHang(JobFailed):
-    """A task hangs, and its job was cancelled."""
-
-
 class SimulatedEngine(InlineEngine):
-    """Runs a job's tasks in this process, in an order and with faults that its random source decides."""
+    """Runs a job's tasks in this process, in an order and with faults that its random source decides.
+
+    A task that hangs or takes its time moves the virtual clock, and has the job's lease keeper look at it.
+    """
 
     name = "simulated"
 
@@ -43,15 +48,27 @@ class SimulatedEngine(InlineEngine):
         super().__init__(parallelism, rng=rng, clock=clock, tamper=self._tampered, observe=observe)
         self._chance = chance
         self._virtual = clock
+        self._keeper: LeaseKeeper | None = None
+        self._job: JobKey | None = None
         self.jobs = 0
+
+    @contextmanager
+    def keeping(self, keeper: LeaseKeeper) -> Generator[None]:
+        """Have this keeper look when time passes, until its job has ended."""
+        self._keeper = keeper
+        try:
+            yield
+        finally:
+            self._keeper = None
 
     def run(self, job: Job) -> JobReport:
         """Run one attempt to its end, or to a fault's.
 
         Raises:
-            SimulatedHang: a task hangs; `JobFailed`: for any other reason.
+            JobFailed: a task ended with an error, or its worker was lost; or the lease keeper cancelled the job.
         """
         self.jobs += 1
+        self._job = job.key
         kind = " per message" if job.per_message else ""
         self._chance.tell("job", str(job.txid), f"attempt {job.attempt}{kind}, {len(job.excluded)} left out")
         return super().run(replace(job, readers=tuple(_misreading(r, job, self._chance) for r in job.readers)))
@@ -60,8 +77,12 @@ class SimulatedEngine(InlineEngine):
         chance, place, where = self._chance, f"stage {part.stage}", f"task {task} of stage {part.stage}"
         if chance.strikes(FaultKind.DELAY, place, lambda: where):
             self._virtual.advance(chance.rng.uniform(0, chance.faults.delay_s))
+            if chance.rng.random() < 0.5:  # else the prepare step is the first to look
+                self._look()
         if chance.strikes(FaultKind.TIMEOUT, place, lambda: where):
-            raise SimulatedHang(f"{where} hangs", stage=part.stage, task=task)
+            while True:
+                self._virtual.advance(LOOK_EVERY_S)
+                self._look()
         if chance.strikes(FaultKind.WORKER_DEATH, place, lambda: where):
             late, repeated = chance.rng.random() < 0.5, chance.rng.random() < 0.5
             first = super()._run_task(part, task, list(incoming)) if late else []
@@ -71,6 +92,12 @@ class SimulatedEngine(InlineEngine):
             again = super()._run_task(part, task, incoming)
             return _mixed(first, again, chance.rng) if late else again
         return super()._run_task(part, task, incoming)
+
+    def _look(self) -> None:
+        """Have the keeper look; ends the task where it cancels the job."""
+        if self._keeper is not None and self._job is not None and not self._keeper.look():
+            self.cancel(self._job)
+        self._go_on()
 
     def _tampered(self, stage: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         chance, place = self._chance, f"stage {stage}"

@@ -17,7 +17,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.pending.numbered import range_of
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, TaskContext
+from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, SinkSpec, TaskContext
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit, Resolution, Slice
 from stormproof.sinks.folding import fold_tables
@@ -29,7 +29,9 @@ from stormproof.sinks.protocol import (
     EvidenceReport,
     Held,
     PreparedTransaction,
+    Sink,
     SinkIdentity,
+    SinkSession,
     decide,
 )
 from stormproof.testing.faults import Chance, FaultKind
@@ -51,7 +53,7 @@ class _Applied:
     rows: pa.Table
 
 
-class SimulatedSink:
+class SimulatedSink(Sink):
     """Stands for any sink: what is prepared and committed stays in memory, for all drivers of a simulation."""
 
     def __init__(self, spec: SinkSpec, input_: SinkInput, chance: Chance) -> None:
@@ -73,6 +75,11 @@ class SimulatedSink:
         """The sink's own."""
         return self.spec.target
 
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """The sink's own."""
+        return self.spec.modes
+
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """What the sink itself refuses."""
         self.spec.check(input_, guarantee)
@@ -80,7 +87,7 @@ class SimulatedSink:
     def content(self) -> pa.Table:
         """What it holds: all rows, or for a fold one a key."""
         schema = self.input.schema
-        if not self.input.is_fold:
+        if not self.input.is_by_key:
             return pa.concat_tables([schema.empty_table(), *(a.rows for a in self.applied)])
         content = schema.empty_table()
         for applied in self.applied:
@@ -166,6 +173,12 @@ class SimulatedWriter:
         """A writer for one task."""
         return SimulatedTaskWriter(self.store, context, schema)
 
+    def files_in(self) -> None:
+        """They are in memory."""
+
+    def resource(self) -> None:
+        """Nothing for bolts."""
+
 
 @dataclass(slots=True)
 class SimulatedTaskWriter:
@@ -193,7 +206,7 @@ class SimulatedTaskWriter:
         self.rows.clear()
 
 
-class SimulatedSession:
+class SimulatedSession(SinkSession):
     """A simulated sink opened by one driver that has a ledger."""
 
     def __init__(self, sink: SimulatedSink, identity: SinkIdentity, epoch: int) -> None:

@@ -7,8 +7,9 @@
     assert {row["word"] for row in run.rows("words")} == {"a", "b"}
 
 The topology object is the one that runs in production: its graph, functions and bolts, the stage code, the acker, the
-attempts, and the coordinator are the real ones. Its sources and sinks are not touched: each spout reads the messages that
-are given, through its own decoder, and each sink is a table in memory. Time is virtual, so a run takes milliseconds.
+attempts, the coordinator and its ledger are the real ones; the ledger's database is in memory. Its sources and sinks are
+not touched: each spout reads the messages that are given, through its own decoder, and each sink is a table in memory.
+Time is virtual, so a run takes milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 from typing import Final, TypeAlias, cast
@@ -24,29 +25,38 @@ from typing import Final, TypeAlias, cast
 import pyarrow as pa
 
 from stormproof.core.clock import ManualClock
-from stormproof.core.errors import BatchUnverified, JobFailed, TransientError, UsageError
+from stormproof.core.errors import BatchUnverified, TransientError, UsageError
 from stormproof.core.failpoint import watched
-from stormproof.core.graph.plan import Plan, compile_topology
-from stormproof.core.graph.topology import TopologyGraph, as_guarantee
+from stormproof.core.graph.checks import as_guarantee
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
-from stormproof.core.loop import Loop, LoopOptions, LoopStatistics
-from stormproof.core.message import FailureReason, storable_text
+from stormproof.core.message import FailureReason
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.group import SourceGroup
-from stormproof.core.source.protocol import Backlog, Lease, Limit, Source
-from stormproof.core.tracking.attempts import JobDied
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.source.protocol import Backlog, Limit, Source
 from stormproof.testing.faults import Chance, Event, FaultKind, Faults
-from stormproof.testing.simulated_engine import SimulatedEngine, SimulatedHang, with_faults
+from stormproof.testing.memory_driver import memory_ledger_engine, run_driver
+from stormproof.testing.simulated_engine import SimulatedEngine, with_faults
 from stormproof.testing.simulated_stores import SimulatedSink, SimulatedSource
+from stormproof.trident.job import Watch
+from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.options import RunOptions
+from stormproof.trident.statistics import BatchResult
 
 Payload: TypeAlias = bytes | str | Mapping[str, object]
 """A message: its bytes; text, which becomes UTF-8; or an object, which becomes JSON."""
 
-OWNER: Final = "simulation"
+LIFE: Final = "simulation"
+"""The incarnation of every simulated topology."""
+
 LEASE_S: Final = 30.0
+MESSAGE_TIMEOUT_S: Final = 600.0
+"""A job that hangs is cancelled after so long. Delayed tasks may take less, and show no sign of life meanwhile."""
+
 SUSPECTS_MAX: Final = 3
 
 Row: TypeAlias = dict[str, object]
@@ -197,14 +207,12 @@ def simulate(
     batch_messages: int = 10,
     max_attempts: int = 5,
     max_steps: int = 1_000,
-    ledger: bool | None = None,
 ) -> Simulation:
     """Run a topology over messages until nothing is left to do, under faults, in virtual time.
 
     `messages` is by spout where there are several. `guarantee` beats the topology's own, which beats exactly-once.
     `max_steps` bounds how often a driver looks for a batch, over all drivers, and the number of drivers: after it comes one
-    that meets no fault and only recovers, and what is left is pending. `ledger` says
-    whether the drivers have a ledger (in memory), as in production; by default only for exactly-once, which needs one.
+    that meets no fault and only recovers, and what is left is pending.
 
     Guarantee:
         The same arguments give an equal result. Each driver that a fault ends is followed by another one, as is one that
@@ -212,25 +220,28 @@ def simulate(
 
     Not guaranteed:
         The result says nothing of races inside one task, nor of what a real store or Spark itself does wrong. A user's
-        function that takes chance, time or state from elsewhere makes runs differ. Under a ledger a task that hangs is
-        seen as one whose worker was lost, and leases do not run out.
+        function that takes chance, time or state from elsewhere makes runs differ.
 
     Raises:
         TopologyError: the topology cannot be run under this guarantee.
-        UsageError: messages for an unknown spout, exactly-once without a ledger, or a topology that reads a state.
+        UsageError: messages for an unknown spout, or a topology that reads a state.
     """
     chosen = as_guarantee(guarantee or topology.guarantee or Guarantee.EXACTLY_ONCE)
-    with_ledger = chosen is Guarantee.EXACTLY_ONCE if ledger is None else ledger
-    if chosen is Guarantee.EXACTLY_ONCE and not with_ledger:
-        raise UsageError("exactly-once needs a ledger: leave `ledger` out")
     if max_steps < 1:
         raise UsageError(f"max_steps is {max_steps}; at least 1 is needed")
-    world = _World(topology, messages, seed, chosen, faults or Faults(), parallelism, max_attempts)
-    world.limit = Limit(batch_messages)
-    world.max_steps = max_steps
+    world = _World(
+        topology,
+        messages,
+        seed=seed,
+        guarantee=chosen,
+        faults=faults or Faults(),
+        parallelism=parallelism,
+        batch_messages=batch_messages,
+        max_attempts=max_attempts,
+        max_steps=max_steps,
+    )
     try:
-        idle = world.run(_Ledgered(world) if with_ledger else _Unledgered(world))
-        return world.result(idle=idle)
+        return world.result(idle=world.run())
     except Exception as error:
         error.add_note(f"in a simulation with seed={seed}, guarantee={chosen.value!r}, faults={world.chance.faults!r}")
         raise
@@ -243,11 +254,14 @@ class _World:
         self,
         topology: TopologyGraph,
         messages: Sequence[Payload] | Mapping[str, Sequence[Payload]],
+        *,
         seed: int,
         guarantee: Guarantee,
         faults: Faults,
         parallelism: int,
+        batch_messages: int,
         max_attempts: int,
+        max_steps: int,
     ) -> None:
         self.seed, self.guarantee = seed, guarantee
         self.clock = ManualClock()
@@ -273,8 +287,16 @@ class _World:
         self.engine = SimulatedEngine(
             parallelism, chance=self.chance, rng=self._random("engine"), clock=self.clock, observe=self._observe
         )
-        self.limit = Limit()
-        self.max_steps = 1
+        self._ledger = Ledger(memory_ledger_engine(), self.clock, lambda: LIFE)
+        self._options = RunOptions(
+            guarantee=guarantee,
+            limit=Limit(batch_messages),
+            lease_s=LEASE_S,
+            message_timeout_s=MESSAGE_TIMEOUT_S,
+            until_idle=True,
+        )
+        self._watch = replace(Watch.of(self.plan, self._options), keeping=self.engine.keeping, in_hand=self._in_hand)
+        self._max_steps = max_steps
         self.drivers = self.batches = self._steps = 0
 
     def _random(self, purpose: str) -> Random:
@@ -292,52 +314,75 @@ class _World:
     def _at_step(self, name: str) -> None:
         if name == "open.before":
             self._steps += 1
-            if self._steps > self.max_steps:
+            if self._steps > self._max_steps:
                 raise _Enough
         if self.chance.strikes(FaultKind.DRIVER_DEATH, name):
             raise _DriverDied
 
-    def run(self, drivers: _Drivers) -> bool:
+    def _in_hand(self, job: Job) -> tuple[int, ...]:
+        """Whom the tasks' notes name when a job died: nobody, or some messages of the batch, guilty or not."""
+        ids = sorted(
+            id_
+            for reader in job.readers
+            for rows in reader.read(job.seed, job.excluded, self._options.limit.messages)
+            for id_ in rows.column("id").to_pylist()
+        )
+        rng = self.chance.rng
+        return tuple(sorted(rng.sample(ids, rng.randint(0, min(SUSPECTS_MAX, len(ids))))))
+
+    def run(self) -> bool:
         """One driver after another, until nothing is left (True), or enough was done.
 
         Then one that meets no fault and only recovers comes last: what was prepared is rolled forward, and everything
         else is given back, so that each message stands at one place.
         """
         with watched(self._at_step):
-            for epoch in range(1, self.max_steps + 1):
-                ended = self._life(drivers, epoch)
-                if ended is not None:
-                    break
-            else:
-                ended = False
+            ended: bool | None = None
+            while ended is None and self.drivers < self._max_steps:
+                ended = self._life()
             if not ended:
                 self.chance.over = True
-                self._steps = self.max_steps
-                self._life(drivers, self.drivers + 1)
-        return ended
+                self._steps = self._max_steps
+                self._life()
+        return bool(ended)
 
-    def _life(self, drivers: _Drivers, epoch: int) -> bool | None:
+    def _life(self) -> bool | None:
         """One driver's: True where nothing is left to do, False where enough was done, None where it died."""
-        self.drivers = epoch
-        self.chance.tell("driver", str(epoch))
+        self.drivers += 1
+        driver = str(self.drivers)
+        self.chance.tell("driver", driver)
         try:
-            drivers.drive(epoch)
+            run_driver(
+                self.plan,
+                self.source(),
+                self._ledger,
+                self.engine,
+                self._options,
+                clock=self.clock,
+                rng=self.rng,
+                watch=self._watch,
+                on_batch=self._note_batch,
+            )
         except _DriverDied:
             return None
         except _Enough:
             return False
         except BatchUnverified as error:
-            self.chance.tell("gave_up", str(epoch), str(error))
+            self.chance.tell("gave_up", driver, str(error))
             return None
         except TransientError as error:
-            self.chance.tell("stores_away", str(epoch), str(error))
+            self.chance.tell("stores_away", driver, str(error))
             return None
         return True
 
-    def note_batch(self, number: int, end: str, messages: int, failed: int, attempts: int) -> None:
+    def _note_batch(self, batch: BatchResult) -> None:
         """Write the log."""
         self.batches += 1
-        self.chance.tell("batch", str(number), f"{end}: {messages} messages, {failed} failed, attempt {attempts}")
+        self.chance.tell(
+            "batch",
+            str(batch.txid),
+            f"{batch.state}: {batch.messages} messages, {batch.failed + batch.returned} failed, attempt {batch.attempts}",
+        )
 
     def result(self, *, idle: bool) -> Simulation:
         """What came of it."""
@@ -397,7 +442,7 @@ def _message(spout: str, source: SimulatedSource, number: int, dead: set[int]) -
 
 def _content(sink: SimulatedSink) -> tuple[Row, ...]:
     rows: list[Row] = sink.content().to_pylist()
-    if sink.input.is_fold:  # Arrow's groups come in any order
+    if sink.input.is_by_key:  # Arrow's groups come in any order
         rows.sort(key=lambda row: repr([row[key] for key in sink.input.keys]))
     return tuple(rows)
 
@@ -427,98 +472,3 @@ def _payload(given: Payload) -> bytes:
     if isinstance(given, bytes):
         return given
     return given.encode() if isinstance(given, str) else json.dumps(given).encode()
-
-
-class _Drivers:
-    """Starts a driver, which runs until nothing is left to do or a fault ends it."""
-
-    def drive(self, epoch: int) -> None:
-        """Run one driver's life."""
-        raise NotImplementedError
-
-
-@dataclass(slots=True)
-class _Unledgered(_Drivers):
-    world: _World
-    totals: list[LoopStatistics] = field(default_factory=list[LoopStatistics])
-
-    def drive(self, epoch: int) -> None:
-        world = self.world
-        source = world.source()
-        source.subscribe(OWNER, epoch)
-        loop = Loop(
-            world.plan,
-            source,
-            world.sinks,
-            world.engine,
-            owner=OWNER,
-            epoch=epoch,
-            options=LoopOptions(world.guarantee, world.limit, lease_s=LEASE_S, until_idle=True),
-            clock=world.clock,
-            rng=world.rng,
-            run_job=self._run_job,
-            on_batch=lambda b: world.note_batch(b.number, b.end.value, b.messages, len(b.failed), b.attempts),
-        )
-        loop.run()
-
-    def _run_job(self, job: Job, lease: Lease) -> JobReport | JobDied:
-        del lease
-        world = self.world
-        try:
-            return world.engine.run(job)
-        except JobFailed as error:
-            timed_out = isinstance(error, SimulatedHang)
-            if timed_out:
-                world.clock.advance(LEASE_S / 3)
-            return JobDied(storable_text(error), timed_out, self._suspects(job))
-
-    def _suspects(self, job: Job) -> tuple[int, ...]:
-        """Whom the tasks' notes name: nobody, or some messages of the batch, guilty or not."""
-        rng = self.world.chance.rng
-        ids = sorted(
-            id_
-            for reader in job.readers
-            for rows in reader.read(job.seed, job.excluded, self.world.limit.messages)
-            for id_ in rows.column("id").to_pylist()
-        )
-        return tuple(sorted(rng.sample(ids, rng.randint(0, min(SUSPECTS_MAX, len(ids))))))
-
-
-class _Ledgered(_Drivers):
-    def __init__(self, world: _World) -> None:
-        from stormproof.trident.ledger.ledger import Ledger, memory_ledger_engine
-
-        self._world = world
-        self._ledger = Ledger(memory_ledger_engine(), world.clock, lambda: OWNER)
-
-    def drive(self, epoch: int) -> None:
-        from stormproof.trident.coordinator import Coordinator
-        from stormproof.trident.options import RunOptions
-        from stormproof.trident.run import attached
-
-        del epoch  # the ledger knows
-        world = self._world
-        options = RunOptions(
-            guarantee=world.guarantee,
-            limit=world.limit,
-            lease_s=1e6,
-            message_timeout_s=1e6,
-            start_timeout_s=1e6,
-            until_idle=True,
-        )
-        source = world.source()
-        with attached(world.plan, source, self._ledger) as (run, sessions):
-            coordinator = Coordinator(
-                world.plan,
-                source,
-                sessions,
-                self._ledger,
-                run,
-                world.engine,
-                options=options,
-                clock=world.clock,
-                rng=world.rng,
-                on_batch=lambda b: world.note_batch(b.txid, b.state, b.messages, b.failed, b.attempts),
-            )
-            coordinator.run()
-            self._ledger.stop(run)

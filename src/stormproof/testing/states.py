@@ -26,15 +26,14 @@ import pytest
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable, UsageError
 from stormproof.sinks.protocol import Held, PreparedTransaction, SinkIdentity
+from stormproof.trident.state.abilities import SupportsEvidence, SupportsLastTxid
 from stormproof.trident.state.key_value import POSITION_KEY, KeyValueMap, KeyValueStore, OpenStore
 from stormproof.trident.state.merge import maximum, minimum, total
 from stormproof.trident.state.protocol import (
-    EvidencedState,
     MapState,
     StateContext,
     StateFactory,
     StateKind,
-    TellsLastTxid,
 )
 
 M = TypeVar("M", bound=KeyValueMap)
@@ -335,7 +334,7 @@ class MapStateConformance(ABC):
             self._commit(state, 1, A)
             self._commit(state, 2, A)
         with closing(self._made(self.make(), context(incarnation="life2"))) as state:
-            assert not isinstance(state, EvidencedState) or state.held() is None
+            assert not isinstance(state, SupportsEvidence) or state.held() is None
             self._commit(state, 1, A)
             self._commit(state, 2, B)
             self._require(state, folded(A, A, A, B))
@@ -345,7 +344,7 @@ class MapStateConformance(ABC):
     def test_it_says_its_last_txid(self) -> None:
         """Of its last commit, not of what was only begun."""
         with self._open() as state:
-            if not isinstance(state, TellsLastTxid):
+            if not isinstance(state, SupportsLastTxid):
                 pytest.skip("it remembers no txid")
             assert state.last_txid() is None
             self._commit(state, 3, A)
@@ -355,13 +354,13 @@ class MapStateConformance(ABC):
             assert state.last_txid() == 3
             state.commit(4)
         with self._open(epoch=2) as state:
-            assert isinstance(state, TellsLastTxid)
+            assert isinstance(state, SupportsLastTxid)
             assert state.last_txid() == 4
 
     def test_it_remembers_digest_and_rows(self) -> None:
         """Of its last transaction at least."""
         with self._open() as state:
-            if not isinstance(state, EvidencedState):
+            if not isinstance(state, SupportsEvidence):
                 pytest.skip("it remembers no transaction")
             for txid, previous in ((1, None), (4, 1)):
                 state.adopts(PreparedTransaction(txid, previous, f"digest {txid}", len(A), ()), checked=True)
@@ -377,17 +376,17 @@ class MapStateConformance(ABC):
     def test_another_life_is_seen(self) -> None:
         """Before this one writes."""
         with self._open() as state:
-            if not isinstance(state, EvidencedState):
+            if not isinstance(state, SupportsEvidence):
                 pytest.skip("it remembers no transaction")
             self._commit(state, 1, A)
         with closing(self._made(self.make(), context(incarnation="life2"))) as state:
-            assert isinstance(state, EvidencedState)
+            assert isinstance(state, SupportsEvidence)
             assert state.other_incarnations() == ("life1",)
 
     def test_another_topologys_map_is_refused(self) -> None:
         """One map has one writer."""
         with self._open() as state:
-            if not isinstance(state, EvidencedState):
+            if not isinstance(state, SupportsEvidence):
                 pytest.skip("it remembers no owner")
             self._commit(state, 1, A)
         with pytest.raises(SinkRefused, match="one writer"):

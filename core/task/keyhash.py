@@ -19,19 +19,6 @@ _SAMPLE: Final = 2_048
 _NULL: Final = np.uint64(0xA3F5C1E29B7D6084)
 
 
-def can_be_key(type_: pa.DataType) -> bool:
-    """Whether values of this type compare alike everywhere: not so for floats (NaN, -0.0) and nested types."""
-    return bool(
-        pa.types.is_string(type_)
-        or pa.types.is_binary(type_)
-        or pa.types.is_integer(type_)
-        or pa.types.is_boolean(type_)
-        or pa.types.is_date32(type_)
-        or pa.types.is_timestamp(type_)
-        or pa.types.is_decimal128(type_)
-    )
-
-
 def task_numbers(rows: pa.RecordBatch, keys: Sequence[str], tasks: int) -> npt.NDArray[np.int32]:
     """The task, 0 to `tasks` - 1, of each row's key.
 

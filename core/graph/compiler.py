@@ -1,0 +1,287 @@
+"""Compiles a topology to stages: what needs no exchange runs in one task, everything else crosses into a later stage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Final
+
+from stormproof.core.errors import Json, TopologyError
+from stormproof.core.graph.aggregation import GroupBy
+from stormproof.core.graph.components import (
+    Aggregate,
+    BoltComponent,
+    Component,
+    Join,
+    Operation,
+    SinkComponent,
+    Spout,
+    Subscription,
+)
+from stormproof.core.graph.grouping import GroupingKind
+from stormproof.core.graph.plan import (
+    BoltNode,
+    CombineNode,
+    Edge,
+    Entry,
+    GatherNode,
+    JoinNode,
+    JoinSideNode,
+    Node,
+    OperationNode,
+    Plan,
+    SendNode,
+    StagePlan,
+    WriteNode,
+    reads_state,
+)
+from stormproof.core.graph.topology import TopologyGraph
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.schema import to_ddl
+from stormproof.core.sink import SinkInput
+from stormproof.core.source.kind import kind_of
+
+FUSED_MAX: Final = 200
+"""The largest number of components that may follow each other without an exchange."""
+
+
+def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
+    """Check the whole topology under a guarantee, and cut it into stages at its exchanges.
+
+    Raises:
+        TopologyError: a component leads nowhere, or a source or a sink cannot serve the guarantee.
+    """
+    topology.validate()
+    topology.require_tracking(guarantee)
+    inputs: dict[str, SinkInput] = {}
+    for component in topology.components:
+        if isinstance(component, SinkComponent):
+            spouts = _spouts_behind(topology, component)
+            component.spec.check_sources({spout.name: kind_of(spout.source) for spout in spouts}, guarantee)
+    for component in topology.components:
+        if isinstance(component, SinkComponent):
+            component.spec.check(component.input, guarantee)
+            inputs[component.name] = component.input
+        elif isinstance(component, Spout):
+            _require_served(component, guarantee)
+    return Plan(
+        topology=topology.name,
+        guarantee=guarantee,
+        decoders={spout.name: spout.source.decoder for spout in topology.spouts},
+        stages=_Compiler(topology).stages(),
+        sinks=inputs,
+        sink_specs=topology.sinks,
+        fingerprint=_fingerprint(topology),
+        ackers=topology.ackers,
+        message_timeout_s=topology.message_timeout_s,
+        serial=any(isinstance(c, BoltComponent) and reads_state(c.bolt) for c in topology.components),
+    )
+
+
+def _spouts_behind(topology: TopologyGraph, sink: SinkComponent) -> list[Spout]:
+    """The spouts whose messages can reach a sink."""
+    wanted = {sink.name}
+    found: list[Spout] = []
+    for component in reversed(topology.components):  # each stands after its inputs
+        if component.name in wanted:
+            wanted.update(input_.component for input_ in component.inputs)
+            if isinstance(component, Spout):
+                found.append(component)
+    return found[::-1]
+
+
+def _require_served(spout: Spout, guarantee: Guarantee) -> None:
+    reason = spout.source.serves(guarantee)
+    if reason is not None:
+        raise TopologyError(
+            f"spout {spout.name!r}: its source cannot serve {guarantee.value}: {reason}",
+            component=spout.name,
+            guarantee=guarantee.value,
+        )
+
+
+class _Compiler:
+    """Puts each component into the earliest stage that all of its inputs can reach.
+
+    An input that needs an exchange comes from an earlier stage; where it comes from further back than the stage before, it
+    passes through those between. An input that needs none stays in its stage; only where another input of the same bolt
+    moves that one further on, it crosses, too, each task's rows to the task of the same number.
+    """
+
+    def __init__(self, topology: TopologyGraph) -> None:
+        self._topology = topology
+        self._stage: dict[str, int] = {}
+        self._edges: list[tuple[int, Edge]] = []
+        for component in topology.components:
+            self._stage[component.name] = max((self._after(component, i) for i in component.inputs), default=0)
+        self._require_shallow()
+
+    def _require_shallow(self) -> None:
+        """What runs without an exchange calls each other: Python's stack bounds how many may follow each other."""
+        depth: dict[str, int] = {}
+        for component in self._topology.components:
+            stage = self._stage[component.name]
+            before = [depth[i.component] for i in component.inputs if self._stage[i.component] == stage]
+            depth[component.name] = 1 + max(before, default=0)
+            if depth[component.name] > FUSED_MAX:
+                raise TopologyError(
+                    f"component {component.name!r}: more than {FUSED_MAX} components follow each other without an exchange; "
+                    "do the work of several in one function, or let one of them subscribe with shuffle()",
+                    component=component.name,
+                )
+
+    def _after(self, component: Component, input_: Subscription) -> int:
+        exchanged = isinstance(component, Aggregate) and not component.local
+        return self._stage[input_.component] + (exchanged or not input_.grouping.fused)
+
+    def stages(self) -> tuple[StagePlan, ...]:
+        number = 1 + max(self._stage.values())
+        nodes: list[dict[str, Node]] = [{} for _ in range(number)]
+        entries: list[list[Entry]] = [[] for _ in range(number)]
+        for component in self._topology.components:
+            stage = self._stage[component.name]
+            match component:
+                case Spout():
+                    entries[0].append(
+                        Entry(component.name, "default", None, self._children(component, "default", nodes))
+                    )
+                case Operation():
+                    nodes[stage][component.name] = OperationNode(
+                        component.name,
+                        component.kind,
+                        component.function,
+                        component.fields,
+                        component.schema,
+                        self._children(component, "default", nodes),
+                    )
+                case BoltComponent():
+                    nodes[stage][component.name] = self._bolt(component, nodes)
+                case Join():
+                    for side in (0, 1):
+                        nodes[stage][_side(component.name, side)] = JoinSideNode(component.name, side)
+                    nodes[stage][component.name] = JoinNode(
+                        component.name, component.on, self._children(component, "default", nodes)
+                    )
+                case Aggregate() if component.local:
+                    nodes[stage][component.name] = GatherNode(
+                        component.name, _group_of(component), self._children(component, "default", nodes)
+                    )
+                case Aggregate():
+                    # What it gives enters its stage merged; its node is the combining one, in the stage before.
+                    (edge,) = (e for _, e in self._edges if e.component == component.name)
+                    entries[stage].append(
+                        Entry(component.name, "default", edge, self._children(component, "default", nodes))
+                    )
+                case SinkComponent():
+                    pass  # its node was made with the stream that it ends
+        for from_stage, edge in self._edges:
+            if edge.group is None:
+                entries[from_stage + edge.hops].append(Entry(edge.origin, edge.stream, edge, (edge.to,)))
+        return tuple(StagePlan(tuple(entries[stage]), nodes[stage], self._relayed(stage)) for stage in range(number))
+
+    def _relayed(self, stage: int) -> tuple[Edge, ...]:
+        return tuple(edge for start, edge in self._edges if start < stage < start + edge.hops)
+
+    def _bolt(self, component: BoltComponent, nodes: list[dict[str, Node]]) -> BoltNode:
+        children: dict[str, tuple[str, ...]] = {}
+        direct: dict[str, tuple[str, ...]] = {}
+        consumers: dict[str, int | None] = {}
+        for stream in component.streams:
+            for consumer, subscription in self._topology.subscribers(component.name, stream):
+                consumers[consumer.name] = _tasks_of(consumer)
+                if subscription.grouping.kind is GroupingKind.DIRECT:
+                    direct[stream] = (*direct.get(stream, ()), consumer.name)
+            children[stream] = self._children(component, stream, nodes)
+        return BoltNode(component.name, component.bolt, component.streams, children, consumers, direct)
+
+    def _children(self, parent: Component, stream: str, nodes: list[dict[str, Node]]) -> tuple[str, ...]:
+        """The keys of the nodes that take a stream; those that end a stage are made here."""
+        stage = self._stage[parent.name]
+        found: list[str] = []
+        for number, (component, subscription) in enumerate(self._topology.subscribers(parent.name, stream)):
+            key = f"{parent.name}/{stream}>{component.name}#{number}"
+            match component:
+                case SinkComponent():
+                    nodes[stage][key] = WriteNode(component.name)
+                case Aggregate() if not component.local:
+                    group = _group_of(component)
+                    edge = self._edge(stage, parent, stream, component, group, subscription)
+                    reached = [
+                        c.name for c, _ in self._topology.subscribers(component.name) if isinstance(c, SinkComponent)
+                    ]
+                    nodes[stage][key] = CombineNode(edge.number, group, tuple(reached), edge.tasks)
+                case _ if self._stage[component.name] == stage:
+                    key = component.name
+                case _:
+                    edge = self._edge(stage, parent, stream, component, None, subscription)
+                    nodes[stage][key] = SendNode(edge.number, subscription.grouping, component.name, edge.tasks)
+            found.append(key)
+        return tuple(found)
+
+    def _edge(
+        self,
+        stage: int,
+        parent: Component,
+        stream: str,
+        component: Component,
+        group: GroupBy | None,
+        subscription: Subscription,
+    ) -> Edge:
+        to = component.name
+        if isinstance(component, Join):  # where both sides are one stream, by one key, they are told apart by identity
+            to = _side(component.name, 0 if subscription is component.left else 1)
+        edge = Edge(
+            number=len(self._edges),
+            origin=parent.name,
+            stream=stream,
+            component=component.name,
+            hops=self._stage[component.name] - stage,
+            given=parent.streams[stream],
+            group=group,
+            to=to,
+            tasks=_tasks_of(component),
+            grouping=None if group is not None else subscription.grouping,
+        )
+        self._edges.append((stage, edge))
+        return edge
+
+
+def _side(component: str, side: int) -> str:
+    return f"{component}<{side}"
+
+
+def _group_of(component: Aggregate) -> GroupBy:
+    return GroupBy(component.name, component.keys, component.aggregations, component.schema, component.given)
+
+
+def _tasks_of(component: Component) -> int | None:
+    """The number of tasks that was asked for; the inputs of a component agree."""
+    grouped = isinstance(component, Aggregate) and not component.local
+    return next((i.tasks for i in component.inputs if grouped or not i.grouping.fused), None)
+
+
+def _fingerprint(topology: TopologyGraph) -> str:
+    shape: list[Json] = [topology.name, *(_described(c) for c in topology.components)]
+    return hashlib.sha256(json.dumps(shape).encode()).hexdigest()
+
+
+def _described(component: Component) -> list[Json]:
+    inputs: list[Json] = [[i.component, i.stream, i.grouping.kind.value, *i.grouping.fields] for i in component.inputs]
+    streams: dict[str, Json] = {name: to_ddl(schema) for name, schema in component.streams.items()}
+    base: list[Json] = [type(component).__name__, component.name, inputs, streams]
+    match component:
+        case Spout():
+            return [*base, component.source.name]
+        case Operation():
+            return [*base, component.kind.value, *component.fields]
+        case BoltComponent():
+            return base
+        case Aggregate():
+            results: list[Json] = [f"{a.output}={a.name}" for a in component.aggregations]
+            where: list[Json] = ["local"] if component.local else []
+            return [*base, list[Json](component.keys), results, component.persistent, *where]
+        case Join():
+            pairs: list[Json] = [f"{one}={other}" for one, other in component.on.keys]
+            return [*base, component.on.kind.value, pairs]
+        case SinkComponent():
+            return [*base, component.spec.target]

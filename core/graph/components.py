@@ -1,0 +1,260 @@
+"""What a topology is made of: components, their output streams, and how the one subscribes to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from stormproof.core.bolt import DEFAULT_STREAM, AnyBolt
+from stormproof.core.graph.aggregation import AnyAggregation
+from stormproof.core.graph.grouping import Grouping, GroupingKind, TaskFunction
+from stormproof.core.graph.join import JoinOn
+from stormproof.core.sink import SinkInput, SinkSpec
+from stormproof.core.source.protocol import Source
+
+UserFunction: TypeAlias = Callable[..., object]
+
+
+class OperationKind(StrEnum):
+    """What an operation makes of a tuple."""
+
+    MAP = "map"
+    """One tuple."""
+    FLAT_MAP = "flat_map"
+    """Any number of tuples."""
+    FILTER = "filter"
+    """The tuple itself, or nothing."""
+    EACH = "each"
+    """The tuple itself with what the function gives as further fields."""
+    FLAT_EACH = "flat_each"
+    """The same for each of any number of results."""
+    PROJECT = "project"
+    """Some of its fields, under other names where asked; no function is called."""
+    PEEK = "peek"
+    """The tuple itself, after the function saw it."""
+    ARROW = "arrow"
+    """A record batch to a record batch, and for each row of that the row that it was made of."""
+
+
+NO_EXCHANGE: Final = Grouping(GroupingKind.NONE)
+
+
+class OwnsStreams(Protocol):
+    """The topology of an output stream, as far as the stream needs it."""
+
+    name: str
+
+    def schema_of(self, name: str, stream: str = ...) -> pa.Schema:
+        """The tuples of a component's output stream.
+
+        Raises:
+            TopologyError: there is no such component, or it has no such stream.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One output stream of a component, and how its tuples reach the subscriber's tasks."""
+
+    component: str
+    stream: str = DEFAULT_STREAM
+    grouping: Grouping = NO_EXCHANGE
+    tasks: int | None = None
+    """How many tasks an exchange leads to; None: as many as the engine has."""
+    graph: OwnsStreams | None = field(default=None, repr=False, compare=False)
+    """The topology whose component it names, where that is known."""
+
+
+class OutputStream:
+    """One output stream of a component: what a bolt subscribes to, by one of the groupings.
+
+    Given to `bolt` as it is, it means `none()`: no exchange, the subscriber runs in the task that made the tuple.
+    `output["late"]` is another output stream of the same component.
+    """
+
+    def __init__(self, graph: OwnsStreams, component: str, stream: str = DEFAULT_STREAM) -> None:
+        self.graph = graph
+        self.component = component
+        self.stream = stream
+
+    def __getitem__(self, stream: str) -> OutputStream:
+        """Another output stream of this component.
+
+        Raises:
+            TopologyError: it has none of that name.
+        """
+        self.graph.schema_of(self.component, stream)
+        return OutputStream(self.graph, self.component, stream)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The fields of its tuples.
+
+        Raises:
+            TopologyError: the component has no stream of this name.
+        """
+        return self.graph.schema_of(self.component, self.stream)
+
+    def shuffle(self) -> Subscription:
+        """Evenly over the subscriber's tasks."""
+        return self._by(GroupingKind.SHUFFLE)
+
+    def fields(self, *fields: str) -> Subscription:
+        """Tuples of a batch with equal values in these fields go to one task."""
+        return self._by(GroupingKind.FIELDS, fields)
+
+    def partial_key(self, *fields: str) -> Subscription:
+        """As `fields`, but each key has two tasks, so that a frequent key burdens none alone."""
+        return self._by(GroupingKind.PARTIAL_KEY, fields)
+
+    def all(self) -> Subscription:
+        """Every task gets a copy of every tuple; the tracking counts each."""
+        return self._by(GroupingKind.ALL)
+
+    def global_(self) -> Subscription:
+        """Everything goes to the task of the lowest number."""
+        return self._by(GroupingKind.GLOBAL)
+
+    def none(self) -> Subscription:
+        """It does not matter which task: no exchange."""
+        return self._by(GroupingKind.NONE)
+
+    def local_or_shuffle(self) -> Subscription:
+        """The very task that made the tuple: no exchange."""
+        return self._by(GroupingKind.LOCAL_OR_SHUFFLE)
+
+    def direct(self) -> Subscription:
+        """The task that the emitting bolt names in `emit(..., task=n)`."""
+        return self._by(GroupingKind.DIRECT)
+
+    def custom(self, function: Callable[[pa.RecordBatch, int], object]) -> Subscription:
+        """The task that `function(rows, tasks)` gives for each row, as an array of task numbers."""
+        return self._by(GroupingKind.CUSTOM, function=function)
+
+    def _by(
+        self, kind: GroupingKind, fields: tuple[str, ...] = (), function: TaskFunction | None = None
+    ) -> Subscription:
+        return Subscription(self.component, self.stream, Grouping(kind, fields, function), graph=self.graph)
+
+
+@dataclass(frozen=True, slots=True)
+class Spout:
+    """Where messages come from."""
+
+    name: str
+    source: Source
+    schema: pa.Schema
+
+    @property
+    def inputs(self) -> tuple[Subscription, ...]:
+        """None: it is a root."""
+        return ()
+
+    @property
+    def streams(self) -> Mapping[str, pa.Schema]:
+        """One."""
+        return {DEFAULT_STREAM: self.schema}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A function over tuples. `fields` are its arguments; `schema` is what it gives."""
+
+    name: str
+    inputs: tuple[Subscription, ...]
+    kind: OperationKind
+    function: UserFunction
+    fields: tuple[str, ...]
+    schema: pa.Schema
+
+    @property
+    def streams(self) -> Mapping[str, pa.Schema]:
+        """One."""
+        return {DEFAULT_STREAM: self.schema}
+
+
+@dataclass(frozen=True, slots=True)
+class BoltComponent:
+    """A bolt that is an object; each task works with a copy of its own, made anew for each batch."""
+
+    name: str
+    inputs: tuple[Subscription, ...]
+    bolt: AnyBolt
+    streams: Mapping[str, pa.Schema]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Groups within a batch; no keys: one group. `persistent`: the results are folded into what its sinks hold.
+
+    `local`: each task groups what it has, without an exchange.
+    """
+
+    name: str
+    input: Subscription
+    keys: tuple[str, ...]
+    aggregations: tuple[AnyAggregation, ...]
+    persistent: bool
+    schema: pa.Schema
+    given: pa.Schema
+    local: bool = False
+
+    @property
+    def inputs(self) -> tuple[Subscription, ...]:
+        """One."""
+        return (self.input,)
+
+    @property
+    def streams(self) -> Mapping[str, pa.Schema]:
+        """One."""
+        return {DEFAULT_STREAM: self.schema}
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Two streams joined within a batch; both reach it by their keys."""
+
+    name: str
+    left: Subscription
+    right: Subscription
+    on: JoinOn
+
+    @property
+    def inputs(self) -> tuple[Subscription, ...]:
+        """The left side, and the right one."""
+        return (self.left, self.right)
+
+    @property
+    def streams(self) -> Mapping[str, pa.Schema]:
+        """One."""
+        return {DEFAULT_STREAM: self.on.schema}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkComponent:
+    """Where results go."""
+
+    name: str
+    subscription: Subscription
+    spec: SinkSpec
+    input: SinkInput
+
+    @property
+    def inputs(self) -> tuple[Subscription, ...]:
+        """One."""
+        return (self.subscription,)
+
+    @property
+    def streams(self) -> Mapping[str, pa.Schema]:
+        """None: it is an end."""
+        return {}
+
+
+Component: TypeAlias = Spout | Operation | BoltComponent | Aggregate | Join | SinkComponent
+BoltOrFunction: TypeAlias = AnyBolt | UserFunction
+BoltInput: TypeAlias = Subscription | OutputStream

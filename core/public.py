@@ -1,0 +1,34 @@
+"""Public names show the path under which users import them, in errors and in `help()`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from types import FunctionType
+from typing import Any, Final, TypeVar, cast, get_type_hints
+
+PUBLIC: Final = "stormproof"
+
+T = TypeVar("T")
+
+
+def shown_as_public(thing: T) -> T:
+    """The same class or function, shown as a name of `stormproof`; anything else is left as it is.
+
+    A class's annotations are resolved first: whoever reads them looks for names in the module that the class shows. One
+    with annotations that cannot be resolved there keeps the path of its home.
+    """
+    if not isinstance(thing, (type, FunctionType)) or not thing.__module__.startswith(f"{PUBLIC}."):
+        return thing
+    home, thing.__module__ = thing.__module__, PUBLIC
+    if isinstance(thing, type) and "__annotations__" in vars(thing):
+        written = thing.__annotations__
+        try:
+            module = importlib.import_module(home)
+            thing.__annotations__ = inspect.get_annotations(
+                cast("type[Any]", thing), globals=vars(module), eval_str=True
+            )
+            get_type_hints(thing)
+        except NameError:  # imported for type checkers alone, or a type that names itself
+            thing.__module__, thing.__annotations__ = home, written
+    return thing

@@ -1,0 +1,199 @@
+"""Groups by key: combined batch by batch before an exchange, merged after it, finished at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from stormproof.core.convert import column_of
+from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
+from stormproof.core.graph.aggregators import UserAggregation, arguments
+from stormproof.core.message import FailureReason
+from stormproof.core.pulse import Pulse
+from stormproof.core.task.groups import in_key_order
+from stormproof.core.task.reduce import How, Request, failed_for_group, reduced
+from stormproof.core.usercode import CAUGHT, blame
+
+COMBINE_ROWS_MAX: Final = 262_144
+"""Partial rows that a combiner holds before it combines them among themselves: its memory is bounded by its keys."""
+
+_COMBINED: Final[Mapping[AggregationKind, tuple[How, ...]]] = {
+    AggregationKind.COUNT: (How.ROWS,),
+    AggregationKind.SUM: (How.SUM,),
+    AggregationKind.MIN: (How.MIN,),
+    AggregationKind.MAX: (How.MAX,),
+    AggregationKind.MEAN: (How.SUM, How.VALUES),
+    AggregationKind.DISTINCT: (How.SET,),
+}
+"""How rows become partial columns."""
+
+_MERGED: Final[Mapping[How, How]] = {
+    How.ROWS: How.SUM,
+    How.VALUES: How.SUM,
+    How.SUM: How.SUM,
+    How.MIN: How.MIN,
+    How.MAX: How.MAX,
+    How.SET: How.UNION,
+    How.FOLD: How.FOLD,
+}
+"""How partial columns become fewer of their kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Rows with what users' combiners made of each; the rows in `failed` hold nothing that may be used."""
+
+    rows: pa.RecordBatch
+    failed: Mapping[int, tuple[FailureReason, str]]
+
+
+def prepare(group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None = None) -> Prepared:
+    """Call `init` of users' combiners for every row; what it gives is added as a column of its own."""
+    failed: dict[int, tuple[FailureReason, str]] = {}
+    for a in group.aggregations:
+        if not isinstance(a, UserAggregation) or not a.combines or _prepared(a) in rows.schema.names:
+            continue
+        values: list[object] = []
+        calls: Iterable[tuple[object, ...]] = arguments([rows.column(f) for f in a.fields])
+        for call in calls if pulse is None else pulse.each(list(calls)):
+            try:
+                values.append(a.code.init(*call))
+            except CAUGHT as error:
+                failed.setdefault(len(values), blame(error))
+                values.append(None)
+        made, wrong = column_of(values, a.results.field(0).with_name(f"{type(a.code).__name__}.init"))
+        for row, text in wrong:
+            failed.setdefault(row, (FailureReason.ERROR, text))
+        rows = rows.append_column(pa.field(_prepared(a), made.type), made)
+    return Prepared(rows, failed)
+
+
+def combine(group: GroupBy, rows: pa.RecordBatch) -> pa.Table:
+    """Prepared rows to one partial row a key. NULLs add nothing; a sum of NULLs alone is 0.
+
+    Raises:
+        JobFailed: a sum does not fit its type, or a user's `combine` raised.
+    """
+    requests: list[Request] = []
+    for a in group.aggregations:
+        partials = group.partials_of(a)
+        if isinstance(a, UserAggregation):
+            requests.append(Request(How.FOLD, rows.column(_prepared(a)), partials[0], a.code))
+            continue
+        column = None if a.field is None else rows.column(a.field)
+        for how, made in zip(_COMBINED[a.kind], partials, strict=True):
+            requests.append(Request(how, None if how is How.ROWS else column, made))
+    return reduced(group, [rows.column(k) for k in group.keys], requests, rows.num_rows)
+
+
+def merge(group: GroupBy, parts: Sequence[pa.Table]) -> pa.Table:
+    """Partial rows to one partial row a key, in no particular order."""
+    table = pa.concat_tables(parts)
+    requests: list[Request] = []
+    for a in group.aggregations:
+        partials = group.partials_of(a)
+        if isinstance(a, UserAggregation):
+            requests.append(Request(How.FOLD, table.column(partials[0].name), partials[0], a.code))
+            continue
+        for how, made in zip(_COMBINED[a.kind], partials, strict=True):
+            requests.append(Request(_MERGED[how], table.column(made.name), made))
+    return reduced(group, [table.column(k) for k in group.keys], requests, table.num_rows)
+
+
+def finish(group: GroupBy, partials: pa.Table) -> pa.RecordBatch:
+    """Merged partial rows to results, in key order."""
+    columns = [partials.column(k) for k in group.keys]
+    for a in group.aggregations:
+        parts = [partials.column(f.name) for f in group.partials_of(a)]
+        columns.append(a.finished(parts) if isinstance(a, Aggregation) else parts[0])
+    return in_key_order(group.keys, pa.Table.from_arrays(columns, schema=group.schema))
+
+
+def zero(group: GroupBy) -> pa.RecordBatch:
+    """The result of no rows at all, where there are no keys: counts and sums are 0, NULL the others.
+
+    Raises:
+        JobFailed: a user's `zero` raised, or gave what is not of its type.
+    """
+    columns: list[pa.Array] = []
+    for a in group.aggregations:
+        if isinstance(a, UserAggregation):
+            columns.append(_one_value(group, a, a.code.zero))
+            continue
+        type_ = group.schema.field(a.output).type
+        none = a.kind in {AggregationKind.MIN, AggregationKind.MAX, AggregationKind.MEAN}
+        columns.append(pa.nulls(1, type_) if none else pa.array([0]).cast(type_))
+    return pa.RecordBatch.from_arrays(columns, schema=group.schema)
+
+
+def _one_value(group: GroupBy, aggregation: UserAggregation, call: Any) -> pa.Array:
+    """What a call of a user's aggregate gives, as a column of one row."""
+    try:
+        value = call()
+    except CAUGHT as error:
+        raise failed_for_group(group.component, aggregation.name, blame(error)[1]) from error
+    return results_column(group, aggregation, [value])
+
+
+def results_column(group: GroupBy, aggregation: UserAggregation, values: Sequence[object]) -> pa.Array:
+    """What a user's aggregate gave for groups, as its column.
+
+    Raises:
+        JobFailed: one is not of its type.
+    """
+    made, wrong = column_of(values, aggregation.results.field(0))
+    if wrong:
+        raise failed_for_group(group.component, aggregation.name, wrong[0][1])
+    return made
+
+
+def distinct_keys(group: GroupBy, rows: pa.RecordBatch) -> pa.Table:
+    """The keys, once each."""
+    return reduced(group, [rows.column(k) for k in group.keys], [], rows.num_rows)
+
+
+def _prepared(aggregation: UserAggregation) -> str:
+    return f"\x00init {aggregation.output}"
+
+
+@dataclass(slots=True)
+class Combiner:
+    """Partial rows of one group-by in one task, in memory bounded by the number of its keys."""
+
+    group: GroupBy
+    share: int = 0
+    """The XOR of the shares that were absorbed."""
+    _parts: list[pa.Table] = field(default_factory=list[pa.Table])
+    _rows: int = 0
+    _rows_max: int = COMBINE_ROWS_MAX
+
+    def absorb(self, partial: pa.Table) -> None:
+        """Take partial rows in."""
+        if partial.num_rows == 0:
+            return
+        self._parts.append(partial)
+        self._rows += partial.num_rows
+        if self._rows > self._rows_max and len(self._parts) > 1:
+            merged = merge(self.group, self._parts)
+            self._parts, self._rows = [merged], merged.num_rows
+            self._rows_max = max(COMBINE_ROWS_MAX, 2 * self._rows)
+
+    def _merged(self) -> pa.Table:
+        match self._parts:
+            case []:
+                return self.group.partial.empty_table()
+            case [only]:
+                return only
+            case parts:
+                return merge(self.group, parts)
+
+    def partials(self) -> pa.RecordBatch:
+        """One partial row a key, in key order."""
+        return in_key_order(self.group.keys, self._merged())
+
+    def finish(self) -> pa.RecordBatch:
+        """One result row a key, in key order."""
+        return finish(self.group, self._merged())

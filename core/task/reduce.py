@@ -1,0 +1,197 @@
+"""Columns reduced by group: counts, exact sums, extremes, distinct values and users' combiners, over whole columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.arrays import Rows
+from stormproof.core.compute import pc
+from stormproof.core.convert import column_of
+from stormproof.core.errors import JobFailed
+from stormproof.core.graph.aggregation import DECIMAL_DIGITS_MAX, GroupBy
+from stormproof.core.task.groups import Members
+from stormproof.core.usercode import CAUGHT, blame
+
+_INT64_LIMIT: Final = 1 << 63
+_SUM_ALL: Final = pc.ScalarAggregateOptions(min_count=0)
+
+
+class How(StrEnum):
+    """How one column is reduced by group."""
+
+    ROWS = "rows"
+    VALUES = "values"
+    """The number that are not NULL."""
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    SET = "set"
+    """The distinct values, as a list."""
+    UNION = "union"
+    """The distinct values of lists."""
+    FOLD = "fold"
+    """A user's combiner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One column to reduce by group into a column of `field`; `column` None counts rows."""
+
+    how: How
+    column: pa.Array | pa.ChunkedArray | None
+    field: pa.Field
+    code: Any = None
+
+
+def reduced(
+    group: GroupBy, keys: Sequence[pa.Array | pa.ChunkedArray], requests: Sequence[Request], rows: int
+) -> pa.Table:
+    """One row a key, with a column for each request; keys in the order in which they come first.
+
+    Raises:
+        JobFailed: a sum does not fit its type, or a user's `combine` raised.
+    """
+    columns, names = list(keys), [f"k{i}" for i in range(len(keys))]
+    if not columns:
+        columns, names = [pa.repeat(0, rows)], ["k"]
+    key_names = list(names)
+    calls: list[tuple[str | list[str], str, object]] = []
+    made: list[tuple[str, ...]] = []
+    listed = any(r.how in {How.SET, How.UNION, How.FOLD} for r in requests)
+    if listed:
+        columns.append(pa.array(np.arange(rows)))
+        names.append("row")
+        calls.append(("row", "list", None))
+    for i, request in enumerate(requests):
+        name = f"v{i}"
+        match request.how:
+            case How.ROWS:
+                calls.append(([], "count_all", None))
+                made.append(("count_all",))
+                continue
+            case How.SET | How.UNION | How.FOLD:
+                made.append(())
+                continue
+            case How.SUM:
+                parts = _summands(group.component, request, rows)
+                options: object = _SUM_ALL
+            case How.VALUES:
+                parts, options = [request.column], pc.CountOptions(mode="only_valid")
+            case How.MIN | How.MAX:
+                parts, options = [request.column], None
+        function = "count" if request.how is How.VALUES else str(request.how)
+        columns += parts
+        names += [f"{name}_{j}" for j in range(len(parts))]
+        calls += [(f"{name}_{j}", function, options) for j in range(len(parts))]
+        made.append(tuple(f"{name}_{j}_{function}" for j in range(len(parts))))
+    grouped = (
+        pa.Table.from_arrays(columns, names=names)
+        .group_by(key_names, use_threads=False)  # first seen, first row: deterministic
+        .aggregate(calls)
+    )
+    members = Members.of(grouped.column("row_list"), rows) if listed else None
+    arrays = [grouped.column(f"k{i}") for i in range(len(keys))]
+    for request, parts_made in zip(requests, made, strict=True):
+        if members is not None and not parts_made:
+            arrays.append(_listed(group.component, request, members))
+            continue
+        sums = [grouped.column(part) for part in parts_made]
+        total = sums[0] if len(sums) == 1 else _joined(group.component, sums[0], sums[1], request.field.name)
+        arrays.append(pc.cast(total, request.field.type))
+    fields = [group.schema.field(k) for k in group.keys] + [r.field for r in requests]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _summands(component: str, request: Request, rows: int) -> list[pa.Array | pa.ChunkedArray]:
+    typed = pc.cast(request.column, request.field.type)
+    if pa.types.is_integer(typed.type) and _may_overflow(typed, rows):
+        # Sums of the upper and of the lower 32 bits: neither can overflow, and together they are the sum.
+        return [pc.shift_right(typed, 32), pc.bit_wise_and(typed, 0xFFFFFFFF)]
+    if pa.types.is_decimal(typed.type):
+        _refuse_long_decimal(component, typed, request.field.name)
+    return [typed]
+
+
+def _listed(component: str, request: Request, members: Members) -> pa.Array:
+    column = request.column
+    assert column is not None
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    match request.how:
+        case How.SET:
+            return _sets(members.group_of_row, column, members.groups)
+        case How.UNION:
+            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+            return _sets(np.repeat(members.group_of_row, lengths), column.flatten(), members.groups)
+        case _:
+            return _folded(component, request, column.take(pa.array(members.rows)).to_pylist(), members)
+
+
+def _folded(component: str, request: Request, values: list[object], members: Members) -> pa.Array:
+    combine, folded = request.code.combine, list[object]()
+    try:
+        for start, stop in zip(members.starts[:-1].tolist(), members.starts[1:].tolist(), strict=True):
+            value = values[start]
+            for other in values[start + 1 : stop]:
+                value = combine(value, other)
+            folded.append(value)
+    except CAUGHT as error:
+        raise failed_for_group(component, f"{type(request.code).__name__}.combine", blame(error)[1]) from error
+    made, wrong = column_of(folded, request.field)
+    if wrong:
+        raise failed_for_group(component, f"{type(request.code).__name__}.combine", wrong[0][1])
+    return made
+
+
+def _joined(component: str, upper: pa.ChunkedArray, lower: pa.ChunkedArray, output: str) -> pa.Array:
+    high, low = upper.to_numpy(), lower.to_numpy()
+    high = high + (low >> 32)
+    if len(high) and (int(high.max()) >= 1 << 31 or int(high.min()) < -(1 << 31)):
+        raise _too_large(component, output, "64 bits")
+    return pa.array((high << 32) | (low & 0xFFFFFFFF), pa.int64())
+
+
+def _refuse_long_decimal(component: str, column: pa.Array | pa.ChunkedArray, output: str) -> None:
+    total = pc.sum(pc.abs(pc.cast(column, pa.float64()))).as_py() or 0.0
+    if total >= 10.0 ** (DECIMAL_DIGITS_MAX - column.type.scale) / 2:
+        raise _too_large(component, output, f"{DECIMAL_DIGITS_MAX} digits")
+
+
+def _too_large(component: str, output: str, room: str) -> JobFailed:
+    column = output.partition("\x00")[0]
+    return JobFailed(
+        f"component {component!r}: a sum in column {column!r} does not fit into {room}; "
+        "sum a decimal or a double instead",
+        component=component,
+        column=column,
+    )
+
+
+def failed_for_group(component: str, what: str, text: str) -> JobFailed:
+    """What ends a job whose users' code failed where no single message is to blame."""
+    return JobFailed(
+        f"component {component!r}: {what} failed for a group, which belongs to no single message: {text}",
+        component=component,
+    )
+
+
+def _sets(group: Rows, values: pa.Array, groups: int) -> pa.Array:
+    """The distinct values of each group as a list; NULL is no value."""
+    table = pa.table({"g": pa.array(group), "v": values})
+    if values.null_count:
+        table = table.filter(values.is_valid())
+    distinct = table.group_by(["g", "v"], use_threads=False).aggregate([]).sort_by("g")
+    bounds = np.searchsorted(distinct.column("g").to_numpy(), np.arange(groups + 1)).astype(np.int32)
+    flat = distinct.column("v").combine_chunks()
+    return pa.ListArray.from_arrays(pa.array(bounds), flat)
+
+
+def _may_overflow(column: pa.Array | pa.ChunkedArray, rows: int) -> bool:
+    low, high = pc.min_max(column).as_py().values()
+    return low is not None and max(-low, high) * max(rows, 1) >= _INT64_LIMIT

@@ -1,0 +1,234 @@
+"""The router: finds the tasks that tuples go to by a grouping, a record batch at a time."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stormproof.core.arrays import Rows
+from stormproof.core.errors import Json, RoutingError
+from stormproof.core.graph.grouping import Grouping, GroupingKind
+from stormproof.core.message import storable_text
+from stormproof.core.task.keyhash import hash_keys, task_numbers
+from stormproof.core.tracking.share import mix64
+
+Tasks: TypeAlias = npt.NDArray[np.int32]
+"""Task numbers."""
+
+LEVELLED_PAIRS_MAX: Final = 512
+"""Pairs of candidate tasks that partial_key levels one by one in a batch: all there are with up to 32 tasks."""
+
+_FIRST: Final = np.uint64(0x2545F4914F6CDD1D)
+_SECOND: Final = np.uint64(0xD1342543DE82EF95)
+
+
+class Router:
+    """Finds the tasks of what one emitting task sends to one subscriber; it remembers what it sent.
+
+    `tasks` is the number of the subscriber's tasks, `task` the emitting task's number, `component` the subscriber, for
+    errors. The same rows in the same order give the same tasks.
+    """
+
+    __slots__ = ("_component", "_grouping", "_next", "_sent", "_task", "_tasks")
+
+    def __init__(self, grouping: Grouping, tasks: int, task: int, *, component: str = "?") -> None:
+        if tasks < 1 or task < 0:
+            raise ValueError(f"task {task} cannot send to {tasks} tasks")
+        self._grouping, self._tasks, self._task, self._component = grouping, tasks, task, component
+        # Emitting tasks begin one after the other: their surplus tuples then spread, too, and not all go to task 0.
+        self._next = task % tasks
+        self._sent = [0] * (tasks if grouping.kind is GroupingKind.PARTIAL_KEY else 0)
+
+    @property
+    def copies(self) -> bool:
+        """Whether each row goes to every task: `route` then gives `tasks` numbers a row."""
+        return self._grouping.kind is GroupingKind.ALL
+
+    def route(self, rows: pa.RecordBatch, direct: Rows | None = None) -> Tasks:
+        """The task of each delivery: one a row, in the rows' order.
+
+        For the all grouping there are as many a row as there are tasks: those of the first row, then of the second.
+        `direct` has the emitter's task of each row, for a direct grouping; others ignore it.
+
+        Raises:
+            RoutingError: a custom function raised, or gave no task number for a row; or the emitter of a direct
+                grouping gave none. Its `rows` are the culprits, its `texts` what is wrong with each; the others can be
+                routed without them. The router is as it was before.
+        """
+        number = int(rows.num_rows)
+        match self._grouping.kind:
+            case GroupingKind.SHUFFLE:
+                return self._in_turn(number)
+            case GroupingKind.FIELDS:
+                return task_numbers(rows, self._grouping.fields, self._tasks)
+            case GroupingKind.ALL:
+                return np.tile(np.arange(self._tasks, dtype=np.int32), number)
+            case GroupingKind.GLOBAL:
+                return np.zeros(number, np.int32)
+            case GroupingKind.NONE | GroupingKind.LOCAL_OR_SHUFFLE:  # if these are sent at all: to one's own number
+                return np.full(number, self._task, np.int32) if self._task < self._tasks else self._in_turn(number)
+            case GroupingKind.PARTIAL_KEY:
+                return self._less_loaded(rows)
+            case GroupingKind.DIRECT:
+                if direct is None:
+                    raise self._error("the emitter named no task; emit with one")
+                return self._checked(direct, number, "the emitter named")
+            case GroupingKind.CUSTOM:
+                return self._custom(rows)
+
+    def _in_turn(self, number: int) -> Tasks:
+        tasks = (np.arange(self._next, self._next + number) % self._tasks).astype(np.int32)
+        self._next = (self._next + number) % self._tasks
+        return tasks
+
+    def _less_loaded(self, rows: pa.RecordBatch) -> Tasks:
+        """Two candidates a key; rows with the same two are divided so as to level what was sent to both.
+
+        What counts for the loads is not a key but its pair of candidates, of which there are at most
+        tasks * (tasks - 1) / 2, whatever the number of keys or rows.
+        """
+        number = int(rows.num_rows)
+        if self._tasks == 1 or number == 0:
+            return np.zeros(number, np.int32)
+        low, high = candidates(rows, self._grouping.fields, self._tasks)
+        # Small integers are sorted by radix.
+        pair = (low * np.int64(self._tasks) + high).astype(np.uint16 if self._tasks <= 256 else np.int64)
+        order = np.argsort(pair, kind="stable")
+        ordered = pair[order]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        counts = np.diff(starts, append=number)
+        firsts = order[starts]
+        to_low = self._divide(low[firsts], high[firsts], counts)
+        place = np.arange(number) - np.repeat(starts, counts)
+        tasks = np.empty(number, np.int32)
+        tasks[order] = np.where(place < np.repeat(to_low, counts), low[order], high[order])
+        return tasks
+
+    def _divide(self, low: Rows, high: Rows, counts: Rows) -> Rows:
+        """How many of each pair's rows go to its first task.
+
+        The pairs with the most rows come last and even out what the others did: they can. Of very many pairs the
+        lighter ones are divided a block at a time by the loads before it, each taking its part of two tasks' gap.
+        """
+        lightest_first = np.argsort(counts, kind="stable")
+        light = max(len(counts) - LEVELLED_PAIRS_MAX, 0)
+        to_low = np.empty(len(counts), np.int64)
+        sent = np.array(self._sent, np.int64)
+        for start in range(0, light, LEVELLED_PAIRS_MAX):
+            block = lightest_first[start : min(start + LEVELLED_PAIRS_MAX, light)]
+            one, other, count = low[block], high[block], counts[block]
+            part = max(2 * len(block) // self._tasks, 1)  # the pairs of the block that a task has on average
+            odd = np.arange(len(block)) % 2  # of an odd number of rows the last goes to either side in turn
+            mine = np.clip((count + (sent[other] - sent[one]) // part + odd) // 2, 0, count)
+            to_low[block] = mine
+            np.add.at(sent, one, mine)
+            np.add.at(sent, other, count - mine)
+        loads: list[int] = sent.tolist()
+        heavy = lightest_first[light:][::-1]
+        pairs = zip(low[heavy].tolist(), high[heavy].tolist(), counts[heavy].tolist(), strict=True)
+        made: list[int] = []
+        for first, second, rows in pairs:
+            to_first = min(max((rows + loads[second] - loads[first]) // 2, 0), rows)
+            loads[first] += to_first
+            loads[second] += rows - to_first
+            made.append(to_first)
+        to_low[heavy] = made
+        self._sent = loads
+        return to_low
+
+    def _custom(self, rows: pa.RecordBatch) -> Tasks:
+        """Over all rows at once; where the answer is of no use, over halves, until the culprits stand alone."""
+        number = int(rows.num_rows)
+        tasks, wrong = np.zeros(number, np.int32), dict[int, str]()
+        todo = [(0, number)] if number else []
+        while todo:
+            start, stop = todo.pop()
+            try:
+                tasks[start:stop] = self._answer(rows.slice(start, stop - start))
+            except RoutingError as error:
+                if error.rows is not None:
+                    wrong |= {start + row: text for row, text in error.texts.items()}
+                elif stop - start == 1:
+                    wrong[start] = error.message
+                else:
+                    middle = (start + stop) // 2
+                    todo += [(middle, stop), (start, middle)]
+        if wrong:
+            raise self._error_of(wrong)
+        return tasks
+
+    def _answer(self, rows: pa.RecordBatch) -> Tasks:
+        """What the function says of these rows, held to what it should give."""
+        function, number = self._grouping.function, int(rows.num_rows)
+        if function is None:
+            raise self._error("it has no function")
+        name = f"function {storable_text(getattr(function, '__qualname__', repr(function)), 200)}"
+        try:
+            answer: Any = function(rows, self._tasks)
+            if isinstance(answer, (pa.Array, pa.ChunkedArray)) and answer.null_count:
+                nulls = answer.is_null().to_numpy(zero_copy_only=False) if len(answer) == number else ()
+                raise self._error(f"{name} gave NULL", np.flatnonzero(nulls))
+            numbers: npt.NDArray[Any] = np.asarray(answer)
+        except (RoutingError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # users' code may raise anything, sys.exit too: its messages answer for it
+            raise self._error(f"{name} raised {_raised(error)}") from error
+        return self._checked(numbers, number, f"{name} gave")
+
+    def _checked(self, numbers: npt.NDArray[Any], number: int, who: str) -> Tasks:
+        if numbers.shape != (number,):
+            raise self._error(f"{who} numbers of shape {numbers.shape} for {number} rows; give one task number a row")
+        if numbers.dtype.kind not in "iu":
+            raise self._error(f"{who} {numbers.dtype} instead of integers; give task numbers")
+        wrong = np.flatnonzero((numbers < 0) | (numbers >= self._tasks))
+        if len(wrong):
+            there = f"there are tasks 0 to {self._tasks - 1}"
+            raise self._error_of({int(row): self._text(f"{who} task {numbers[row]}; {there}") for row in wrong})
+        return numbers.astype(np.int32)
+
+    def _text(self, text: str) -> str:
+        return f"component {self._component!r}, {self._grouping.kind} grouping: {text}"
+
+    def _error(self, text: str, rows: npt.NDArray[np.int64] | None = None) -> RoutingError:
+        said = self._text(text)
+        if rows is not None and len(rows):
+            return self._error_of(dict.fromkeys(rows.tolist(), said))
+        return RoutingError(said, component=self._component, grouping=self._grouping.kind.value)
+
+    def _error_of(self, texts: dict[int, str]) -> RoutingError:
+        first, others = min(texts), len(texts) - 1
+        pairs: list[Json] = [[row, texts[row]] for row in sorted(texts)]
+        return RoutingError(
+            f"{texts[first]} (row {first}{f' and {others} more' if others else ''} of the record batch)",
+            component=self._component,
+            grouping=self._grouping.kind.value,
+            rows=pairs,
+        )
+
+
+def candidates(rows: pa.RecordBatch, fields: tuple[str, ...], tasks: int) -> tuple[Rows, Rows]:
+    """The two candidate tasks of each row's key under partial_key, the lower number first; `tasks` is at least 2.
+
+    Two hashes of the key, made apart from the one of fields groupings: where keys come out of such a grouping, an
+    emitting task holds just those keys whose hash there is its own number.
+    """
+    keys = hash_keys(rows, fields)
+    one = (mix64(keys ^ _FIRST) % np.uint64(tasks)).astype(np.int64)
+    step = (mix64(keys ^ _SECOND) % np.uint64(tasks - 1)).astype(np.int64)
+    other = (one + 1 + step) % tasks  # never the same one
+    return np.minimum(one, other), np.maximum(one, other)
+
+
+def _raised(error: BaseException) -> str:
+    """An exception's type and text, and where it was raised unless that was here."""
+    text = f"{type(error).__name__}: {storable_text(error)}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or frames[-1].filename == __file__:
+        return text
+    last = frames[-1]
+    return f"{text} ({storable_text(os.path.basename(last.filename))}:{last.lineno} in {last.name})"

@@ -1,0 +1,109 @@
+"""The public face: every name that users may import from `stormproof`; this list is the only one.
+
+Names are imported when they are first used, so that a command that needs no Spark does not wait for it.
+"""
+
+from .core.bolt import (
+    ArrowBolt as ArrowBolt,
+    BasicBolt as BasicBolt,
+    Bolt as Bolt,
+    BoltContext as BoltContext,
+    Collector as Collector,
+    FailTuple as FailTuple,
+    Tuple as Tuple,
+)
+from .core.clock import Clock as Clock
+from .core.errors import (
+    BatchUnverified as BatchUnverified,
+    BoltUnavailable as BoltUnavailable,
+    CannotTell as CannotTell,
+    FatalError as FatalError,
+    Fenced as Fenced,
+    JobFailed as JobFailed,
+    MachineUnavailable as MachineUnavailable,
+    MachineUnfit as MachineUnfit,
+    MissingRight as MissingRight,
+    PositionMismatch as PositionMismatch,
+    RoutingError as RoutingError,
+    SettingsError as SettingsError,
+    SinkRefused as SinkRefused,
+    StoreUnavailable as StoreUnavailable,
+    StormproofError as StormproofError,
+    TasksBroken as TasksBroken,
+    TopologyError as TopologyError,
+    TransientError as TransientError,
+    UsageError as UsageError,
+)
+from .core.graph.aggregators import (
+    Aggregator as Aggregator,
+    CombinerAggregator as CombinerAggregator,
+    ReducerAggregator as ReducerAggregator,
+)
+from .core.guarantee import Guarantee as Guarantee
+from .core.message import FailureReason as FailureReason, MessageFailure as MessageFailure
+from .core.postgres.database import Database as Database
+from .core.settings import Settings as Settings
+from .core.source.backoff import Backoff as Backoff
+from .core.source.dead_letter import DeadLetter as DeadLetter, Disposal as Disposal
+from .core.source.files import FileSource as FileSource
+from .core.source.files.micro_batches import MicroBatches as MicroBatches
+from .core.source.iterator import IteratorSource as IteratorSource
+from .core.source.kind import SourceKind as SourceKind
+from .core.source.memory import MemorySource as MemorySource
+from .core.source.postgres_queue import PostgresQueue as PostgresQueue
+from .core.source.protocol import (
+    Backlog as Backlog,
+    Decoded as Decoded,
+    Decoder as Decoder,
+    Expectation as Expectation,
+    Lease as Lease,
+    Limit as Limit,
+    Resolution as Resolution,
+    Slice as Slice,
+    SliceReader as SliceReader,
+    Source as Source,
+)
+from .sinks.delta import DeltaSink as DeltaSink
+from .sinks.memory import MemorySink as MemorySink
+from .sinks.postgres import PostgresSink as PostgresSink
+from .trident.aggregate import (
+    count as count,
+    distinct_count as distinct_count,
+    max_ as max_,
+    mean as mean,
+    min_ as min_,
+    sum_ as sum_,
+)
+from .trident.explain import Explanation as Explanation
+from .trident.streaming.api import exactly_once as exactly_once, feed as feed
+from .trident.streaming.base import ForeachBatch as ForeachBatch
+from .trident.streaming.result import StreamOutcome as StreamOutcome, StreamResult as StreamResult
+from .trident.run import run as run
+from .trident.state.delta import DeltaMap as DeltaMap
+from .trident.state.key_value import (
+    KeyValueStore as KeyValueStore,
+    MemoryMap as MemoryMap,
+    MemoryStore as MemoryStore,
+    NonTransactionalMap as NonTransactionalMap,
+    OpaqueMap as OpaqueMap,
+    TransactionalMap as TransactionalMap,
+)
+from .trident.state.merge import RowMerge as RowMerge
+from .trident.state.postgres import PostgresMap as PostgresMap
+from .trident.state.protocol import (
+    MapState as MapState,
+    Merge as Merge,
+    State as State,
+    StateContext as StateContext,
+    StateFactory as StateFactory,
+    StateKind as StateKind,
+    StateUpdater as StateUpdater,
+)
+from .trident.state.sink import StateSink as StateSink
+from .trident.state.updater import MapSetter as MapSetter, MapUpdater as MapUpdater
+from .trident.statistics import (
+    BatchResult as BatchResult,
+    RecoveryReport as RecoveryReport,
+    RunStatistics as RunStatistics,
+)
+from .trident.stream import GroupedStream as GroupedStream, Stream as Stream, Topology as Topology

@@ -1,0 +1,19 @@
+"""What `stormproof.testing` offers; this list is the only one."""
+
+from .faults import Event as Event, Fault as Fault, FaultKind as FaultKind, Faults as Faults
+from .simulation import (
+    End as End,
+    MessageFailed as MessageFailed,
+    SimulatedMessage as SimulatedMessage,
+    Simulation as Simulation,
+    SimulationStatistics as SimulationStatistics,
+    Written as Written,
+    simulate as simulate,
+)
+from .sources import (
+    Message as Message,
+    SourceConformance as SourceConformance,
+    SourceHarness as SourceHarness,
+    messages_of as messages_of,
+)
+from .states import MapStateConformance as MapStateConformance

@@ -1,0 +1,89 @@
+"""The public names: one list, each shown under the path from which users import it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+import stormproof
+from stormproof.core import errors
+from stormproof.core.public import shown_as_public
+
+PUBLIC: list[str] = vars(stormproof)["__all__"]
+CLASSES = [name for name in PUBLIC if inspect.isclass(getattr(stormproof, name))]
+AT_HOME = {"DeadLetter", "Slice"}
+"""Their annotations name a type that names itself, which can be resolved in its own module alone."""
+FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(stormproof, name))]
+
+
+@pytest.mark.parametrize("name", [*CLASSES, *FUNCTIONS])
+def test_a_public_name_shows_its_public_path(name: str) -> None:
+    thing = getattr(stormproof, name)
+    assert thing.__qualname__ == name
+    assert (thing.__module__ == "stormproof") is (name not in AT_HOME)
+    assert pickle.loads(pickle.dumps(thing)) is thing  # noqa: S301
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_annotations_of_a_public_class_can_be_read(name: str) -> None:
+    get_type_hints(getattr(stormproof, name))
+
+
+def test_every_error_is_public() -> None:
+    of_tree = {name for name, thing in vars(errors).items() if inspect.isclass(thing) and issubclass(thing, Exception)}
+    assert of_tree <= set(PUBLIC)
+
+
+def test_a_traceback_names_an_error_as_users_import_it() -> None:
+    program = "from stormproof.core.errors import UsageError\nraise UsageError('no')"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.stderr.strip().splitlines()[-1] == "stormproof.UsageError: no"
+
+
+def test_a_name_means_one_thing() -> None:
+    """No other public class of the library has a public name."""
+    homes: dict[str, set[str]] = {}
+    for folder in ("core", "trident", "sinks"):
+        for path in Path(stormproof.__file__).parent.joinpath(folder).rglob("*.py"):
+            for node in ast.parse(path.read_text("utf-8")).body:
+                if isinstance(node, ast.ClassDef):
+                    homes.setdefault(node.name, set()).add(f"{folder}/{path.name}")
+    assert {name: found for name in CLASSES if len(found := homes.get(name, set())) > 1} == {}
+
+
+def test_what_is_not_public_keeps_its_home() -> None:
+    class Own:
+        """A class of a user's."""
+
+    assert shown_as_public(Own).__module__ == __name__
+    assert shown_as_public(errors.ErrorKind.FATAL) is errors.ErrorKind.FATAL
+
+
+def test_a_class_whose_annotations_cannot_be_resolved_keeps_its_home() -> None:
+    class Odd:
+        """Annotated with a name that type checkers alone know."""
+
+        value: NotThere  # type: ignore[name-defined] # noqa: F821
+
+    Odd.__module__ = "stormproof.core.errors"
+    assert shown_as_public(Odd).__module__ == "stormproof.core.errors"
+    assert Odd.__annotations__ == {"value": "NotThere"}
+
+
+def test_importing_the_package_imports_no_engine() -> None:
+    program = (
+        "import sys, stormproof, stormproof.testing; print([m for m in ('pyspark', 'sqlalchemy') if m in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
+
+
+def test_an_unknown_name_is_refused_by_name() -> None:
+    with pytest.raises(AttributeError, match="Topolgy"):
+        _ = stormproof.Topolgy  # type: ignore[attr-defined] # pyright: ignore

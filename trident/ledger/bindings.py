@@ -1,0 +1,245 @@
+"""The table behind each sink: which one the ledger knows, what it holds, and what it means that another one is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from stormproof.core.errors import Json, PositionMismatch
+from stormproof.trident.ledger import events
+from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.rows import Event
+from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.transaction import EventKind, OperatorAction
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The table behind a sink by the ledger: its name, its id, and the last txid that it is known to hold."""
+
+    topology: str
+    sink: str
+    target: str
+    table_id: str
+    last_txid: int | None
+
+    @property
+    def _where(self) -> str:
+        return f"sink {self.sink!r} of topology {self.topology!r}"
+
+    @property
+    def _held(self) -> str:
+        return "no txid" if self.last_txid is None else f"txid {self.last_txid}"
+
+    def is_gone(self, target: str) -> PositionMismatch:
+        """There is no table of the name that the sink has now."""
+        if target != self.target:
+            return self._renamed(target, f"there is no table {target}")
+        return PositionMismatch(
+            f"{self._where}: the table {target} is gone. By the ledger it holds {self._held} (id {self.table_id}). Nothing "
+            f"was made or written; inspect with: stormproof audit verify {self.topology}. Put it back "
+            "(mount it, rename it back, restore it) and start again; restored from a dump it is another table: "
+            f"stormproof ledger adopt-table {self.topology} {self.sink}. Or give its rows up, on "
+            f"record, for an empty table: stormproof ledger adopt-table {self.topology} {self.sink} --accept-loss",
+            sink=self.sink,
+            ledger=self.table_id,
+            found=None,
+            txid=self.last_txid,
+        )
+
+    def is_another(self, target: str, table_id: str) -> PositionMismatch:
+        """The table of the name that the sink has now is not the known one."""
+        if target != self.target:
+            return self._renamed(target, f"the table {target} is another one (id {table_id})", table_id)
+        return PositionMismatch(
+            f"{self._where}: the table {target} is not the one that the ledger knows (id {self.table_id}, which holds "
+            f"{self._held}; now id {table_id}): it was dropped and made again, or replaced. Nothing was written. Inspect "
+            f"with: stormproof audit verify {self.topology}. If it is the same table, restored from a dump: stormproof "
+            f"ledger adopt-table {self.topology} {self.sink}",
+            sink=self.sink,
+            ledger=self.table_id,
+            found=table_id,
+            txid=self.last_txid,
+        )
+
+    def _renamed(self, target: str, there: str, table_id: str | None = None) -> PositionMismatch:
+        return PositionMismatch(
+            f"{self._where} wrote to table {self.target} so far (id {self.table_id}, which holds {self._held}); now it "
+            f"names {target}, and {there}. Nothing was made or written; inspect with: "
+            f"stormproof audit verify {self.topology}. Name {self.target} again; or, to go on in a table "
+            "of that name, give the sink a new name, too (name=...): it begins behind the newest txid, and the old table "
+            "keeps what it holds. If it is the old table, moved by a dump: give it its old name, then stormproof ledger "
+            f"adopt-table {self.topology} {self.sink}",
+            sink=self.sink,
+            ledger=self.table_id,
+            found=table_id,
+            txid=self.last_txid,
+            was=self.target,
+            now=target,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a person gave up with a table: rows that txids up to `upto` had written to it, and that are nowhere now."""
+
+    upto: int
+    txids: str
+    """Which of them, as ranges."""
+    rows: int
+    """So many rows these wrote."""
+    found: int
+    """So many rows there were in the table that took its place."""
+    by: str = ""
+    why: str = ""
+
+    def detail(self) -> dict[str, Json]:
+        """For the event that records it."""
+        return {
+            "upto": self.upto,
+            "txids": self.txids,
+            "rows": self.rows,
+            "found": self.found,
+            "by": self.by,
+            "why": self.why,
+        }
+
+    @staticmethod
+    def of(detail: dict[str, Json]) -> Loss:
+        """From such an event."""
+        return Loss(
+            int(str(detail["upto"])),
+            str(detail["txids"]),
+            int(str(detail["rows"])),
+            int(str(detail["found"])),
+            str(detail["by"]),
+            str(detail["why"]),
+        )
+
+
+def bind(tx: Tx, sink: str, target: str, table_id: str, description: dict[str, Json] | None = None) -> None:
+    """Remember which table is behind a sink, and how the audit can open it again by name alone.
+
+    Raises:
+        PositionMismatch: the ledger knows another table there: see `Bound.is_another`.
+    """
+    known = _sink_row(tx, sink)
+    if known is None:
+        tx.connection.execute(
+            sa.insert(t.topology_sink).values(
+                incarnation=tx.run.incarnation,
+                sink=sink,
+                target=target,
+                table_id=table_id,
+                description=description,
+                first_at=tx.clock.now(),
+            )
+        )
+    elif known.table_id != table_id:
+        raise _bound(tx, known).is_another(target, table_id)
+    elif description is not None and (known.description != description or known.target != target):
+        # The same table under another path or another schema: the next inspection needs the present one.
+        tx.connection.execute(
+            sa.update(t.topology_sink)
+            .where(t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink)
+            .values(target=target, description=description)
+        )
+
+
+def rebind(tx: Tx, sink: str, table_id: str, *, by: str, why: str, loss: Loss | None = None) -> None:
+    """Take the table that is there now for the sink's, by a person's word, and record what is given up with it."""
+    known = bound(tx, sink)
+    tx.connection.execute(
+        sa.update(t.topology_sink)
+        .where(t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink)
+        .values(table_id=table_id)
+    )
+    was = None if known is None else known.table_id
+    detail: dict[str, Json] = {
+        "action": OperatorAction.ADOPT_TABLE.value,
+        "by": by,
+        "why": why,
+        "was": was,
+        "is": table_id,
+    }
+    decision = OperatorAction.ADOPT_TABLE
+    events.record(tx, [Event(EventKind.OPERATOR, decision, sink=sink, reason=f"adopt table by {by}", detail=detail)])
+    if loss is not None:
+        decision = OperatorAction.ACCEPT_LOSS
+        reason = f"accept loss by {by}"
+        events.record(tx, [Event(EventKind.OPERATOR, decision, sink=sink, reason=reason, detail=loss.detail())])
+
+
+def unbind(tx: Tx, sink: str, *, by: str, why: str) -> None:
+    """Forget the table behind a sink that never held a txid: the next start binds the one that it finds."""
+    known = _sink_row(tx, sink)
+    tx.connection.execute(
+        sa.delete(t.topology_sink).where(
+            t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink
+        )
+    )
+    was = None if known is None else known.table_id
+    detail: dict[str, Json] = {"action": OperatorAction.RELEASE_TABLE.value, "by": by, "why": why, "was": was}
+    decision = OperatorAction.RELEASE_TABLE
+    events.record(tx, [Event(EventKind.OPERATOR, decision, sink=sink, reason=f"release table by {by}", detail=detail)])
+
+
+def bound(tx: Tx, sink: str) -> Bound | None:
+    """The table behind a sink of this incarnation; None where the sink was never used."""
+    row = _sink_row(tx, sink)
+    return None if row is None else _bound(tx, row)
+
+
+def _bound(tx: Tx, row: Any) -> Bound:
+    held = last_held(tx, row.sink)
+    return Bound(tx.run.topology, row.sink, row.target, row.table_id, None if held is None else held[0])
+
+
+def _sink_row(tx: Tx, sink: str) -> Any:
+    return tx.connection.execute(
+        sa.select(t.topology_sink).where(
+            t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink
+        )
+    ).one_or_none()
+
+
+def last_held(tx: Tx, sink: str) -> tuple[int, str] | None:
+    """The highest txid that a sink is known to hold, with its digest: PREV for the next one."""
+    row = tx.connection.execute(
+        sa.select(t.txn_sink.c.txid, t.txn_sink.c.digest)
+        .where(
+            t.txn_sink.c.incarnation == tx.run.incarnation,
+            t.txn_sink.c.sink == sink,
+            t.txn_sink.c.committed_at.is_not(None),
+        )
+        .order_by(t.txn_sink.c.txid.desc())
+        .limit(1)
+    ).one_or_none()
+    return None if row is None else (row.txid, row.digest)
+
+
+def rows_held(tx: Tx, sink: str) -> dict[int, int]:
+    """How many rows each txid wrote that the sink is known to hold, as far as the ledger still has them."""
+    rows = tx.connection.execute(
+        sa.select(t.txn_sink.c.txid, t.txn_sink.c.rows).where(
+            t.txn_sink.c.incarnation == tx.run.incarnation,
+            t.txn_sink.c.sink == sink,
+            t.txn_sink.c.committed_at.is_not(None),
+        )
+    )
+    return {row.txid: row.rows for row in rows}
+
+
+def given_up(tx: Tx, sink: str) -> int:
+    """Up to which txid a person gave up what the sink's table lacks; 0 where nobody did."""
+    details = tx.connection.execute(
+        sa.select(t.event.c.detail).where(
+            t.event.c.incarnation == tx.run.incarnation,
+            t.event.c.kind == EventKind.OPERATOR.value,
+            t.event.c.action == OperatorAction.ACCEPT_LOSS.value,
+            t.event.c.sink == sink,
+        )
+    ).scalars()
+    return max((Loss.of(detail).upto for detail in details), default=0)

@@ -1,0 +1,320 @@
+"""The shape of a topology's graph as the ledger keeps it, and which changes of it go on from where the old one stood."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from stormproof.core.errors import Json, PositionMismatch
+from stormproof.core.graph.plan import Plan
+from stormproof.trident.ledger import bindings, events, transactions
+from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.missing import MISSING, Missing, Shape, absences, count_missing
+from stormproof.trident.ledger.rows import Event
+from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.transaction import EventKind, OperatorAction, SinkOutcome, TxnState
+
+SHOWN_CHARACTERS: Final = 12
+"""Leading characters of a fingerprint that are shown, and that an operator types to accept a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph's canonical description: source, components, and sinks with what they are given. Nothing of functions."""
+
+    description: dict[str, Json]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal descriptions."""
+        return hashlib.sha256(json.dumps(self.description, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def shown(self) -> str:
+        """The fingerprint as people see it."""
+        return self.fingerprint[:SHOWN_CHARACTERS]
+
+    @property
+    def sinks(self) -> dict[str, dict[str, Json]]:
+        """Each sink's description, by name."""
+        return _parts(self.description, "sinks")
+
+    @property
+    def components(self) -> dict[str, dict[str, Json]]:
+        """Each other component's description, by name."""
+        return _parts(self.description, "components")
+
+
+def _parts(description: Mapping[str, Json], kind: str) -> dict[str, dict[str, Json]]:
+    parts = description.get(kind)
+    if not isinstance(parts, dict):
+        return {}
+    return {name: part for name, part in parts.items() if isinstance(part, dict)}
+
+
+def graph_of(plan: Plan, source: str) -> Graph:
+    """What a compiled topology is, for the ledger."""
+    targets = {spec.name: spec.target for spec in plan.sink_specs}
+    sinks: dict[str, Json] = {
+        name: {
+            "target": targets.get(name, ""),
+            "columns": [[f.name, str(f.type), f.nullable] for f in input_.schema],
+            "keys": [*input_.keys],
+            "folds": {column: fold.value for column, fold in input_.folds.items()},
+        }
+        for name, input_ in plan.sinks.items()
+    }
+    components: dict[str, Json] = {}
+    for number, stage in enumerate(plan.stages):
+        for entry in stage.entries:
+            components[f"{entry.component}/{entry.stream}@{number}"] = {"stage": number, "feeds": [*entry.children]}
+        for key, node in stage.nodes.items():
+            components[key] = {"stage": number, "kind": type(node).__name__, "to": _children(node)}
+    return Graph({"source": source, "components": components, "sinks": sinks})
+
+
+def _children(node: object) -> list[Json]:
+    children = getattr(node, "children", ())
+    if isinstance(children, Mapping):
+        return [f"{stream}>{child}" for stream, keys in children.items() for child in keys]
+    return [*children]
+
+
+class ChangeKind(StrEnum):
+    """What is different; append-only."""
+
+    SINK_ADDED = "sink_added"
+    SINK_RETURNED = "sink_returned"
+    """It was part of the topology before, and holds what it was given then."""
+    SINK_REMOVED = "sink_removed"
+    SINK_CHANGED = "sink_changed"
+    """It is given other columns, keys or folds: what it holds was made of the old ones."""
+    COMPONENTS = "components"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference between two graphs of one topology."""
+
+    kind: ChangeKind
+    text: str
+    sink: str | None = None
+    missing: Missing | None = None
+    """What a sink that joins does not have."""
+
+    @property
+    def needs_acceptance(self) -> bool:
+        """Whether a person must say that it is meant: a table would hold what no row of batches makes."""
+        return self.kind is ChangeKind.SINK_CHANGED or (self.kind is ChangeKind.SINK_RETURNED and bool(self.missing))
+
+    @property
+    def harm(self) -> str:
+        """Why it needs that."""
+        if self.kind is ChangeKind.SINK_RETURNED:
+            return "what it does not have would never come to it"
+        return "what the table holds was made of the old ones"
+
+    @property
+    def remedy(self) -> str:
+        """When it may be accepted."""
+        if self.kind is ChangeKind.SINK_RETURNED:
+            return "once its table was completed by hand, or to go on without that"
+        return "once the table can hold both"
+
+    @property
+    def is_loud(self) -> bool:
+        """Whether the log warns of it."""
+        return self.missing is not None or self.kind in (ChangeKind.SINK_CHANGED, ChangeKind.SINK_REMOVED)
+
+    def joining(self, missing: Missing | None, held: int | None, newest: int) -> Change:
+        """The same of a sink that joins, with what it does not have; `held` is the last txid that it was given before."""
+        if held is None:
+            lacks = "" if missing is None else f", and does not have {missing}, committed before it joined"
+            return replace(self, text=f"{self.text}{lacks}", missing=missing)
+        lacks = (
+            ""
+            if missing is None
+            else f": it holds txid {held}, the topology is at txid {newest}, and it does not have {missing}, committed "
+            f"while it was not part of the topology"
+        )
+        text = f"sink {self.sink!r} is back{lacks}"
+        return replace(self, kind=ChangeKind.SINK_RETURNED, text=text, missing=missing)
+
+
+def changes(before: Graph, after: Graph) -> tuple[Change, ...]:
+    """What is different, sinks first."""
+    found: list[Change] = []
+    old, new = before.sinks, after.sinks
+    found += [Change(ChangeKind.SINK_ADDED, f"sink {name!r} is new", name) for name in new if name not in old]
+    found += [Change(ChangeKind.SINK_REMOVED, f"sink {name!r} is gone", name) for name in old if name not in new]
+    found += [change for name in new if name in old and (change := sink_change(name, before, after)) is not None]
+    different = [
+        name
+        for name in {**before.components, **after.components}
+        if before.components.get(name) != after.components.get(name)
+    ]
+    if different:
+        found.append(Change(ChangeKind.COMPONENTS, f"other components: {', '.join(different)}"))
+    return tuple(found)
+
+
+def sink_change(name: str, before: Graph, after: Graph) -> Change | None:
+    """How a sink that both graphs have is given other rows; None where it is not."""
+    old, new = before.sinks[name], after.sinks[name]
+    parts = [
+        f"{part} were {json.dumps(old.get(part))}, are {json.dumps(new.get(part))}"
+        for part in ("columns", "keys", "folds")
+        if old.get(part) != new.get(part)
+    ]
+    return Change(ChangeKind.SINK_CHANGED, f"sink {name!r}: {'; '.join(parts)}", name) if parts else None
+
+
+def keep_graph(tx: Tx, graph: Graph) -> Sequence[Change]:
+    """Record the graph where it is new or changed. Returns what changed.
+
+    Raises:
+        PositionMismatch: an operator must accept the change, or a batch is prepared for a sink that is gone or changed.
+    """
+    connection, run = tx.connection, tx.run
+    of_this = t.graph.c.incarnation == run.incarnation
+    earlier = connection.execute(sa.select(t.graph).where(of_this).order_by(t.graph.c.epoch)).all()
+    known = earlier[-1] if earlier else None
+    if known is not None and known.fingerprint == graph.fingerprint:
+        return ()
+    after_txid: int = connection.execute(
+        sa.select(sa.func.coalesce(sa.func.max(t.txn.c.txid), 0)).where(t.txn.c.incarnation == run.incarnation)
+    ).scalar_one()
+    found: Sequence[Change] = ()
+    if known is not None:
+        found = _told(tx, earlier, graph, after_txid)
+        _require_resolved(tx, found)
+        _require_accepted(tx, found, graph, known.at)
+    connection.execute(
+        sa.insert(t.graph).values(
+            incarnation=run.incarnation,
+            epoch=run.epoch,
+            after_txid=after_txid,
+            fingerprint=graph.fingerprint,
+            description=graph.description,
+            at=tx.clock.now(),
+        )
+    )
+    events.record(
+        tx,
+        [
+            Event(
+                EventKind.GRAPH,
+                sink=change.sink,
+                reason=change.kind.value,
+                error=change.text,
+                detail={
+                    "after_txid": after_txid,
+                    "epoch": run.epoch,
+                    **({} if change.missing is None else {MISSING: change.missing.to_json()}),
+                },
+            )
+            for change in found
+        ],
+    )
+    return found
+
+
+def _told(tx: Tx, earlier: Sequence[Any], graph: Graph, after_txid: int) -> list[Change]:
+    """What changed since the last of the earlier graphs, with what each sink that joins does not have."""
+    graphs = [Graph(row.description) for row in earlier]
+    shapes = [Shape(row.epoch, row.after_txid, frozenset(g.sinks)) for row, g in zip(earlier, graphs, strict=True)]
+    away = absences([*shapes, Shape(tx.run.epoch, after_txid, frozenset(graph.sinks))])
+    pruned = transactions.pruned_upto(tx)
+    found: list[Change] = []
+    for change in changes(graphs[-1], graph):
+        if change.kind is not ChangeKind.SINK_ADDED or change.sink is None:
+            found.append(change)
+            continue
+        sink = change.sink
+        missing = next(
+            (
+                count_missing(tx.connection, tx.run.incarnation, sink, absence, pruned_upto=pruned)
+                for absence in away[sink]
+                if absence.epoch == tx.run.epoch
+            ),
+            None,
+        )
+        held = bindings.last_held(tx, sink)
+        found.append(change.joining(missing, None if held is None else held[0], after_txid))
+        before = next((g for g in reversed(graphs) if sink in g.sinks), None)
+        other = None if before is None or held is None else sink_change(sink, before, graph)
+        found += [] if other is None else [other]
+    return found
+
+
+def _require_resolved(tx: Tx, found: Sequence[Change]) -> None:
+    """Refuse to remove or change a sink for which a batch is prepared: the batch is committed to it first, or skipped."""
+    run = tx.run
+    touched = {c.sink: c for c in found if c.kind in (ChangeKind.SINK_REMOVED, ChangeKind.SINK_CHANGED)}
+    rows = tx.connection.execute(
+        sa.select(t.txn_sink.c.txid, t.txn_sink.c.sink)
+        .join(t.txn, sa.and_(t.txn.c.incarnation == t.txn_sink.c.incarnation, t.txn.c.txid == t.txn_sink.c.txid))
+        .where(
+            t.txn.c.incarnation == run.incarnation,
+            t.txn.c.state.in_((TxnState.PREPARED.value, TxnState.BLOCKED.value)),
+            t.txn_sink.c.sink.in_([sink for sink in touched if sink is not None]),
+            t.txn_sink.c.committed_at.is_(None),
+            t.txn_sink.c.outcome.is_distinct_from(SinkOutcome.SKIPPED.value),
+        )
+        .order_by(t.txn_sink.c.txid)
+    ).all()
+    if rows:
+        txid, sink = rows[0].txid, rows[0].sink
+        raise PositionMismatch(
+            f"topology {run.topology!r}: {touched[sink].text}, and txid {txid} is prepared for it"
+            f"{f' (and {len(rows) - 1} more)' if len(rows) > 1 else ''}. Run the topology once as it was "
+            f"(stormproof run FILE.py:NAME --until-idle), or give those rows up: stormproof ledger skip "
+            f"{run.topology} {txid} {sink}",
+            topology=run.topology,
+            txid=txid,
+            sink=sink,
+        )
+
+
+def _require_accepted(tx: Tx, found: Sequence[Change], graph: Graph, since: datetime) -> None:
+    run = tx.run
+    refused = [change for change in found if change.needs_acceptance]
+    if not refused:
+        return
+    accepted = tx.connection.execute(
+        sa.select(t.event.c.id)
+        .where(
+            t.event.c.incarnation == run.incarnation,
+            t.event.c.kind == EventKind.OPERATOR.value,
+            t.event.c.action == OperatorAction.ACCEPT_CHANGE.value,
+            t.event.c.message == graph.shown,
+            t.event.c.at >= since,
+        )
+        .limit(1)
+    ).one_or_none()
+    if accepted is None:
+        harm = " and ".join(dict.fromkeys(c.harm for c in refused))
+        remedy = " and ".join(dict.fromkeys(c.remedy for c in refused))
+        raise PositionMismatch(
+            f"topology {run.topology!r} has changed since its last run: {'; '.join(c.text for c in refused)}. "
+            f"{harm[0].upper()}{harm[1:]}, and nothing was written. Give the topology, or the sink, a new name and a "
+            f"new table; or, {remedy}: stormproof ledger accept-change {run.topology} {graph.shown}",
+            topology=run.topology,
+            fingerprint=graph.shown,
+            sinks=[c.sink for c in refused],
+        )
+
+
+def accept(tx: Tx, fingerprint: str, *, by: str, why: str) -> None:
+    """Let the topology go on with the graph whose shown fingerprint this is, by an operator's decision."""
+    action = OperatorAction.ACCEPT_CHANGE
+    detail: dict[str, Json] = {"action": action.value, "by": by, "why": why}
+    reason = f"accept change {fingerprint} by {by}"
+    events.record(tx, [Event(EventKind.OPERATOR, action, message=fingerprint, reason=reason, detail=detail)])

@@ -1,0 +1,36 @@
+"""One open transaction in the ledger's database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from stormproof.core.clock import Clock
+from stormproof.trident.ledger.rows import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Tx:
+    """One open ledger transaction of one run; `Ledger.transaction` puts it behind the fence."""
+
+    connection: sa.Connection
+    run: Run
+    clock: Clock
+
+    @property
+    def raw(self) -> object:
+        """The driver's own connection (psycopg's on Postgres), for a source that joins the transaction."""
+        return self.connection.connection.driver_connection
+
+
+@dataclass(frozen=True, slots=True)
+class UnfencedTx:
+    """One open ledger transaction behind no fence, in which an operator's decision on several topologies is recorded."""
+
+    connection: sa.Connection
+    clock: Clock
+
+    def of(self, run: Run) -> Tx:
+        """The same transaction, for one topology."""
+        return Tx(self.connection, run, self.clock)

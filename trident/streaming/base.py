@@ -1,0 +1,254 @@
+"""What each function for `foreachBatch` does: it opens its one query at the first micro-batch, and closes it at an error."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import random
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+
+from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.engine.shipping import require_shippable
+from stormproof.core.errors import Json, StoreUnavailable, UsageError
+from stormproof.core.graph.plan import Plan
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.process import kept_from_forks
+from stormproof.core.settings import Settings
+from stormproof.core.source.protocol import Source, of_run
+from stormproof.trident.ledger import events
+from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.ledger.rows import Event, Run
+from stormproof.trident.ledger.streams import Standing, StreamBatch, handed, missing, stands_by_name, take
+from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.options import RunOptions
+from stormproof.trident.outages import outlasting_outages
+from stormproof.trident.preflight import Preflight
+from stormproof.trident.run import attached, ledger_engine, options_of, placed, require_schema
+from stormproof.trident.sessions import Sessions
+from stormproof.trident.statistics import RunStatistics
+from stormproof.trident.streaming.result import StreamResult
+from stormproof.trident.transaction import EventKind, OperatorAction
+
+if TYPE_CHECKING:
+    from stormproof.core.engine.frame import Frames
+
+Frame: TypeAlias = Any
+"""A micro-batch: Spark's DataFrame; this module does not wait for Spark's import."""
+
+log = logging.getLogger("stormproof.txn")
+
+
+class StepTimes:
+    """How long each step of a call took, one after the other."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last_s = clock.monotonic_s()
+        self.ms: dict[str, float] = {}
+
+    def mark(self, step: str) -> None:
+        """The step has just ended."""
+        now_s = self._clock.monotonic_s()
+        self.ms[step], self._last_s = (now_s - self._last_s) * 1000, now_s
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuery:
+    """What one driver has open for one streaming query."""
+
+    query: str
+    plan: Plan
+    source: Source
+    ledger: Ledger
+    run: Run
+    sessions: Sessions
+    options: RunOptions
+    settings: Settings
+    preflight: Preflight
+    stack: ExitStack
+
+
+class ForeachBatch(ABC):
+    """What Spark calls with each micro-batch; one object serves one query. Made by `exactly_once` and `feed`.
+
+    It begins at its first micro-batch: that raises the epoch, which fences an older driver of the same name, and recovers.
+    An error lets everything go; the next call begins anew. `close` ends it in order, once the query has ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        guarantee: Guarantee,
+        *,
+        adopt: str | None,
+        settings: Settings | None,
+        options: RunOptions | None,
+        on_batch: Callable[[StreamResult], None] | None,
+        frames: Frames | None,
+    ) -> None:
+        self.name = name
+        self._given_frames = frames
+        self._guarantee = guarantee
+        self._adopt = adopt
+        self._settings = settings
+        self._options = options
+        self._on_batch = on_batch
+        self._clock: Clock = SystemClock()
+        self._rng = random.Random()  # noqa: S311 - seeds need spread, not secrecy
+        self._lock = threading.Lock()
+        self._current: OpenQuery | None = None
+        self.statistics = RunStatistics(name, guarantee.value, 0)
+        """What was done so far, over all epochs of this object."""
+
+    def __call__(self, frame: Frame, batch_id: int) -> None:
+        """Take one micro-batch to its end."""
+        with self._lock:
+            started_s = self._clock.monotonic_s()
+            query = self._frames.query_id(frame)
+            kept = False
+            try:
+                if self._current is not None and self._current.query != query:
+                    raise UsageError(
+                        f"stream {self.name!r} is fed by query {self._current.query}, and query {query} calls it, too: give "
+                        "each query a function of its own, with a name and tables of its own"
+                    )
+                if self._current is None:
+                    self._current = self._begin(frame, query, batch_id)
+                result = self._take(self._current, frame, batch_id)
+                kept = True
+            finally:
+                if not kept:
+                    self._let_go()
+            result.steps_ms["total"] = (self._clock.monotonic_s() - started_s) * 1000
+            self._account(self._current, result)
+
+    @property
+    def _frames(self) -> Frames:
+        if self._given_frames is None:
+            from stormproof.core.engine.frame import SparkFrames  # Spark is imported once it calls
+
+            self._given_frames = SparkFrames()
+        return self._given_frames
+
+    def close(self) -> None:
+        """Record that the driver ended in order, and let connections go; a later call would begin anew."""
+        with self._lock:
+            current = self._current
+            if current is not None:
+                try:
+                    current.ledger.stop(current.run)
+                finally:
+                    self._let_go()
+
+    @abstractmethod
+    def _plan(self, frame: Frame) -> tuple[Plan, Source]:
+        """What is to be run over such rows."""
+
+    @abstractmethod
+    def _take(self, current: OpenQuery, frame: Frame, batch: int) -> StreamResult:
+        """Take one micro-batch to its end."""
+
+    @abstractmethod
+    def _recovered(self, current: OpenQuery) -> None:
+        """Called once the query is open."""
+
+    def _begin(self, frame: Frame, query: str, batch: int) -> OpenQuery:
+        """Open everything; the epoch is raised last, so that what cannot run fences nobody."""
+        self._frames.require(frame)
+        plan, source = self._plan(frame)
+        functions = require_shippable(plan)
+        settings = self._settings or Settings()
+        with ExitStack() as stack:
+            database = settings.resolve_database()
+            engine = ledger_engine(database)
+            stack.callback(engine.dispose)
+            require_schema(engine, database, own=settings.uses_embedded)
+            source.bind(database)
+            source = of_run(source, database)
+            plan = placed(plan, database, settings)
+            options = replace(self._options or options_of(settings, self._guarantee), until_idle=True)
+            ledger = Ledger(engine, self._clock, lambda: query)
+            look = partial(_look, engine, self.name, query, batch)
+            handed(self.name, outlasting_outages(look, options, self._clock), query, batch, self._adopt)
+            preflight = Preflight(self._engine(frame, settings), plan, functions, source, settings.staging_path)
+            outlasting_outages(preflight, options, self._clock)
+            attach = partial(attached, plan, source, ledger, database)
+            run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), options, self._clock)
+            current = OpenQuery(
+                query, plan, source, ledger, run, sessions, options, settings, preflight, stack.pop_all()
+            )
+        self._current = current  # from here on an error closes it
+        self.statistics = replace(self.statistics, epoch=run.epoch)
+        self._recovered(current)
+        return current
+
+    def _engine(self, frame: Frame, settings: Settings) -> Engine:
+        return self._frames.engine(frame, settings.parallelism, settings.worker_memory_mb)
+
+    def _let_go(self) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            current.stack.close()
+
+    def _record_place(self, current: OpenQuery, tx: Tx, standing: Standing, taken: StreamBatch) -> None:
+        """Take a micro-batch; what is unusual about its place is said, and stands on record."""
+        take(tx, taken)
+        place, before = taken.place, taken.adopted_from
+        if before is not None:
+            detail: dict[str, Json] = {
+                "action": OperatorAction.ADOPT_STREAM.value,
+                "from": before,
+                "query": taken.query,
+                "batch": taken.batch,
+                "by": _user(),
+            }
+            reason = f"goes on from {place}, which follows {before}"
+            events.record(tx, [Event(EventKind.OPERATOR, OperatorAction.ADOPT_STREAM, reason=reason, detail=detail)])
+            log.warning("stream %s: goes on from %s instead of %s", self.name, place, before)
+        if standing.last is None and taken.batch > 0:
+            # The row itself is the record: status and audit show it, and a prune leaves it.
+            text = "stream %s: begins at batch %d of streaming query %s; %s not in its sinks"
+            log.warning(text, self.name, taken.batch, taken.query, missing(taken.batch))
+
+    def _account(self, current: OpenQuery, result: StreamResult) -> None:
+        line: dict[str, object] = {
+            "topology": self.name,
+            "query": result.query,
+            "batch": result.batch,
+            "outcome": result.outcome.value,
+            "txids": list(result.txids),
+            "guarantee": self._guarantee.value,
+            "epoch": current.run.epoch,
+            "rows": result.rows,
+            "steps_ms": {name: round(value, 1) for name, value in result.steps_ms.items()},
+        }
+        log.info("micro-batch %s", json.dumps(line))
+        if self._on_batch is not None:
+            with kept_from_forks():
+                self._on_batch(result)
+
+
+def _look(engine: sa.Engine, name: str, query: str, batch: int) -> Standing:
+    try:
+        with engine.connect() as connection:
+            return stands_by_name(connection, name, query, batch)
+    except OperationalError as error:
+        raise StoreUnavailable(f"the ledger's database does not answer ({type(error.orig).__name__})") from error
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"

@@ -1,0 +1,28 @@
+"""What became of a micro-batch in one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class StreamOutcome(StrEnum):
+    """What became of a micro-batch in one call."""
+
+    COMMITTED = "committed"
+    ROLLED_FORWARD = "rolled_forward"
+    """Its content was fixed before; it was committed from its files, and what Spark handed out again was not taken."""
+    SUPPRESSED = "suppressed"
+    """Every sink held it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamResult:
+    """What one call did. `rows` is how many the micro-batch had, or 0 where it was not read."""
+
+    query: str
+    batch: int
+    outcome: StreamOutcome
+    txids: tuple[int, ...]
+    rows: int
+    steps_ms: dict[str, float] = field(default_factory=dict[str, float])

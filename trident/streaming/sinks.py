@@ -1,0 +1,229 @@
+"""Micro-batches straight into sinks: each is one transaction, whose rows are computed and written once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+
+from stormproof.core.bolt import DEFAULT_STREAM
+from stormproof.core.errors import Fenced, JobFailed, Json, SinkRefused, UsageError
+from stormproof.core.failpoint import failpoint
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.components import Subscription
+from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.topology import TopologyGraph
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.schema import to_ddl
+from stormproof.core.settings import Settings
+from stormproof.core.sink import SinkSpec, TaskContext
+from stormproof.core.source.protocol import Slice, Source
+from stormproof.core.tracking.attempts import FailedIn
+from stormproof.sinks.protocol import CommitOutcome
+from stormproof.trident.coordinator import SEED_BITS
+from stormproof.trident.ledger import events, transactions
+from stormproof.trident.ledger.rows import Event, Txn
+from stormproof.trident.ledger.streams import Handed, StreamBatch, handed, stands
+from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.outages import outlasting_outages
+from stormproof.trident.recovery import recover
+from stormproof.trident.statistics import RecoveryReport
+from stormproof.trident.steps import Opened, Steps
+from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, StepTimes
+from stormproof.trident.streaming.one_message import OneMessageSource, one_message
+from stormproof.trident.streaming.result import StreamOutcome, StreamResult
+from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnCause, TxnState
+
+if TYPE_CHECKING:
+    from stormproof.core.engine.frame import Frames
+
+log = logging.getLogger("stormproof.txn")
+
+
+class KeepTxidSteps(Steps):
+    """A batch that is not prepared keeps its txid over restarts: Spark hands out the very same one next."""
+
+    def abort(
+        self, txid: int, cause: TxnCause, reason: str, *, divide: Slice | None = None, alone: Sequence[int] = ()
+    ) -> None:
+        """Leave it open; its next attempt comes with the call that hands it out again."""
+        del cause, divide, alone
+        failpoint("abort.in_transaction")
+        log.info("txid %d of stream %s stays open: %s", txid, self.run.topology, reason)
+        failpoint("abort.after")
+
+
+class SinkStream(ForeachBatch):
+    """Micro-batches straight into sinks."""
+
+    def __init__(
+        self,
+        name: str,
+        sinks: Sequence[SinkSpec],
+        *,
+        adopt: str | None,
+        settings: Settings | None,
+        on_batch: Callable[[StreamResult], None] | None,
+        frames: Frames | None = None,
+    ) -> None:
+        super().__init__(
+            name, Guarantee.EXACTLY_ONCE, adopt=adopt, settings=settings, options=None, on_batch=on_batch, frames=frames
+        )
+        self._sinks = tuple(sinks)
+        self._steps: KeepTxidSteps | None = None
+        self._schema: pa.Schema | None = None
+        self._rolled: set[int] = set()
+
+    def _plan(self, frame: Frame) -> tuple[Plan, Source]:
+        self._schema = self._frames.schema(frame)
+        source = OneMessageSource(self.name, self._schema)
+        topology = TopologyGraph(self.name)
+        spout = topology.add_spout("micro-batches", source)
+        for sink in self._sinks:
+            topology.add_sink(Subscription(spout, DEFAULT_STREAM), sink)
+        return compile_topology(topology, Guarantee.EXACTLY_ONCE), source
+
+    def _recovered(self, current: OpenQuery) -> None:
+        self._steps = KeepTxidSteps(
+            current.ledger, current.run, current.source, current.sessions, lease_s=current.options.lease_s
+        )
+        self._rolled.clear()
+        first = True
+
+        def recover_once() -> None:
+            nonlocal first
+            self._recover(sweep=first)
+            first = False
+
+        outlasting_outages(recover_once, current.options, self._clock, let_go=self._steps.drop_connections)
+
+    def _recover(self, *, sweep: bool) -> RecoveryReport:
+        assert self._steps is not None
+        report = recover(self._steps, sweep=sweep)
+        self._rolled.update(report.rolled_forward)
+        if report.did_something or report.took_over_from:
+            self.statistics = replace(
+                self.statistics,
+                recoveries=(*self.statistics.recoveries, report),
+                suppressed=self.statistics.suppressed + len(report.suppressed),
+            )
+            summary = {"topology": self.name, "epoch": report.epoch, "rolled_forward": list(report.rolled_forward)}
+            log.info("recovered %s", json.dumps(summary))
+        return report
+
+    def _take(self, current: OpenQuery, frame: Frame, batch: int) -> StreamResult:
+        """Where an answer is lost, what is owed is found out by recovering, as ever, and then the call goes on."""
+        steps = self._steps
+        assert steps is not None
+        result = outlasting_outages(
+            lambda: self._take_once(current, frame, batch),
+            current.options,
+            self._clock,
+            let_go=steps.drop_connections,
+            recover=lambda: bool(self._recover(sweep=False).rolled_forward),
+        )
+        if isinstance(result, JobFailed):
+            raise result
+        return result
+
+    def _take_once(self, current: OpenQuery, frame: Frame, batch: int) -> StreamResult | JobFailed:
+        steps, schema = self._steps, self._schema
+        assert steps is not None
+        assert schema is not None
+        found = self._frames.schema(frame)
+        if not found.equals(schema):
+            raise UsageError(
+                f"stream {self.name!r}: the micro-batch has the columns {to_ddl(found)}, the ones before had "
+                f"{to_ddl(schema)}"
+            )
+        times = StepTimes(self._clock)
+
+        opened, attempt = self._open(current, steps, batch)
+        times.mark("open")
+        if attempt is None:
+            outcome = StreamOutcome.ROLLED_FORWARD if opened.txid in self._rolled else StreamOutcome.SUPPRESSED
+            self._frames.read_in_vain(frame)
+            times.mark("read_in_vain")
+            self.statistics = replace(self.statistics, suppressed=self.statistics.suppressed + len(current.sessions))
+            return StreamResult(current.query, batch, outcome, (opened.txid,), 0, times.ms)
+        writers = {name: session.writer() for name, session in current.sessions.items()}
+        try:
+            written = self._frames.write(
+                frame, writers, TaskContext(current.run.incarnation, opened.txid, attempt, 0), schema
+            )
+        except JobFailed as error:
+            return error  # the query's own doing: it is not tried again here
+        times.mark("job")
+        failpoint("run.after")
+        if written.problems:
+            raise SinkRefused(
+                f"stream {self.name!r}: batch {batch} of query {current.query} has rows that a sink cannot hold: "
+                f"{'; '.join(written.problems)}. Nothing was written. Mend or filter them in the query and start it "
+                "again, which hands out the same batch; or feed() a topology, where such rows become dead letters",
+                batch=batch,
+                problems=[*written.problems],
+            )
+        nobody: Sequence[FailedIn] = ()
+        work = steps.fix_content(opened, attempt, Guarantee.EXACTLY_ONCE, written.files, nobody, written.rows)
+        times.mark("prepare")
+        outcomes = steps.commit(opened.txid, Guarantee.EXACTLY_ONCE, work)
+        times.mark("commit")
+        steps.finish(opened.txid, Guarantee.EXACTLY_ONCE, TxnState.PREPARED, work, (), outcomes, times.ms)
+        times.mark("finish")
+        s = self.statistics
+        self.statistics = replace(
+            s,
+            batches=s.batches + 1,
+            messages=s.messages + 1,
+            tuples=s.tuples + written.rows,
+            attempts=s.attempts + attempt,
+            suppressed=s.suppressed + sum(o is CommitOutcome.ALREADY_HELD for o in outcomes.values()),
+        )
+        return StreamResult(current.query, batch, StreamOutcome.COMMITTED, (opened.txid,), written.rows, times.ms)
+
+    def _open(self, current: OpenQuery, steps: KeepTxidSteps, batch: int) -> tuple[Opened, int | None]:
+        """The batch's transaction, and the number of its attempt; None where it is committed already."""
+        failpoint("open.before")
+        seed = self._rng.getrandbits(SEED_BITS)
+        source = cast("OneMessageSource", current.source)
+        ledger = current.ledger
+        with ledger.transaction(current.run) as tx:
+            standing = stands(tx, current.query, batch)
+            known = handed(self.name, standing, current.query, batch, self._adopt)
+            if known is Handed.AGAIN:
+                assert standing.last is not None
+                taken, attempt = standing.last, self._again(current, tx, standing.last, seed)
+            else:
+                txid = transactions.next_txid(tx)
+                adopted = self._adopt if known is Handed.ADOPTED else None
+                taken = StreamBatch(txid, current.query, batch, txid, adopted_from=adopted)
+                self._record_place(current, tx, standing, taken)
+                transactions.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, source.name, source.slice(taken, seed), seed)
+                attempt = 1
+            failpoint("open.in_transaction")
+        failpoint("open.after")
+        assert taken.txid is not None
+        return Opened(taken.txid, steps.lease(taken.txid), source.slice(taken, seed), seed), attempt
+
+    def _again(self, current: OpenQuery, tx: Tx, last: StreamBatch, seed: int) -> int | None:
+        assert last.txid is not None
+        txn = cast("Txn", transactions.find(tx, last.txid))
+        if txn.state is TxnState.OPEN:
+            # Nothing was fixed: it runs again, and its content may be another.
+            transactions.end_attempt(
+                tx, last.txid, txn.attempt, AttemptOutcome.JOB_FAILED, "its driver ended, or its job failed"
+            )
+            expected = one_message(last.number, seed)
+            transactions.add_attempt(tx, last.txid, txn.attempt + 1, seed, frozenset(), expected)
+            return txn.attempt + 1
+        if txn.state is not TxnState.COMMITTED:
+            raise Fenced(f"txid {last.txid} of stream {self.name!r} is {txn.state}: another driver moved it")
+        detail: dict[str, Json] = {"query": last.query, "batch": last.batch}
+        events.record(
+            tx, [Event(EventKind.SUPPRESSED, txid=last.txid, sink=sink, detail=detail) for sink in current.sessions]
+        )
+        return None

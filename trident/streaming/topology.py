@@ -1,0 +1,166 @@
+"""The rows of micro-batches as a topology's messages: staged to files, then run batch by batch by a coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stormproof.core.errors import Json, UsageError
+from stormproof.core.failpoint import failpoint
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.topology import TopologyGraph
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.settings import Settings
+from stormproof.core.sink import TaskContext
+from stormproof.core.source.files.micro_batches import MicroBatches
+from stormproof.core.source.protocol import Source
+from stormproof.sinks.staging import FileWriter, make_folder
+from stormproof.trident.coordinator import Coordinator
+from stormproof.trident.ledger import events
+from stormproof.trident.ledger.rows import Event
+from stormproof.trident.ledger.streams import Handed, Standing, StreamBatch, handed, newest, stands
+from stormproof.trident.options import RunOptions
+from stormproof.trident.outages import outlasting_outages
+from stormproof.trident.statistics import RunStatistics
+from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, StepTimes
+from stormproof.trident.streaming.result import StreamOutcome, StreamResult
+from stormproof.trident.transaction import EventKind
+
+if TYPE_CHECKING:
+    from stormproof.core.engine.frame import Frames
+
+
+class TopologyStream(ForeachBatch):
+    """The rows of micro-batches as a topology's messages."""
+
+    def __init__(
+        self,
+        topology: TopologyGraph,
+        source: MicroBatches,
+        guarantee: Guarantee,
+        *,
+        adopt: str | None,
+        settings: Settings | None,
+        options: RunOptions | None,
+        on_batch: Callable[[StreamResult], None] | None,
+        frames: Frames | None = None,
+    ) -> None:
+        super().__init__(
+            topology.name, guarantee, adopt=adopt, settings=settings, options=options, on_batch=on_batch, frames=frames
+        )
+        self._topology = topology
+        self._source = source
+
+    def _plan(self, frame: Frame) -> tuple[Plan, Source]:
+        there = self._frames.schema(frame).names
+        missing = [column for column in self._source.columns if column not in there]
+        if missing:
+            raise UsageError(
+                f"topology {self.name!r}: the micro-batch has no column {', '.join(map(repr, missing))}; it has "
+                f"{', '.join(there)}"
+            )
+        return compile_topology(self._topology, self._guarantee), self._source
+
+    def _recovered(self, current: OpenQuery) -> None:
+        self._source.sweep(self._folder(current))
+
+    def _folder(self, current: OpenQuery) -> Path:
+        return current.settings.staging_path / "micro-batches" / current.run.incarnation
+
+    def _take(self, current: OpenQuery, frame: Frame, batch: int) -> StreamResult:
+        times, rows = StepTimes(self._clock), 0
+
+        def look() -> Standing:
+            with current.ledger.transaction(current.run) as tx:
+                return stands(tx, current.query, batch)
+
+        standing = outlasting_outages(look, current.options, self._clock)
+        known = handed(self.name, standing, current.query, batch, self._adopt)
+        if known is Handed.AGAIN:
+            self._frames.read_in_vain(frame)
+            times.mark("read_in_vain")
+        else:
+            rows = self._stage(current, frame, batch, standing, known, times)
+        before = self.statistics
+        txids: list[int] = []
+        statistics = self._run(current, frame, txids)
+        times.mark("run")
+        self._source.sweep(self._folder(current))
+        rolled = [txid for report in statistics.recoveries for txid in report.rolled_forward]
+        outcome = StreamOutcome.COMMITTED
+        if known is Handed.AGAIN and not txids:
+            outcome = StreamOutcome.ROLLED_FORWARD if rolled else StreamOutcome.SUPPRESSED
+            self._record_suppressed(current, batch)
+        self.statistics = before.plus(statistics)
+        return StreamResult(current.query, batch, outcome, (*rolled, *txids), rows, times.ms)
+
+    def _stage(
+        self,
+        current: OpenQuery,
+        frame: Frame,
+        batch: int,
+        standing: Standing,
+        known: Handed,
+        times: StepTimes,
+    ) -> int:
+        """Write the rows to files, and make messages of them; from then on the micro-batch is taken, with this content."""
+        folder = self._folder(current)
+        make_folder(folder, private=True)
+        number = 1 if standing.last is None else standing.last.number + 1
+        kept = self._frames.select(frame, self._source.columns)
+        writer = FileWriter("micro-batch", str(folder))
+        context = TaskContext(current.run.incarnation, number, current.run.epoch, 0)
+        written = self._frames.write(kept, {writer.sink: writer}, context, self._frames.schema(kept))
+        times.mark("stage")
+        failpoint("stream.before_register")
+
+        def register() -> None:
+            with current.ledger.transaction(current.run) as tx:
+                there = newest(tx.connection, current.run.incarnation)
+                if there is not None and there.number == number:
+                    return  # the answer to the try before was lost
+                names = [file.path for file in written.files]
+                first, stop = self._source.register(str(folder), names, current.run.epoch, tx.raw)
+                adopted = self._adopt if known is Handed.ADOPTED else None
+                taken = StreamBatch(number, current.query, batch, None, first, stop, adopted)
+                self._record_place(current, tx, standing, taken)
+                failpoint("stream.in_transaction")
+
+        outlasting_outages(register, current.options, self._clock)
+        failpoint("stream.after_register")
+        outlasting_outages(self._source.reload, current.options, self._clock)
+        times.mark("register")
+        return written.rows
+
+    def _run(self, current: OpenQuery, frame: Frame, txids: list[int]) -> RunStatistics:
+        """Take batches until nothing is left to open now."""
+        engine = self._engine(frame, current.settings)
+        coordinator = Coordinator(
+            current.plan,
+            current.source,
+            current.sessions,
+            current.ledger,
+            current.run,
+            engine,
+            options=current.options,
+            clock=self._clock,
+            rng=self._rng,
+            on_batch=lambda result: txids.append(result.txid),
+            preflight=current.preflight,
+        )
+        self._source.feeding = True
+        try:
+            return coordinator.run()
+        finally:
+            self._source.feeding = False
+
+    def _record_suppressed(self, current: OpenQuery, batch: int) -> None:
+        detail: dict[str, Json] = {"query": current.query, "batch": batch}
+
+        def record() -> None:
+            with current.ledger.transaction(current.run) as tx:
+                events.record(tx, [Event(EventKind.SUPPRESSED, detail=detail)])
+
+        outlasting_outages(record, current.options, self._clock)
