@@ -1,0 +1,428 @@
+"""Sources whose server can only redeliver: what comes again is known, confirmed and never applied twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+from support.queues import prepared_database
+from support.redelivering import Handle, ToyHarness, ToyServer, ToySource
+from support.source_harness import messages_of
+from support.verdicts import verified
+
+from stormproof import PostgresSink, Topology
+from stormproof.core.clock import ManualClock
+from stormproof.core.errors import Fenced, StoreUnavailable, UsageError
+from stormproof.core.failpoint import watched
+from stormproof.core.pending.journal import Journal, JournalCounts, Received
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.core.settings import Settings
+from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.protocol import Lease, Limit
+
+pytestmark = pytest.mark.postgres
+
+A, B, C = Lease("a", 1), Lease("b", 1), Lease("c", 1)
+ANY = Limit(100)
+
+
+@pytest.fixture(scope="module")
+def shared_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """One database for all cases that keep apart by their source's name."""
+    with connect(postgres.database, application_name="tests", autocommit=True) as connection:
+        connection.execute(b"create database test_redelivering template template0")
+    yield prepared_database(postgres.database.with_name("test_redelivering"))
+    with connect(postgres.database, application_name="tests", autocommit=True) as connection:
+        connection.execute(b"drop database test_redelivering with (force)")
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest, shared_database: Database) -> Iterator[ToyHarness]:
+    harness = ToyHarness(shared_database, request.node.name)
+    yield harness
+    harness.close()
+
+
+def opened(source: ToySource, lease: Lease, limit: Limit = ANY) -> list[bytes]:
+    """The payloads of the next slice; none where there is none."""
+    slice_ = source.open(lease, limit, 7)
+    return [] if slice_ is None else [message.payload for message in messages_of(source, slice_)]
+
+
+# ---- one message after the other
+
+
+def test_a_message_is_confirmed_to_its_server_after_its_slice_and_not_before(harness: ToyHarness) -> None:
+    harness.put([b"a", b"b", b"c"])
+    source = harness.view()
+    assert opened(source, A, Limit(2)) == [b"a", b"b"]
+    source.maintain()
+    assert harness.server.confirmed == []
+    source.confirm(A)
+    source.maintain()
+    assert harness.server.confirmed == ["m1", "m2"]
+    source.close()
+    assert [id_ for id_, _ in harness.server.ready] == ["m3"], "given back"
+
+
+def test_what_was_received_is_durable_and_no_server_is_needed_to_open_it(harness: ToyHarness) -> None:
+    harness.put([b"a", b"b"])
+    assert opened(harness.view(), A, Limit(1)) == [b"a"]
+    harness.server.ready.clear()
+    harness.server.lose()
+    harness.server.ready.clear()  # the server has forgotten everything
+    after = harness.view(epoch=2)
+    assert after.recover(2) == ("a",)
+    after.abort(Lease("a", 2))
+    assert opened(after, Lease("b", 2)) == [b"a"]
+    assert opened(after, Lease("c", 2)) == [b"b"]
+
+
+def test_a_confirmation_that_is_owed_survives_a_crash_and_is_paid_with_the_new_handle(harness: ToyHarness) -> None:
+    harness.put([b"a", b"b"])
+    source = harness.view()
+    assert opened(source, A) == [b"a", b"b"]
+    source.confirm(A)  # and here the driver dies
+    harness.server.lose()
+    after = harness.view(epoch=2)
+    assert after.journal_counts() == JournalCounts(messages=2, owed=2, suppressed=0)
+    assert opened(after, Lease("b", 2)) == [], "they come again, and are not opened again"
+    assert harness.server.confirmed == ["m1", "m2"]
+    assert harness.server.left == 0
+    assert after.journal_counts() == JournalCounts(messages=2, owed=0, suppressed=2)
+
+
+def test_a_message_that_comes_again_while_it_is_pending_is_taken_once(harness: ToyHarness) -> None:
+    harness.put([b"a", b"b"])
+    source = harness.view()
+    assert opened(source, A) == [b"a", b"b"]
+    harness.server.redeliver_everything()
+    assert opened(source, B) == []
+    harness.server.lose()
+    source.connection = None
+    assert opened(source, B) == []
+    assert source.journal_counts() == JournalCounts(2, 0, 0)
+    source.confirm(A)
+    source.maintain()
+    assert sorted(set(harness.server.confirmed)) == ["m1", "m2"]
+    assert harness.server.left == 0
+
+
+def test_a_confirmation_that_the_server_ignored_is_repeated_when_the_message_comes_again(harness: ToyHarness) -> None:
+    harness.put([b"a"])
+    source = harness.view()
+    assert opened(source, A) == [b"a"]
+    stale = harness.server.connect()
+    harness.server.lose(source.connection)  # a timeout at the server: its handles are dead, and nobody here knows
+    source.connection = stale
+    source.confirm(A)
+    source.maintain()
+    assert (harness.server.ignored, harness.server.confirmed, harness.server.left) == (1, [], 1)
+    assert source.journal_counts().owed == 0, "for all that is known here"
+    assert opened(source, B) == []
+    assert (harness.server.confirmed, harness.server.left) == (["m1"], 0)
+    assert source.journal_counts().suppressed == 1
+
+
+def test_a_confirmation_that_fails_stays_owed(harness: ToyHarness) -> None:
+    harness.put([b"a"])
+    source = harness.view()
+    assert opened(source, A) == [b"a"]
+    source.confirm(A)
+    harness.server.lose()
+    with pytest.raises(StoreUnavailable, match="connection is gone"):
+        source.maintain()
+    assert source.journal_counts().owed == 1
+    source.connection = None
+    assert opened(source, B) == []
+    assert (harness.server.confirmed, source.journal_counts().owed) == (["m1"], 0)
+
+
+def test_failed_messages_are_ours_and_the_server_hears_that_it_may_forget_them(harness: ToyHarness) -> None:
+    harness.put([b"bad", b"good"])
+    source = harness.view()
+    slice_ = source.open(A, ANY, 7)
+    assert slice_ is not None
+    bad = messages_of(source, slice_)[0]
+    source.confirm(A, [bad.failed()])
+    harness.server.lose()
+    source.connection = None
+    harness.wait_for_retries()
+    assert opened(source, B) == [b"bad"], "of the store, though the server delivers it again"
+    assert harness.server.left == 0
+    source.confirm(B)
+    assert opened(source, C) == []
+
+
+def test_an_id_that_comes_with_another_payload_is_refused_by_name(harness: ToyHarness) -> None:
+    harness.server.ready.extend([("k", b"one"), ("k", b"one")])
+    source = harness.view()
+    assert opened(source, A) == [b"one"]
+    harness.server.ready.append(("k", b"two"))
+    with pytest.raises(UsageError, match="the id 'k' came with two different payloads"):
+        source.open(B, ANY, 7)
+    harness.server.ready.extend([("n", b"one"), ("n", b"two")])
+    with pytest.raises(UsageError, match="the id 'n' came with two different payloads"):
+        source.open(B, ANY, 7)
+
+
+@pytest.mark.parametrize("id_", ["", "x" * 1_001, "a\0b", "\ud800"])
+def test_an_id_that_is_none_is_refused(harness: ToyHarness, id_: str) -> None:
+    harness.server.ready.append((id_, b"one"))
+    with pytest.raises(UsageError, match="printable characters"):
+        harness.view().open(A, ANY, 7)
+
+
+def test_an_older_epoch_receives_nothing(harness: ToyHarness) -> None:
+    harness.put([b"a"])
+    old = harness.view()
+    harness.view(epoch=2)
+    with pytest.raises(Fenced):
+        old.open(A, ANY, 7)
+    assert old.connection is None
+
+
+def test_no_more_is_received_than_may_wait_unopened(harness: ToyHarness) -> None:
+    harness.put([b"%d" % n for n in range(10)])
+    source = ToySource(harness.name, harness.server, database=harness.database, prefetch=4)
+    harness.views.append(source)
+    source.subscribe("s", 1)
+    assert opened(source, A, Limit(2)) == [b"0", b"1"]
+    assert harness.server.deliveries == 4
+    assert opened(source, B, Limit(9)) == [b"2", b"3", b"4", b"5"]
+    assert harness.server.deliveries == 6
+
+
+def test_within_the_horizon_a_message_is_known_and_after_it_a_new_one(harness: ToyHarness) -> None:
+    clock = ManualClock()
+    source = ToySource(harness.name, harness.server, database=harness.database, horizon_s=3_600, clock=clock)
+    harness.views.append(source)
+    source.subscribe("s", 1)
+
+    def comes_again(hours: float) -> list[bytes]:
+        harness.execute(
+            f"update stormproof.pending_message set resolved_at = resolved_at - make_interval(secs => {hours * 3_600})"
+            " where MINE"
+        )
+        clock.advance(60)
+        source.maintain()
+        harness.server.ready.append(("m1", b"a"))
+        found = opened(source, Lease(f"after {hours}", 1))
+        source.confirm(Lease(f"after {hours}", 1))
+        return found
+
+    harness.put([b"a", b"b"])
+    assert opened(source, A) == [b"a", b"b"]
+    source.confirm(A)
+    assert comes_again(0.5) == []
+    assert comes_again(0.6) == [b"a"], "forgotten after 1.1 hours"
+    assert harness.execute("select number from stormproof.pending_message where MINE order by 1") == [(1,), (2,)]
+
+
+# ---- a topology, whose drivers die anywhere
+
+
+class Killed(BaseException):
+    """The driver's end, at a failpoint."""
+
+
+def dying(server: ToyServer, rng: Random) -> Callable[[str], None]:
+    """Ends the driver at some failpoint; sooner or later its connection to the server goes, too."""
+    left = rng.randrange(20, 200)
+
+    def reached(name: str) -> None:
+        nonlocal left
+        del name
+        left -= 1
+        if rng.random() < 0.01:
+            server.redeliver_everything()
+        if left == 0:
+            server.lose()
+            raise Killed
+
+    return reached
+
+
+class Reconnects(ToySource):
+    """As clients do: a connection that is gone is made anew, and nobody is told."""
+
+    def acknowledge(self, handles: Sequence[Handle]) -> None:
+        try:
+            super().acknowledge(handles)
+        except StoreUnavailable:
+            self.connection = None
+            raise
+
+
+def checked(line: str) -> list[str]:
+    if line.startswith("bad"):
+        raise ValueError(line)
+    return [line]
+
+
+def live(database: Database, server: ToyServer, folder: Path, rng: Random, kind: type[ToySource] = Reconnects) -> None:
+    """Drivers one after the other, until one gets to the end."""
+    settings = Settings(
+        database_url=database.adbc_uri, staging_dir=str(folder), batch_messages=5, poll_interval_s=0.001
+    )
+    for _ in range(60):
+        source = kind(
+            "toy",
+            server,
+            database=database,
+            max_attempts=2,
+            backoff=Backoff(0.001, 0.001),
+            prefetch=rng.choice([3, 7, 100]),
+            rng=rng,
+        )
+        topology = Topology("toy")
+        words = topology.stream("lines", source).flat_map(checked, "line", schema="word string")
+        words.into(PostgresSink("applied", database=database))
+        try:
+            with watched(dying(server, rng)):
+                topology.run("exactly-once", engine="inline", until_idle=True, settings=settings)
+        except Killed:
+            continue
+        return
+    raise AssertionError("no driver came to the end")
+
+
+def applied(database: Database) -> Counter[str]:
+    with connect(database, application_name="tests") as connection:
+        return Counter(word for (word,) in connection.execute("select word from applied").fetchall())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_exactly_once_while_drivers_die_and_the_server_redelivers_as_it_likes(
+    database: Database, tmp_path: Path, seed: int
+) -> None:
+    prepared_database(database)
+    rng = Random(seed)
+    server = ToyServer(rng, reorders=True)
+    payloads = [b"word %d" % n for n in range(60)] + [b"bad 1", b"bad 2"]
+    rng.shuffle(payloads)
+    server.put(payloads)
+    live(database, server, tmp_path, rng)
+    assert applied(database) == Counter(f"word {n}" for n in range(60))
+    assert server.left == 0, "every message is confirmed, however often it came"
+    assert verified("toy", database).clean
+    with connect(database, application_name="tests") as connection:
+        dead = connection.execute(
+            "select convert_from(payload, 'utf8') from stormproof.dead_letter order by 1"
+        ).fetchall()
+        journal = connection.execute(
+            "select count(*), count(*) filter (where owed), sum(suppressed) from stormproof.pending_message"
+        ).fetchone()
+    assert dead == [("bad 1",), ("bad 2",)]
+    assert journal is not None
+    assert journal[:2] == (62, 0)
+    assert journal[2] > 0, "some came again after they were applied"
+
+
+# ---- negative controls: what each rule is for
+
+
+class NoKeyJournal(Journal):
+    """Takes whatever comes for new."""
+
+    def _known(self, payloads: Mapping[str, bytes]) -> dict[str, int]:
+        del payloads
+        return {}
+
+
+class NoKey(ToySource):
+    def _journal(self, cursor: Any) -> Journal:
+        return NoKeyJournal(cursor, self._who(), self.where)
+
+
+def test_without_the_unique_key_a_message_is_opened_again_after_it_was_confirmed(harness: ToyHarness) -> None:
+    harness.kind = NoKey
+    harness.put([b"a"])
+    source = harness.view()
+    assert opened(source, A) == [b"a"]
+    source.confirm(A)
+    harness.server.lose()
+    with pytest.raises(psycopg.errors.UniqueViolation):  # the database's own, where the look-up is not to be trusted
+        harness.view().open(B, ANY, 7)
+    harness.server.lose()
+    harness.execute("alter table stormproof.pending_message drop constraint pending_message_stable_id")
+    try:
+        assert opened(harness.view(), B) == [b"a"]
+    finally:
+        harness.execute("delete from stormproof.pending_message where MINE")
+        harness.execute(
+            "alter table stormproof.pending_message add constraint pending_message_stable_id"
+            " unique (subscription, stable_id)"
+        )
+
+
+class AcknowledgesWhatItReceives(ToySource):
+    def receive(self, limit: int) -> Sequence[Received]:
+        received = super().receive(limit)
+        self.acknowledge([message.handle for message in received])
+        return received
+
+
+class DiesBeforeItWrites(ToySource):
+    def _journal(self, cursor: Any) -> Journal:
+        if self._arrived:
+            raise Killed
+        return super()._journal(cursor)
+
+    _arrived = False
+
+    def receive(self, limit: int) -> Sequence[Received]:
+        received = super().receive(limit)
+        self._arrived = bool(received)
+        return received
+
+
+class AcknowledgesAndDies(DiesBeforeItWrites, AcknowledgesWhatItReceives):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [(DiesBeforeItWrites, [b"a"]), (AcknowledgesAndDies, [])], ids=["right", "acknowledged first"]
+)
+def test_a_message_that_is_confirmed_before_it_is_written_down_is_lost(
+    harness: ToyHarness, kind: type[ToySource], found: list[bytes]
+) -> None:
+    harness.put([b"a"])
+    harness.kind = kind
+    with pytest.raises(Killed):
+        harness.view().open(A, ANY, 7)
+    harness.server.lose()
+    harness.kind = ToySource
+    assert opened(harness.view(), B) == found
+
+
+class IgnoresJournal(Journal):
+    def write(self, received: Sequence[Received]) -> list[int]:
+        known = {id_ for (id_,) in self._run("select stable_id from stormproof.pending_message")}
+        numbers = super().write([message for message in received if message.stable_id not in known])
+        return [*numbers, *[-1] * (len(received) - len(numbers))]
+
+
+class IgnoresWhatItKnows(ToySource):
+    def _journal(self, cursor: Any) -> Journal:
+        return IgnoresJournal(cursor, self._who(), self.where)
+
+
+def test_a_server_gets_never_rid_of_a_message_that_is_ignored_when_it_comes_again(harness: ToyHarness) -> None:
+    harness.kind = IgnoresWhatItKnows
+    harness.put([b"a"])
+    source = harness.view()
+    assert opened(source, A) == [b"a"]
+    source.confirm(A)
+    for _ in range(5):
+        harness.server.lose()
+        source.connection = None
+        assert opened(source, B) == []
+        source.maintain()
+    assert harness.server.left == 1
