@@ -1,0 +1,137 @@
+"""A source of one's own: the rows of a table in an SQLite file, each exactly once.
+
+The table has a column `id`, an `integer primary key autoincrement`, and a column with the payload. Rows are appended by
+anybody, and neither changed nor deleted while they are pending. What is pending, retries and dead letters stand in the
+run's Postgres, under the kind `sqlite`: `stormproof status`, `audit verify` and `dead-letters` find them there.
+
+sqlite3 lines.db "create table lines (id integer primary key autoincrement, payload blob)"
+sqlite3 lines.db "insert into lines (payload) values ('to be or not to be')"
+stormproof run examples/sqlite_source.py:topology --param file=lines.db --until-idle
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from stormproof import PostgresSink, Topology, count
+from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.pending.batches import batches_of
+from stormproof.core.pending.numbered import NumberedSource
+from stormproof.core.pending.postgres import PostgresPendingStore
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.decode import decoder_for
+from stormproof.core.source.protocol import Limit, SliceReader
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The table, read on a connection of its own each time. Picklable."""
+
+    file: str
+    table: str
+    column: str
+
+    def query(self, what: str, parameters: Sequence[int] = ()) -> list[tuple[Any, ...]]:
+        """`select WHAT`, in which {table} and {payload} are the table's and the payload's names."""
+        statement = "select " + what.format(table=self.table, payload=f"cast({self.column} as blob)")
+        try:
+            with closing(sqlite3.connect(f"file:{self.file}?mode=ro", uri=True)) as connection:
+                return connection.execute(statement, parameters).fetchall()
+        except sqlite3.OperationalError as error:
+            raise StoreUnavailable(f"table {self.table} of {self.file}: {error}", file=self.file) from error
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Rows from `first` to before `stop`, read inside an executor."""
+
+    rows: Rows
+    first: int
+    stop: int
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        found = self.rows.query(
+            "id, {payload} from {table} where id >= ? and id < ? order by id", (self.first, self.stop)
+        )
+        kept = [row for row in found if row[0] not in excluded]
+        ids, payloads = [row[0] for row in kept], [row[1] for row in kept]
+        yield from batches_of(ids, [0] * len(ids), payloads, seed, batch_rows)
+
+
+class SqliteSource(NumberedSource):
+    """The rows of an SQLite table as messages; a message's number is its row's `id`."""
+
+    KIND: ClassVar[str] = "sqlite"
+
+    def __init__(
+        self,
+        file: str | Path,
+        table: str,
+        column: str = "payload",
+        *,
+        schema: str = "line string",
+        database: Database | str | None = None,
+        max_attempts: int = 5,
+        backoff: Backoff | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        if not (table.isidentifier() and column.isidentifier()):
+            raise UsageError(f"SQLite table {table!r}, column {column!r}: use letters, digits and '_'")
+        super().__init__(
+            table,
+            decoder=decoder_for(schema),
+            store=PostgresPendingStore(self.NOUN, table, database=database),
+            max_attempts=max_attempts,
+            backoff=backoff,
+            rng=rng,
+        )
+        self._rows = Rows(str(Path(file).absolute()), table, column)
+
+    def first(self, cursor: Any) -> int:
+        """SQLite numbers rows from 1 on."""
+        return 1
+
+    def stop(self, cursor: Any) -> int:
+        """Rows become visible in the order of their ids: SQLite has one writer at a time."""
+        return int(self._rows.query("coalesce(max(id) + 1, 1) from {table}")[0][0])
+
+    def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int]:
+        """Looked at before each opening: so a row that is gone is noticed here, and not by a batch that never comes true."""
+        found = self._rows.query("length({payload}) from {table} where id >= ? and id < ? order by id", (first, stop))
+        if len(found) != stop - first:
+            raise PositionMismatch(
+                f"{self.where}: of the rows {first} to {stop - 1} only {len(found)} are there: rows that are pending must "
+                "not be deleted. Put them back, or read the table under another name",
+                source=self.name,
+            )
+        return [size for (size,) in found]
+
+    def range_parts(self, first: int, stop: int, parallelism: int) -> tuple[SliceReader, ...]:
+        """Parts of about equal length."""
+        bounds = [first + (stop - first) * part // parallelism for part in range(parallelism + 1)]
+        return tuple(RowReader(self._rows, low, high) for low, high in pairwise(bounds))
+
+    def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
+        """What is kept of messages that failed."""
+        found = self._rows.query("id, {payload} from {table} where id >= ? and id <= ?", (ids[0], ids[-1]))
+        wanted = set(ids)
+        return {id_: payload for id_, payload in found if id_ in wanted}
+
+
+def topology(file: str, table: str = "lines") -> Topology:
+    """Count the words of the table's lines, in the Postgres table `sqlite_words`."""
+    t = Topology("sqlite-words")
+    lines = t.stream("lines", SqliteSource(file, table))
+    words = lines.flat_map(str.split, "line", schema="word string")
+    words.group_by("word").persistent_aggregate(n=count()).into(PostgresSink("sqlite_words"))
+    return t
