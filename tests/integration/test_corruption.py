@@ -121,7 +121,7 @@ def ran(database: Database, tmp_path: Path) -> Ran:
 
 RECORDS = (
     *(f"stormproof.{name}" for name in ("topology_sink", "txn", "attempt", "txn_sink", "event")),
-    *(f"stormproof.{name}" for name in ("queue_subscription", "queue_slice", "queue_retry", "dead_letter")),
+    *(f"stormproof.{name}" for name in ("pending_subscription", "pending_slice", "pending_retry", "dead_letter")),
     *(f"stormproof_sink.{name}" for name in ("fence", "guard", "evidence")),
 )
 """The tables that `LEDGER`, `QUEUE` and `EVIDENCE` spoil."""
@@ -249,17 +249,17 @@ LEDGER = {
 
 QUEUE = {
     "retry added": Planted(
-        "insert into stormproof.queue_retry (queue, subscription, id, xid, payload, times_opened, times_failed,"
-        " not_before, reason, history) select queue, subscription, 1, '755', '', 1, 1, now(), 'error', '[]'"
-        " from stormproof.queue_subscription",
+        "insert into stormproof.pending_retry (subscription, id, origin, payload, times_opened, times_failed,"
+        " not_before, reason, history) select id, 1, 755, '', 1, 1, now(), 'error', '[]'"
+        " from stormproof.pending_subscription",
         "message_unknown",
         txid=None,
     ),
     "dead letter deleted": Planted("delete from stormproof.dead_letter", "message_lost", txid=None),
     "dead letter added": Planted(
-        "insert into stormproof.dead_letter (queue, subscription, id, xid, payload, reason, error, times_opened,"
-        " times_failed, history) select queue, subscription, 1, '755', '', 'error', '', 1, 1, '[]'"
-        " from stormproof.queue_subscription",
+        "insert into stormproof.dead_letter (kind, source, subscription, id, origin, payload, reason, error, times_opened,"
+        " times_failed, history) select kind, source, subscription, 1, 755, '', 'error', '', 1, 1, '[]'"
+        " from stormproof.pending_subscription",
         "message_unknown",
         txid=None,
     ),
@@ -427,8 +427,8 @@ def test_a_delta_log_entry_that_was_altered_is_named(ran: Ran, shell: Shell) -> 
 def test_a_position_that_was_moved_forward_is_named_once_it_skips(ran: Ran, shell: Shell) -> None:
     ran.put(b"skipped one", b"skipped two")
     ran.sql(
-        "update stormproof.queue_subscription set from_snapshot = pg_current_snapshot(), to_snapshot = null,"
-        " after_xid = null, after_id = null"
+        "update stormproof.pending_subscription set position = position"
+        " || jsonb_build_object('from', pg_current_snapshot()::text, 'to', null, 'after', null)"
     )
     ran.put(b"more words")
     ran.run()
@@ -439,8 +439,8 @@ def test_a_position_that_was_moved_forward_is_named_once_it_skips(ran: Ran, shel
 
 def test_a_position_that_was_moved_back_is_named_once_it_repeats(ran: Ran, shell: Shell) -> None:
     ran.sql(
-        "update stormproof.queue_subscription set from_snapshot = '3:3:', to_snapshot = null, after_xid = null,"
-        " after_id = null"
+        "update stormproof.pending_subscription set position = position"
+        " || jsonb_build_object('from', '3:3:', 'to', null, 'after', null)"
     )
     ran.run()
     assert "slices" in {v["kind"] for v in shell.verify(status=1)["violations"]}
@@ -454,7 +454,7 @@ def test_an_opened_slice_that_was_deleted_is_named(
     ran.put(*messages(9))
     assert run_driver(ran.cell, f"open.after=kill@{batch}") == KILLED
     shell.verify(status=0)
-    ran.sql("delete from stormproof.queue_slice where owner is not null")
+    ran.sql("delete from stormproof.pending_slice where owner is not null")
     found = shell.verify(status=1)["violations"]
     assert {v["kind"] for v in found} == {"slices"}
     assert any("of queue spoiled-lines" in v["text"] for v in found)

@@ -211,7 +211,7 @@ def test_dead_letters_of_a_stream_are_kept_with_their_rows(cell: StreamCell) -> 
     run_stand_in(cell)
     require_exact(cell, ["a", "poison never works"])
     with psycopg.connect(cell.database.conninfo) as connection:
-        rows = connection.execute("select payload, error from stormproof.file_dead_letter").fetchall()
+        rows = connection.execute("select payload, error from stormproof.dead_letter").fetchall()
     from stormproof.core.source.files.rows import shown_payload
 
     assert len(rows) == 1
