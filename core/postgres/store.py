@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -48,9 +49,10 @@ class StoreConnection:
         self._missing = missing
         self._idle: dict[ProcessLife, deque[psycopg.Connection]] = {}
         self._identity: tuple[str, str] | None = None
+        self._joined = WeakKeyDictionary[psycopg.Connection, bool]()  # a connection never changes its database
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_idle": {}}
+        return {**self.__dict__, "_idle": {}, "_joined": WeakKeyDictionary()}
 
     def apart(self) -> StoreConnection:
         """The same, with connections of its own."""
@@ -96,11 +98,14 @@ class StoreConnection:
         """Whether `tx` is a transaction in this very server and database."""
         if not isinstance(tx, psycopg.Connection):
             return False
-        if self._identity is None:
-            with self.transaction(database, None) as cursor:
-                self._identity = _identity_of(cursor)
-        with tx.cursor(row_factory=tuple_row) as cursor:
-            return _identity_of(cursor) == self._identity
+        known = self._joined.get(tx)
+        if known is None:
+            if self._identity is None:
+                with self.transaction(database, None) as cursor:
+                    self._identity = _identity_of(cursor)
+            with tx.cursor(row_factory=tuple_row) as cursor:
+                known = self._joined[tx] = _identity_of(cursor) == self._identity
+        return known
 
     def close(self) -> None:
         """Let the idle connections go; one that is in use goes when its transaction ends. The next use makes another."""

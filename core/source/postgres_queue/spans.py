@@ -53,26 +53,28 @@ def first_of(cursor: Cursor[Any], table: MessageTable, span: Span, limit: Limit,
 def _first(
     cursor: Cursor[Any], table: MessageTable, span: Span, messages: int, seed: int
 ) -> tuple[Place | None, Totals]:
-    """The place of the n-th message (None where there are fewer), and what the span has up to there.
+    """The place of the n-th message (None where there are no more behind it), and what the span has up to there.
 
     One range after the other, so that each is a walk along the index that ends where it should: over a union of them
     Postgres sorts everything that lies ahead.
     """
-    have = Totals(0, 0, 0, 0, 0)
-    for condition in span.conditions():
+    have, conditions = Totals(0, 0, 0, 0, 0), span.conditions()
+    for condition in conditions:
         want = messages - have.messages
         row = query(
             cursor,
-            "with m as materialized (select m.xid, m.id, octet_length(m.payload) as bytes"
-            f" from {table.sql} m where {condition} order by m.xid, m.id limit {want})"
-            f" select count(*), coalesce(sum(bytes), 0)::bigint, coalesce(bit_xor(hashint8extended(id, {seed})), 0),"
-            " coalesce(min(id), 0), coalesce(max(id), 0),"
-            f" (select m.xid::text from m offset {want - 1}), (select m.id from m offset {want - 1}) from m",
+            "select f.messages, f.bytes, f.xor, f.low, f.high, f.xid::text, f.id,"
+            f" exists (select from {table.sql} m where {condition} and (m.xid, m.id) > (f.xid, f.id)) from ("
+            "select count(*) as messages, coalesce(sum(bytes), 0)::bigint as bytes,"
+            f" coalesce(bit_xor(hashint8extended(id, {seed})), 0) as xor, coalesce(min(id), 0) as low,"
+            f" coalesce(max(id), 0) as high, (array_agg(xid))[{want}] as xid, (array_agg(id))[{want}] as id"
+            f" from (select m.xid, m.id, octet_length(m.payload) as bytes from {table.sql} m where {condition}"
+            f" order by m.xid, m.id limit {want}) m) f",
         ).fetchone()
         assert row is not None
         have = have.plus(Totals(*row[:5]))
         if row[5] is not None:
-            return Place(int(row[5]), row[6]), have
+            return (Place(int(row[5]), row[6]) if row[7] or condition is not conditions[-1] else None), have
     return None, have
 
 
