@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Final, Self
 
 from stormproof.core.arguments import require_seconds, require_whole, said_of
 from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.errors import StoreUnavailable
 from stormproof.core.pending.journal import Journal, JournalCounts, JournalReader, Received
 from stormproof.core.pending.numbered import NumberedSource, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
@@ -19,6 +21,8 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.protocol import Limit, SliceReader
+
+log = logging.getLogger("stormproof.source")
 
 DAY_S: Final = 24 * 3_600.0
 FORGET_INTERVAL_S: Final = 10.0
@@ -170,11 +174,15 @@ class RedeliveringSource(NumberedSource):
 
     def close(self) -> None:
         """Confirm what is owed, give back to the server what is unresolved, and let connections go."""
-        if self._handles:
+        try:
             self.pay()
-            self.give_back([handle for handles in self._handles.values() for handle in handles])
+            if self._handles:
+                self.give_back([handle for handles in self._handles.values() for handle in handles])
+        except StoreUnavailable as error:  # it costs nothing but time: the server delivers again what it does not hear of
+            log.warning("%s: deliveries were not given back, and come again later: %s", self.where, error)
+        finally:
             self._handles.clear()
-        super().close()
+            super().close()
 
     def _journal(self, cursor: Any) -> Journal:
         return Journal(cursor, self._who(), self.where)
