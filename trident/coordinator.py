@@ -34,7 +34,6 @@ from stormproof.core.machine import own_faults
 from stormproof.core.message import FailureReason, storable_text
 from stormproof.core.process import kept_from_forks
 from stormproof.core.source.protocol import Limit, Source
-from stormproof.core.source.serialised import SerialisedSource
 from stormproof.core.tracking.attempts import (
     Abandoned,
     AllFailed,
@@ -144,7 +143,7 @@ class Coordinator:
         preflight: Callable[[], None] | None = None,
     ) -> None:
         self._plan = plan
-        self._source = source = SerialisedSource(source)
+        self._source = source
         self._writers = {name: session.writer() for name, session in sessions.items()}
         self._run = run
         self._engine = engine

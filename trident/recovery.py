@@ -15,8 +15,8 @@ from stormproof.core.errors import PositionMismatch
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
+from stormproof.core.source.abilities import SupportsDeadLetters
 from stormproof.core.source.protocol import Expectation, Resolution
-from stormproof.core.source.serialised import SerialisedSource
 from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
 from stormproof.trident.blocked import blocked
 from stormproof.trident.ledger import bindings, events, transactions
@@ -199,9 +199,9 @@ def _record_dead(
     """
     dead = dict.fromkeys(resolution.dead)
     source = steps.source
-    if failures and not resolution.dead and not resolution.retried and isinstance(source, SerialisedSource):
+    if failures and not resolution.dead and not resolution.retried and isinstance(source, SupportsDeadLetters):
         shown = {source.shown_id(f.id, f.origin) for f in failures}
-        letters = source.kept_dead_letters()
+        letters = source.dead_letters()
         dead = dict.fromkeys(d.shown_id for d in letters if d.shown_id in shown and d.disposal is None)
     if not dead:
         return

@@ -40,7 +40,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.rights import explained
 from stormproof.core.process import kept_from_forks
 from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Limit, Source, of_run
+from stormproof.core.source.protocol import Limit, Source
 from stormproof.migrations import migrate, state
 from stormproof.sinks.protocol import Sink
 from stormproof.sinks.registry import describe_sink
@@ -199,8 +199,7 @@ def driver(
         sql_engine = ledger_engine(database)
         stack.callback(sql_engine.dispose)
         require_schema(sql_engine, database, own=settings.uses_embedded)
-        topology.source.bind(database)
-        source = of_run(topology.source, database)
+        source = topology.source.for_run(database)
         plan = placed(plan, database, settings)
         ledger = Ledger(sql_engine, clock, new_incarnation)
         chosen_options = options or options_of(settings, chosen)

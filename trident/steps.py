@@ -17,7 +17,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pulse import suspects_of_dead, sweep
 from stormproof.core.sink import PreparedFile, files_of, transaction_digest
-from stormproof.core.source.protocol import DropsConnections, Expectation, Lease, Limit, Resolution, Slice, Source
+from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, Source
 from stormproof.core.tracking.attempts import AttemptEnd, FailedIn, Journal
 from stormproof.sinks.protocol import PROBLEM, CommitOutcome, PreparedTransaction, SinkProblem
 from stormproof.trident.blocked import blocked
@@ -101,8 +101,7 @@ class Steps:
         No batch may be in flight, and no transaction open.
         """
         self.ledger.drop_connections()
-        if isinstance(self.source, DropsConnections):
-            self.source.drop_connections()
+        self.source.drop_connections()
         self.sessions.drop_connections()
 
     # -- open --------------------------------------------------------------------------------------------------------

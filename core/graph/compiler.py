@@ -39,7 +39,6 @@ from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import to_ddl
 from stormproof.core.sink import SinkInput
-from stormproof.core.source.kind import kind_of
 
 FUSED_MAX: Final = 200
 """The largest number of components that may follow each other without an exchange."""
@@ -57,7 +56,7 @@ def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
     for component in topology.components:
         if isinstance(component, SinkComponent):
             spouts = _spouts_behind(topology, component)
-            component.spec.check_sources({spout.name: kind_of(spout.source) for spout in spouts}, guarantee)
+            component.spec.check_sources({spout.name: spout.source.kind for spout in spouts}, guarantee)
     for component in topology.components:
         if isinstance(component, SinkComponent):
             component.spec.check(component.input, guarantee)

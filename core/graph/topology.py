@@ -185,7 +185,7 @@ class TopologyGraph(ComponentRegistry):
             TopologyError: the name is taken or cannot be one, this is no source, or it is there already.
         """
         checked_name(name, "spout")
-        if lacks(source, "name", "decoder", "serves", "open", "readers", "confirm"):
+        if lacks(source, "name", "decoder", "serves", "for_run", "open", "readers", "confirm"):
             raise TopologyError(
                 f"spout {name!r}: {shown(source)} is no source; "
                 + instead_of(source, "give one like PostgresQueue('lines') or MemorySource('lines', [b'a line'])"),

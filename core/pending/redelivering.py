@@ -26,6 +26,8 @@ log = logging.getLogger("stormproof.source")
 
 DAY_S: Final = 24 * 3_600.0
 FORGET_INTERVAL_S: Final = 10.0
+RECEIVES_MAX: Final = 100
+"""Receives for one opening, as long as they bring nothing new."""
 
 
 class RedeliveringSource(NumberedSource):
@@ -125,19 +127,22 @@ class RedeliveringSource(NumberedSource):
             StoreUnavailable: the server or the database is away.
         """
         self.pay()
-        who = self._who()
-        with self._store.rows(who) as rows:
-            position = self._locked(rows, who, epoch)
-            room = self._prefetch - max(0, self.stop(rows.cursor) - next_of(position))
-        received = self.receive(room) if room > 0 else ()
-        if not received:
-            return
-        with self._store.rows(who) as rows:
-            self._locked(rows, who, epoch)
-            numbers = self._journal(rows.cursor).write(received)
-        for number, message in zip(numbers, received, strict=True):
-            self._handles.setdefault(number, []).append(message.handle)
-        self.pay()
+        for _ in range(RECEIVES_MAX):
+            with self.rows() as rows:
+                position = self._locked(rows, self._who(), epoch)
+                stop = self.stop(rows.cursor)
+            room = self._prefetch - max(0, stop - next_of(position))
+            received = self.receive(room) if room > 0 else ()
+            if not received:
+                return
+            with self.rows() as rows:
+                self._locked(rows, self._who(), epoch)
+                numbers = self._journal(rows.cursor).write(received)
+            for number, message in zip(numbers, received, strict=True):
+                self._handles.setdefault(number, []).append(message.handle)
+            self.pay()
+            if max(numbers) >= stop:
+                return  # else all of it is known here: what is new may stand behind it
 
     def pay(self) -> None:
         """Confirm to the server what it is owed, as far as handles are here; what stays owed comes again.
@@ -178,7 +183,9 @@ class RedeliveringSource(NumberedSource):
             self.pay()
             if self._handles:
                 self.give_back([handle for handles in self._handles.values() for handle in handles])
-        except StoreUnavailable as error:  # it costs nothing but time: the server delivers again what it does not hear of
+        except (
+            StoreUnavailable
+        ) as error:  # it costs nothing but time: the server delivers again what it does not hear of
             log.warning("%s: deliveries were not given back, and come again later: %s", self.where, error)
         finally:
             self._handles.clear()

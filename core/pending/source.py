@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -28,7 +28,17 @@ from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.parts import inner_ends
-from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
+from stormproof.core.source.protocol import (
+    Backlog,
+    Decoder,
+    Expectation,
+    Lease,
+    Limit,
+    Resolution,
+    Slice,
+    SliceReader,
+    Source,
+)
 from stormproof.core.tracking.share import signed, tokens, xor_reduce
 
 DEATHS_BEFORE_HALVING: Final = 2
@@ -58,7 +68,7 @@ class Next:
     position: At
 
 
-class PendingSource(ABC):
+class PendingSource(Source):
     """A pending source: Kestrel's open, confirm and abort, for slices of messages.
 
     Derive from it to write a connector. What it needs from you are the abstract methods; each says what it must keep.
@@ -134,7 +144,7 @@ class PendingSource(ABC):
     def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
         """The payloads of these messages of a slice, to be kept; messages that are not in the slice are left out."""
 
-    def look(self, epoch: int) -> None:  # noqa: B027 - most have nothing to look at
+    def look(self, epoch: int) -> None:
         """See what there is to open; before the transaction that opens, and outside of it."""
 
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
@@ -153,7 +163,7 @@ class PendingSource(ABC):
         del position, cursor
         return 0, None
 
-    def settle(self, at: At, cursor: Any) -> None:  # noqa: B027 - most have nothing to do
+    def settle(self, at: At, cursor: Any) -> None:
         """A slice was confirmed, in this transaction: its messages are applied, or wait or are dead with their payloads.
 
         It is called once for each message, when its first slice ends, and may come to nothing: the transaction may fail.
@@ -226,7 +236,8 @@ class PendingSource(ABC):
         self._store.bind(database)
 
     def for_run(self, database: Database) -> Self:
-        """The same source for one run: with a subscription and connections of its own."""
+        """The same source for one run: with a subscription and connections of its own. This one knows the database, too."""
+        self.bind(database)
         view = copy.copy(self)
         view._store = self._store.for_run(database)
         view._subscription = None

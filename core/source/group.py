@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 from urllib.parse import unquote
 
 import numpy as np
@@ -23,12 +23,12 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, MessageId
 from stormproof.core.postgres.database import Database
 from stormproof.core.preflight import Probe, probes_of
+from stormproof.core.source.abilities import SupportsDeadLetters
 from stormproof.core.source.dead_letter import DeadLetter
-from stormproof.core.source.kind import WEAKEST_FIRST, SourceKind, kind_of
+from stormproof.core.source.kind import WEAKEST_FIRST, SourceKind
 from stormproof.core.source.protocol import (
     Backlog,
     Decoder,
-    DropsConnections,
     Expectation,
     Lease,
     Limit,
@@ -36,7 +36,6 @@ from stormproof.core.source.protocol import (
     Slice,
     SliceReader,
     Source,
-    of_run,
 )
 from stormproof.core.tracking.share import GAMMA, mix64, unsigned, xor_signed
 
@@ -130,22 +129,6 @@ def _quoted(name: str) -> str:
     return name.replace("%", "%25").replace("+", "%2B").replace("=", "%3D")
 
 
-@runtime_checkable
-class _KeepsDeadLetters(Protocol):
-    """What a source does that keeps its own dead letters."""
-
-    def dead_letters(self) -> tuple[DeadLetter, ...]: ...
-    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]: ...
-    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]: ...
-
-
-@runtime_checkable
-class _Edits(Protocol):
-    """What a source does that hands dead letters out again with other payloads."""
-
-    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class SpoutReader:
     """One part of one spout's slice: the source's own reader, with keys for ids. Picklable where that is.
@@ -187,7 +170,7 @@ class _Member:
         return tuple(shown(self.spout, one) for one in inner)
 
 
-class SourceGroup:
+class SourceGroup(Source):
     """The sources of several spouts as one source.
 
     Guarantee:
@@ -202,6 +185,8 @@ class SourceGroup:
         they could not share a batch with those of another spout.
 
     `hold` and `extend` are for the object that opened or recovered the lease; what else it knows may be lost.
+
+    Threads: one that opens, confirms and recovers; others may `extend` meanwhile.
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
@@ -249,7 +234,7 @@ class SourceGroup:
     @property
     def kind(self) -> SourceKind:
         """The weakest of its sources' kinds."""
-        kinds = {kind_of(member.source) for member in self._members}
+        kinds = {member.source.kind for member in self._members}
         return next(kind for kind in WEAKEST_FIRST if kind in kinds)
 
     def serves(self, guarantee: Guarantee) -> str | None:
@@ -266,14 +251,9 @@ class SourceGroup:
         """What the spouts' readers need inside executors."""
         return tuple(probe for member in self._members for probe in probes_of(member.source))
 
-    def bind(self, database: Database) -> None:
-        """Bind every source."""
-        for member in self._members:
-            member.source.bind(database)
-
     def for_run(self, database: Database) -> SourceGroup:
         """The same group for one run: of each source its own view, where it has such."""
-        return SourceGroup({member.spout: of_run(member.source, database) for member in self._members})
+        return SourceGroup({member.spout: member.source.for_run(database) for member in self._members})
 
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Subscribe to every source, to each under a name that has the spout in it."""
@@ -484,8 +464,7 @@ class SourceGroup:
         """Let the connections of all sources go that have any; the next call makes them anew."""
         with ExitStack() as stack:
             for member in self._members:
-                if isinstance(member.source, DropsConnections):
-                    stack.callback(member.source.drop_connections)
+                stack.callback(member.source.drop_connections)
 
     def close(self) -> None:
         """Let the connections of all sources go, also where one of them raises."""
@@ -502,7 +481,7 @@ class SourceGroup:
                 shown_id=shown(member.spout, letter.shown_id),
             )
             for member in self._members
-            if isinstance(member.source, _KeepsDeadLetters)
+            if isinstance(member.source, SupportsDeadLetters)
             for letter in member.source.dead_letters()
         )
 
@@ -518,26 +497,20 @@ class SourceGroup:
         """Hand a dead letter out again with another payload; False where it is none.
 
         Raises:
-            UsageError: the spout's source cannot do that, or cannot store such a payload.
+            UsageError: the spout's source cannot store such a payload.
         """
         spout, inner = unshown(message) or ("", message)
         member = self._by_spout.get(spout)
         if member is None:
             return False
-        if not isinstance(member.source, _Edits):
-            raise UsageError(
-                f"spout {spout!r}: its source, {member.source.name}, has no edit(): requeue or drop {message}",
-                spout=spout,
-                message=message,
-            )
-        return member.source.edit(inner, payload, by=by, why=why)
+        return isinstance(member.source, SupportsDeadLetters) and member.source.edit(inner, payload, by=by, why=why)
 
     def _dispose(self, ids: Sequence[str], by: str, why: str, *, requeue: bool) -> tuple[str, ...]:
         done: list[str] = []
         named = [pair for pair in map(unshown, ids) if pair is not None]
         for member in self._members:
             mine = [inner for spout, inner in named if spout == member.spout]
-            if mine and isinstance(member.source, _KeepsDeadLetters):
+            if mine and isinstance(member.source, SupportsDeadLetters):
                 act = member.source.requeue if requeue else member.source.drop
                 done += member.shown(act(mine, by=by, why=why))
         return tuple(done)

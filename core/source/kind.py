@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, Protocol, runtime_checkable
-
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.protocol import Source
+from typing import Final
 
 
 class SourceKind(StrEnum):
@@ -21,20 +18,3 @@ class SourceKind(StrEnum):
 
 
 WEAKEST_FIRST: Final = (SourceKind.NON_TRANSACTIONAL, SourceKind.OPAQUE, SourceKind.TRANSACTIONAL)
-
-
-@runtime_checkable
-class SaysKind(Protocol):
-    """A source that says its kind."""
-
-    @property
-    def kind(self) -> SourceKind:
-        """What it promises about a batch that is replayed."""
-        ...
-
-
-def kind_of(source: Source) -> SourceKind:
-    """A source's kind. One that does not say is opaque where it serves exactly-once, and else non-transactional."""
-    if isinstance(source, SaysKind):
-        return source.kind
-    return SourceKind.OPAQUE if source.serves(Guarantee.EXACTLY_ONCE) is None else SourceKind.NON_TRANSACTIONAL

@@ -13,7 +13,7 @@ from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.dead_letter import DeadLetter
+from stormproof.core.source.kind import SourceKind
 
 READER_SCHEMA = pa.schema(
     [
@@ -148,7 +148,9 @@ class Backlog:
 
 
 class Source(Protocol):
-    """A pending source, seen by one subscription.
+    """A pending source, seen by one subscription: what coordinator and engines ask of it.
+
+    Derive from it. To write a connector, derive from `PendingSource` or one of its kinds instead, which keep all of this.
 
     `tx` is a psycopg connection inside a transaction; a source whose store is that database takes part in it
     (`joins(tx)` says whether), so that a lease and a ledger row, or a confirm and `committed`, are one decision. With
@@ -170,9 +172,18 @@ class Source(Protocol):
         """A message's id as people see it."""
         ...
 
-    def bind(self, database: Database) -> None:
-        """The run's Postgres: for a source that lives in one and names none itself; others ignore it."""
-        ...
+    @property
+    def kind(self) -> SourceKind:
+        """What it promises about a batch that is replayed; by default opaque where it serves exactly-once, else nothing."""
+        return SourceKind.OPAQUE if self.serves(Guarantee.EXACTLY_ONCE) is None else SourceKind.NON_TRANSACTIONAL
+
+    def for_run(self, database: Database) -> Source:
+        """The same source for one run: with a subscription and connections of its own, in `database` if none is named.
+
+        By default itself: then one object serves one run at a time.
+        """
+        del database
+        return self
 
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Make the store ready for this subscription (create what is missing); later calls act for it.
@@ -246,69 +257,18 @@ class Source(Protocol):
         ...
 
     def joins(self, tx: object) -> bool:
-        """Whether `tx` is a transaction in this source's own store."""
-        ...
+        """Whether `tx` is a transaction in this source's own store; by default never."""
+        del tx
+        return False
 
     def maintain(self) -> None:
         """Housekeeping between batches (partitions made ahead and dropped behind); cheap where nothing is due."""
-        ...
-
-    def close(self) -> None:
-        """Let connections go."""
-        ...
-
-
-@runtime_checkable
-class DropsConnections(Protocol):
-    """A source that keeps connections to a store, which an outage of the store makes stale."""
+        return
 
     def drop_connections(self) -> None:
-        """Let them go; the next call makes them anew. Nothing that is pending changes."""
-        ...
+        """Let connections go that an outage made stale; the next call makes others. Nothing that is pending changes."""
+        return
 
-
-@runtime_checkable
-class DeadLetterSource(Source, Protocol):
-    """A source that keeps its own dead letters, and does with them what an operator decides."""
-
-    def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """Every dead letter of this subscription, those that were disposed of included, oldest first."""
-        ...
-
-    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
-        """Hand these dead letters out again, with their failures counted from 0; returns those that were dead."""
-        ...
-
-    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
-        """Give these dead letters up for good; returns those that were dead."""
-        ...
-
-
-@runtime_checkable
-class SharedSource(Protocol):
-    """A source of which one object may serve several runs at once: each has a view of its own."""
-
-    def for_run(self, database: Database) -> Source:
-        """The same source for one run: with a subscription and connections of its own, in `database` if none is named."""
-        ...
-
-
-def of_run(source: Source, database: Database) -> Source:
-    """What a run reads: its own view where the source has such, else the source itself."""
-    return source.for_run(database) if isinstance(source, SharedSource) else source
-
-
-@runtime_checkable
-class EditableSource(DeadLetterSource, Protocol):
-    """A source whose dead letters can be handed out again with another payload."""
-
-    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
-        """Requeue a dead letter with this payload in place of the old one; False where it is not a dead letter.
-
-        The message keeps its id and its history, to which the decision is added with the SHA-256 of both payloads; the
-        dead letter keeps the old payload and the new one. All of it or nothing: a crash leaves no part of it.
-
-        Raises:
-            UsageError: the source cannot store such a payload; nothing was changed.
-        """
-        ...
+    def close(self) -> None:
+        """The run is over: let everything go that it does not need."""
+        return

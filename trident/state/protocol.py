@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import Fold
-from stormproof.core.source.kind import SourceKind, kind_of
+from stormproof.core.source.kind import SourceKind
 from stormproof.sinks.protocol import SinkIdentity
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "StateFactory",
     "StateKind",
     "StateUpdater",
-    "kind_of",
 ]
 
 Merge: TypeAlias = Callable[[pa.Array, pa.Array], pa.Array]

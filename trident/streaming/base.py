@@ -25,7 +25,7 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.process import kept_from_forks
 from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Source, of_run
+from stormproof.core.source.protocol import Source
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
@@ -174,8 +174,7 @@ class ForeachBatch(ABC):
             engine = ledger_engine(database)
             stack.callback(engine.dispose)
             require_schema(engine, database, own=settings.uses_embedded)
-            source.bind(database)
-            source = of_run(source, database)
+            source = source.for_run(database)
             plan = placed(plan, database, settings)
             options = replace(self._options or options_of(settings, self._guarantee), until_idle=True)
             ledger = Ledger(engine, self._clock, lambda: query)

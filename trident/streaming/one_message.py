@@ -10,10 +10,19 @@ import pyarrow as pa
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
-from stormproof.core.postgres.database import Database
 from stormproof.core.source.decode import BytesDecoder
 from stormproof.core.source.kind import SourceKind
-from stormproof.core.source.protocol import Backlog, Decoder, Expectation, Lease, Limit, Resolution, Slice, SliceReader
+from stormproof.core.source.protocol import (
+    Backlog,
+    Decoder,
+    Expectation,
+    Lease,
+    Limit,
+    Resolution,
+    Slice,
+    SliceReader,
+    Source,
+)
 from stormproof.core.tracking.share import tokens, xor_reduce
 from stormproof.trident.ledger.streams import StreamBatch
 
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class OneMessageSource:
+class OneMessageSource(Source):
     """A source for ledger, recovery and audit: a micro-batch is one message, which Spark hands out again until it is done.
 
     Nothing is ever leased or given back here; where a query stands is in the ledger's own table.
@@ -49,9 +58,6 @@ class OneMessageSource:
         """The micro-batch's number among those that were taken."""
         del origin
         return str(message)
-
-    def bind(self, database: Database) -> None:
-        """Nothing of it is anywhere else than in the ledger."""
 
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Nothing to make ready."""
@@ -113,12 +119,6 @@ class OneMessageSource:
         """Always: all that there is stands in the ledger."""
         del tx
         return True
-
-    def maintain(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Nothing to let go."""
 
 
 def one_message(number: int, seed: int) -> Expectation:
