@@ -10,7 +10,8 @@ import numpy as np
 
 from stormproof.core.errors import UsageError
 from stormproof.core.pending.rows import At, PendingRows
-from stormproof.core.pending.source import Next, PendingSource, Piece, expectation_of
+from stormproof.core.pending.slices import expectation_of
+from stormproof.core.pending.source import Next, PendingSource, Piece
 from stormproof.core.source.protocol import Expectation, Limit, SliceReader
 
 

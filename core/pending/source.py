@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,13 +15,13 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 
 from stormproof.core.arguments import require_text, require_whole
-from stormproof.core.arrays import Rows
 from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pending.audit import NumberedAudit, SliceAudit
 from stormproof.core.pending.letters import DeadLetters
 from stormproof.core.pending.rows import At, Failed, LeaseFate, PendingRows, PendingStore, Retry, SliceRow, Subscriber
+from stormproof.core.pending.slices import expectation_of, position_of, row_of, slice_of
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter
@@ -39,7 +38,7 @@ from stormproof.core.source.protocol import (
     SliceReader,
     Source,
 )
-from stormproof.core.tracking.share import signed, tokens, xor_reduce
+from stormproof.core.tracking.share import signed
 
 DEATHS_BEFORE_HALVING: Final = 2
 _TEXT_MAX: Final = 5_000
@@ -287,7 +286,7 @@ class PendingSource(Source):
                 return None
             piece = found.piece
             row = SliceRow(0, piece.at, piece.messages, piece.bytes, lease.owner, lease.epoch, opened=1)
-            return _slice_of(rows.advance(row, lease, found.position), piece.expected)
+            return slice_of(rows.advance(row, lease, found.position), piece.expected)
 
     def _due(self, rows: PendingRows, limit: Limit) -> SliceRow | None:
         """Due retries as a slice of their own."""
@@ -312,7 +311,7 @@ class PendingSource(Source):
             raise PositionMismatch(
                 f"{self.where}: a slice of subscription {self._subscription} held {row.messages} messages when it was "
                 f"opened, and {piece.messages} now: messages were deleted or changed by hand",
-                slice=_position_of(row),
+                slice=position_of(row),
                 found=piece.messages,
             )
         elif row.at not in (
@@ -320,7 +319,7 @@ class PendingSource(Source):
             piece.at,
         ):  # what came back holds less than what was opened, and the messages are all there
             row = self._shrunk(rows, row, piece)
-        return _slice_of(rows.open(row, lease), piece.expected, retries[:kept])
+        return slice_of(rows.open(row, lease), piece.expected, retries[:kept])
 
     def _shrunk(self, rows: PendingRows, row: SliceRow, piece: Piece) -> SliceRow:
         at = None if row.is_retry else piece.at
@@ -560,7 +559,7 @@ class PendingSource(Source):
     # ---- shared steps
 
     def _row_of(self, position: dict[str, Json]) -> tuple[SliceRow, list[Retry]]:
-        return _row_of(position if "retry" in position else self.from_version_before(position))
+        return row_of(position if "retry" in position else self.from_version_before(position))
 
     def _who(self) -> Subscriber:
         if self._subscription is None:
@@ -611,75 +610,3 @@ class PendingSource(Source):
                 f"{self.where}: the lease of {lease.owner} ran out and its messages were handed to another",
                 **self._details(owner=lease.owner),
             )
-
-
-def expectation_of(ids: Sequence[int] | Rows, seed: int) -> Expectation:
-    """Number and XOR of the tokens of these messages."""
-    numbers = np.asarray(ids, np.int64)
-    return Expectation(len(numbers), xor_reduce(tokens(numbers, seed)) if len(numbers) else 0)
-
-
-def _position_of(row: SliceRow, retries: Sequence[Retry] = ()) -> dict[str, Json]:
-    """A slice's own description, for the ledger: what the connector says of it, and what the store knows."""
-    return {
-        **(row.at or {}),
-        "retry": row.is_retry,
-        "slice": row.id,
-        "messages": row.messages,
-        "bytes": row.bytes,
-        "opened": row.opened,
-        "deaths": row.deaths,
-        "replayed": [[retry.id, retry.origin] for retry in retries],
-    }
-
-
-_OURS: Final = frozenset(_position_of(SliceRow(0, None, 0, 0)))
-
-
-def _slice_of(row: SliceRow, expected: Expectation, retries: Sequence[Retry] = ()) -> Slice:
-    return Slice(
-        _position_of(row, retries),
-        expected,
-        row.bytes,
-        retry=row.is_retry,
-        deaths=row.deaths,
-        replayed=tuple((retry.id, retry.origin) for retry in retries),
-    )
-
-
-def at_of(position: Mapping[str, Json]) -> At | None:
-    """What the connector said of a slice, from the ledger's description; None: it is of retries.
-
-    Positions that a version before wrote have no "retry": there a null among the connector's own words says so.
-    """
-    at = {key: value for key, value in position.items() if key not in _OURS}
-    is_retry = position.get("retry", any(value is None for value in at.values()))
-    return None if is_retry else at
-
-
-def _row_of(position: dict[str, Json]) -> tuple[SliceRow, list[Retry]]:
-    """What `_position_of` wrote.
-
-    Raises:
-        UsageError: it is no position of such a source.
-    """
-    match position:
-        case {
-            "slice": int(id_),
-            "bytes": int(size),
-            "opened": int(opened),
-            "deaths": int(deaths),
-            "replayed": list(replayed),
-        }:
-            messages = position.get("messages")
-            retries = [
-                Retry(id_, origin, 0)
-                for pair in replayed
-                if isinstance(pair, list) and len(pair) == 2
-                for id_, origin in [(pair[0], pair[1])]
-                if isinstance(id_, int) and isinstance(origin, int)
-            ]
-            count = messages if isinstance(messages, int) else len(retries)
-            return SliceRow(id_, at_of(position), count, size, opened=opened, deaths=deaths), retries
-        case _:
-            raise UsageError(f"not a position of a pending source: {json.dumps(sorted(position))}")

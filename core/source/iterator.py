@@ -20,7 +20,8 @@ from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.pending.numbered import next_of, range_of
 from stormproof.core.pending.rows import At
-from stormproof.core.pending.source import Next, Piece, expectation_of
+from stormproof.core.pending.slices import expectation_of
+from stormproof.core.pending.source import Next, Piece
 from stormproof.core.postgres.database import Database
 from stormproof.core.process import kept_from_forks
 from stormproof.core.source.backoff import Backoff

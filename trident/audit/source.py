@@ -15,7 +15,8 @@ from stormproof.core.pending.audit import Finding, Held
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.registry import connector_of, kinds
 from stormproof.core.pending.rows import PendingRows, Subscriber
-from stormproof.core.pending.source import PendingSource, at_of
+from stormproof.core.pending.slices import at_of
+from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.group import member_subscription, sources_in
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.evidence import DeadMessage, SourceEvidence, WaitingMessage, is_taken

@@ -1,0 +1,88 @@
+"""How a slice stands in the ledger: its position as JSON, to and fro; and what a read of its messages must find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from stormproof.core.arrays import Rows
+from stormproof.core.errors import Json, UsageError
+from stormproof.core.pending.rows import At, Retry, SliceRow
+from stormproof.core.source.protocol import Expectation, Slice
+from stormproof.core.tracking.share import tokens, xor_reduce
+
+
+def expectation_of(ids: Sequence[int] | Rows, seed: int) -> Expectation:
+    """Number and XOR of the tokens of these messages."""
+    numbers = np.asarray(ids, np.int64)
+    return Expectation(len(numbers), xor_reduce(tokens(numbers, seed)) if len(numbers) else 0)
+
+
+def position_of(row: SliceRow, retries: Sequence[Retry] = ()) -> dict[str, Json]:
+    """A slice's own description, for the ledger: what the connector says of it, and what the store knows."""
+    return {
+        **(row.at or {}),
+        "retry": row.is_retry,
+        "slice": row.id,
+        "messages": row.messages,
+        "bytes": row.bytes,
+        "opened": row.opened,
+        "deaths": row.deaths,
+        "replayed": [[retry.id, retry.origin] for retry in retries],
+    }
+
+
+_OURS: Final = frozenset(position_of(SliceRow(0, None, 0, 0)))
+
+
+def slice_of(row: SliceRow, expected: Expectation, retries: Sequence[Retry] = ()) -> Slice:
+    """What a topology gets to know of an opened slice."""
+    return Slice(
+        position_of(row, retries),
+        expected,
+        row.bytes,
+        retry=row.is_retry,
+        deaths=row.deaths,
+        replayed=tuple((retry.id, retry.origin) for retry in retries),
+    )
+
+
+def at_of(position: Mapping[str, Json]) -> At | None:
+    """What the connector said of a slice, from the ledger's description; None: it is of retries.
+
+    Positions that a version before wrote have no "retry": there a null among the connector's own words says so.
+    """
+    at = {key: value for key, value in position.items() if key not in _OURS}
+    is_retry = position.get("retry", any(value is None for value in at.values()))
+    return None if is_retry else at
+
+
+def row_of(position: dict[str, Json]) -> tuple[SliceRow, list[Retry]]:
+    """What `position_of` wrote.
+
+    Raises:
+        UsageError: it is no position of such a source.
+    """
+    match position:
+        case {
+            "slice": int(id_),
+            "bytes": int(size),
+            "opened": int(opened),
+            "deaths": int(deaths),
+            "replayed": list(replayed),
+        }:
+            messages = position.get("messages")
+            retries = [
+                Retry(id_, origin, 0)
+                for pair in replayed
+                if isinstance(pair, list) and len(pair) == 2
+                for id_, origin in [(pair[0], pair[1])]
+                if isinstance(id_, int) and isinstance(origin, int)
+            ]
+            count = messages if isinstance(messages, int) else len(retries)
+            return SliceRow(id_, at_of(position), count, size, opened=opened, deaths=deaths), retries
+        case _:
+            raise UsageError(f"not a position of a pending source: {json.dumps(sorted(position))}")
