@@ -18,7 +18,6 @@ from benchmarks.corpus import Corpus
 from stormproof.core.errors import Fenced, Json, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
-from stormproof.core.postgres.database import Database
 from stormproof.core.source.decode import decoder_for
 from stormproof.core.source.protocol import (
     READER_SCHEMA,
@@ -30,6 +29,7 @@ from stormproof.core.source.protocol import (
     Resolution,
     Slice,
     SliceReader,
+    Source,
 )
 from stormproof.core.tracking.share import as_signed, tokens, xor_reduce
 
@@ -59,7 +59,7 @@ class ParquetReader:
                 yield pa.RecordBatch.from_arrays(columns, schema=READER_SCHEMA)
 
 
-class RepeatedParquet:
+class RepeatedParquet(Source):
     """The text of a corpus, again and again."""
 
     def __init__(self, name: str, corpus: Corpus) -> None:
@@ -83,9 +83,6 @@ class RepeatedParquet:
         """The message's number."""
         del origin
         return str(message)
-
-    def bind(self, database: Database) -> None:
-        """It needs none."""
 
     def subscribe(self, subscription: str, epoch: int) -> None:
         """There is nothing to make ready."""
@@ -159,17 +156,6 @@ class RepeatedParquet:
     def backlog(self) -> Backlog:
         """There is always more."""
         return Backlog(self._corpus.messages, 0, 0, 0)
-
-    def joins(self, tx: object) -> bool:
-        """Never: there is no database here."""
-        del tx
-        return False
-
-    def maintain(self) -> None:
-        """Nothing is due."""
-
-    def close(self) -> None:
-        """Nothing to let go."""
 
 
 def _reader(path: Path, first_id: int) -> SliceReader:

@@ -177,8 +177,10 @@ class PendingSource(Source):
         """A picklable function from stored payloads to arrays of the decoder's own type; None: they are bytes."""
         return None
 
-    @classmethod
-    def shown_id(cls, message: int, origin: int) -> str:
+    @classmethod  # the command line has the class alone
+    def shown_id(  # pyright: ignore[reportIncompatibleMethodOverride] - it is called as a method is
+        cls, message: int, origin: int
+    ) -> str:
         """A message's id as people see it: ``ORIGIN-N``."""
         return f"{origin}-{message}"
 
