@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from stormproof.core.errors import UsageError
 from stormproof.core.pending.batches import batches_of
-from stormproof.core.pending.postgres import MINE, fetched
+from stormproof.core.pending.postgres import fetched
+from stormproof.core.pending.postgres_rows import MINE
 from stormproof.core.pending.rows import Subscriber
 from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.database import Database

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from stormproof import PostgresQueue, migrations
-from stormproof.core.errors import Fenced
+from stormproof.core.errors import Fenced, Json
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import Counts, SliceRow, Subscriber
 from stormproof.core.pending.slices import at_of
@@ -23,7 +23,7 @@ from stormproof.testing import messages_of
 
 pytestmark = pytest.mark.postgres
 
-BEFORE = "0009"
+BEFORE = "0010"
 QUEUE = Subscriber("queue", "lines", "s")
 FILES = Subscriber("files", "rows", "s")
 ROW = "times_opened, times_failed, not_before, reason, history"
@@ -208,8 +208,8 @@ def test_rows_of_files_are_moved_behind_those_of_queues(before: psycopg.Connecti
 
 def test_what_the_ledger_kept_of_a_slice_is_understood(database: Database) -> None:
     """Positions stand in the ledger as the version before wrote them."""
-    span = {"start": "3:3:", "end": "9:9:", "after": None, "last": [5, 2]}
-    told = {"slice": 1, "messages": 2, "bytes": 9, "opened": 1, "deaths": 0}
+    span: dict[str, Json] = {"start": "3:3:", "end": "9:9:", "after": None, "last": [5, 2]}
+    told: dict[str, Json] = {"slice": 1, "messages": 2, "bytes": 9, "opened": 1, "deaths": 0}
     with closing(PostgresQueue("lines", database=database)) as queue:
         new = queue.attach({**told, "span": span, "ids": [1, 2], "replayed": []}, Expectation(2, 0))
         assert not new.retry

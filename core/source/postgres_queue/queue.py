@@ -20,7 +20,8 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Json, MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.pending.audit import SliceAudit
-from stormproof.core.pending.postgres import PostgresPendingStore, PostgresRows, subscriptions_of
+from stormproof.core.pending.postgres import PostgresPendingStore, subscriptions_of
+from stormproof.core.pending.postgres_rows import PostgresRows
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.pending.source import Next, PendingSource, Piece
 from stormproof.core.postgres.database import Database, connect

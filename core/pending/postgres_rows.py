@@ -1,0 +1,512 @@
+"""The rows of one subscription in Postgres's tables, within one transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from stormproof.core.errors import UsageError
+from stormproof.core.pending.rows import At, Counts, Failed, LeaseFate, Retry, SliceRow, Subscriber, WaitingRetry
+from stormproof.core.pending.tables import SCHEMA
+from stormproof.core.postgres.store import query
+from stormproof.core.source.dead_letter import DISPOSAL_ENTRY_SQL, DeadLetter, Disposal
+from stormproof.core.source.protocol import Lease
+
+LAPSE_KEPT_DAYS: Final = 7
+
+_ROW: Final = "id, at, messages, bytes, owner, epoch, opened, deaths"
+_FREE: Final = "(state = 'returned' or (state = 'open' and expires_at <= clock_timestamp()))"
+_NAMED: Final = "kind = %s and source = %s and subscription = %s"
+MINE: Final = f"subscription = (select id from {SCHEMA}.pending_subscription where {_NAMED})"
+_LATER: Final = "clock_timestamp() + make_interval(secs => %s)"
+_ENTRY: Final = "jsonb_build_array(jsonb_build_object('at', clock_timestamp()) || f.entry)"
+
+
+class PostgresRows:
+    """`PendingRows` in one transaction of Postgres; see there."""
+
+    def __init__(self, cursor: psycopg.Cursor[Any], who: Subscriber, where: str) -> None:
+        self._cursor = cursor
+        self._who = who
+        self._where = where
+        self._key = (who.kind, who.source, who.subscription)
+        self._is_any_due = True
+
+    @property
+    def cursor(self) -> psycopg.Cursor[Any]:
+        """The transaction's cursor."""
+        return self._cursor
+
+    def _run(self, text: str, *parameters: object) -> psycopg.Cursor[Any]:
+        return query(self._cursor, text, *parameters)
+
+    # ---- the subscription
+
+    def subscribe(self, epoch: int, start: Callable[[], At]) -> None:
+        """Make the subscription where it is missing."""
+        if self.position() is None:
+            self._run(
+                f"insert into {SCHEMA}.pending_subscription (kind, source, subscription, epoch, position)"
+                " values (%s, %s, %s, %s, %s) on conflict do nothing",
+                *self._key,
+                epoch,
+                Jsonb(start()),
+            )
+
+    def lock(self) -> tuple[int, At] | None:
+        """Lock the subscription; gives its newest epoch and its position."""
+        return self._run(
+            f"select epoch, position from {SCHEMA}.pending_subscription where {_NAMED} for update", *self._key
+        ).fetchone()
+
+    def position(self) -> At | None:
+        """The position, without a lock."""
+        found = self._run(f"select position from {SCHEMA}.pending_subscription where {_NAMED}", *self._key).fetchone()
+        return found and found[0]
+
+    def raise_epoch(self, epoch: int) -> None:
+        """The newest epoch is at least this one."""
+        self._run(
+            f"update {SCHEMA}.pending_subscription set epoch = %s where {_NAMED} and epoch < %s",
+            epoch,
+            *self._key,
+            epoch,
+        )
+
+    def advance(self, row: SliceRow, lease: Lease, position: At) -> SliceRow:
+        """Insert a slice that is open under the lease, and move the subscription to `position`."""
+        with self._one_slice_each(lease):
+            found = self._run(
+                f"with moved as (update {SCHEMA}.pending_subscription set position = %s where {_NAMED} returning id)"
+                f" insert into {SCHEMA}.pending_slice"
+                " (subscription, at, messages, bytes, state, owner, epoch, opened, deaths, expires_at)"
+                f" select id, %s, %s, %s, 'open', %s, %s, %s, %s, {_LATER} from moved returning id",
+                Jsonb(position),
+                *self._key,
+                None if row.at is None else Jsonb(row.at),
+                row.messages,
+                row.bytes,
+                lease.owner,
+                lease.epoch,
+                row.opened,
+                row.deaths,
+                lease.seconds,
+            ).fetchone()
+        return replace(row, id=_only(found))
+
+    # ---- slices
+
+    def free(self) -> SliceRow | None:
+        """The first slice that was returned or whose lease ran out, locked."""
+        # Whether retries are due is seen by the way: so an open that finds neither asks once.
+        found = self._run(
+            f"with me as (select id from {SCHEMA}.pending_subscription where {_NAMED}),"
+            f" free as (select {_ROW} from {SCHEMA}.pending_slice where subscription = (select id from me) and {_FREE}"
+            "  order by id limit 1 for update skip locked)"
+            f" select exists (select from {SCHEMA}.pending_retry where subscription = (select id from me)"
+            "  and slice is null and not_before <= clock_timestamp()), free.* from me left join free on true",
+            *self._key,
+        ).fetchone()
+        if found is None:
+            return None
+        self._is_any_due = found[0]
+        return None if found[1] is None else SliceRow(*found[1:])
+
+    def insert(self, row: SliceRow, retries: Sequence[int] = ()) -> SliceRow:
+        """Insert a returned slice; these retries are its messages from now on."""
+        new = (
+            f"insert into {SCHEMA}.pending_slice (subscription, at, messages, bytes, state, epoch, opened, deaths)"
+            f" select id, %s, %s, %s, 'returned', 0, %s, %s from {SCHEMA}.pending_subscription where {_NAMED} returning id"
+        )
+        parameters: tuple[object, ...] = (
+            None if row.at is None else Jsonb(row.at),
+            row.messages,
+            row.bytes,
+            row.opened,
+            row.deaths,
+            *self._key,
+        )
+        if retries:
+            new = (
+                f"with new as ({new}), moved as (update {SCHEMA}.pending_retry r set slice = new.id from new"
+                f" where r.{MINE} and r.id = any(%s)) select id from new"
+            )
+            parameters = (*parameters, *self._key, list(retries))
+        found = self._run(new, *parameters).fetchone()
+        return replace(row, id=_only(found), owner=None, epoch=0)
+
+    def shrink(self, row: SliceRow) -> None:
+        """The slice with this id is returned, and holds `at`, `messages`, `bytes`, `deaths` from now on."""
+        self._run(
+            f"update {SCHEMA}.pending_slice set state = 'returned', owner = null, expires_at = null, at = %s,"
+            " messages = %s, bytes = %s, deaths = %s where id = %s",
+            None if row.at is None else Jsonb(row.at),
+            row.messages,
+            row.bytes,
+            row.deaths,
+            row.id,
+        )
+
+    def open(self, row: SliceRow, lease: Lease) -> SliceRow:
+        """Open a free slice under the lease; of an owner whose lease ran out a lapse is kept."""
+        if row.owner is not None:
+            self._run(
+                f"insert into {SCHEMA}.pending_lapse (subscription, owner, epoch)"
+                f" select id, %s, %s from {SCHEMA}.pending_subscription where {_NAMED}",
+                row.owner,
+                row.epoch,
+                *self._key,
+            )
+        with self._one_slice_each(lease):
+            self._run(
+                f"update {SCHEMA}.pending_slice set state = 'open', owner = %s, epoch = %s, opened = opened + 1,"
+                f" deaths = %s, death_counted = false, expires_at = {_LATER} where id = %s",
+                lease.owner,
+                lease.epoch,
+                row.deaths,
+                lease.seconds,
+                row.id,
+            )
+        return replace(row, owner=lease.owner, epoch=lease.epoch, opened=row.opened + 1)
+
+    def take(self, lease: Lease, *, delete: bool) -> SliceRow | None:
+        """The slice of a lease, locked or deleted."""
+        where = f"{SCHEMA}.pending_slice where {MINE} and owner = %s and epoch = %s"
+        statement = f"delete from {where} returning {_ROW}" if delete else f"select {_ROW} from {where} for update"
+        found = self._run(statement, *self._key, lease.owner, lease.epoch).fetchone()
+        return found and SliceRow(*found)
+
+    def touch(self, lease: Lease, *, hold: bool) -> bool:
+        """Open to held, or move the expiry of an open one."""
+        change = (
+            "state = 'held', expires_at = null"
+            if hold
+            else "expires_at = case when state = 'open' then clock_timestamp()"
+            f" + make_interval(secs => {float(lease.seconds)}) end"
+        )
+        done = self._run(
+            f"update {SCHEMA}.pending_slice set {change} where {MINE} and owner = %s and epoch = %s"
+            " and (state = 'held' or (state = 'open' and expires_at > clock_timestamp()))",
+            *self._key,
+            lease.owner,
+            lease.epoch,
+        )
+        return done.rowcount == 1
+
+    def give_back(self, lease: Lease) -> bool:
+        """Return a lease's messages."""
+        done = self._run(
+            f"update {SCHEMA}.pending_slice set state = 'returned', owner = null, expires_at = null"
+            f" where {MINE} and owner = %s and epoch = %s",
+            *self._key,
+            lease.owner,
+            lease.epoch,
+        )
+        return done.rowcount == 1
+
+    def fate(self, lease: Lease) -> LeaseFate:
+        """What became of a lease."""
+        found = self._run(
+            f"select coalesce(greatest((select epoch from {SCHEMA}.pending_subscription where {_NAMED}),"
+            f" (select epoch from {SCHEMA}.pending_slice where {MINE} and owner = %s)), %s),"
+            f" exists (select from {SCHEMA}.pending_lapse where {MINE} and owner = %s and epoch = %s)",
+            *self._key,
+            *self._key,
+            lease.owner,
+            lease.epoch,
+            *self._key,
+            lease.owner,
+            lease.epoch,
+        ).fetchone()
+        assert found is not None
+        return LeaseFate(*found)
+
+    def recover(self, epoch: int) -> tuple[str, ...]:
+        """Every lease belongs to `epoch`; gives their owners."""
+        found = self._run(
+            f"with taken as (update {SCHEMA}.pending_slice"
+            " set deaths = deaths + (state = 'open' and epoch < %s and not death_counted)::int,"
+            " death_counted = death_counted or (state = 'open' and epoch < %s), epoch = %s"
+            f" where {MINE} and owner is not null returning id, owner) select owner from taken order by id",
+            epoch,
+            epoch,
+            epoch,
+            *self._key,
+        )
+        return tuple(owner for (owner,) in found)
+
+    def unresolved(self) -> Sequence[SliceRow]:
+        """Every slice."""
+        found = self._run(f"select {_ROW} from {SCHEMA}.pending_slice where {MINE} order by id", *self._key)
+        return [SliceRow(*row) for row in found]
+
+    # ---- retries
+
+    def due(self, messages: int) -> Sequence[Retry]:
+        """Waiting retries whose time has come, ascending by number; the longest due are taken first."""
+        if not self._is_any_due:
+            return ()
+        found = self._run(
+            f"select id, origin, octet_length(payload) from {SCHEMA}.pending_retry where {MINE}"
+            " and slice is null and not_before <= clock_timestamp() order by not_before, id limit %s",
+            *self._key,
+            messages,
+        )
+        return sorted(Retry(*row) for row in found)
+
+    def retries(self, slice_id: int) -> Sequence[Retry]:
+        """The retries of a slice, ascending by number."""
+        found = self._run(
+            f"select id, origin, octet_length(payload) from {SCHEMA}.pending_retry where slice = %s and {MINE}"
+            " order by id",
+            slice_id,
+            *self._key,
+        )
+        return [Retry(*row) for row in found]
+
+    def failures(self, slice_id: int, ids: Sequence[int]) -> Mapping[int, int]:
+        """How often each of these retries of a slice failed before, locked."""
+        found = self._run(
+            f"select id, times_failed from {SCHEMA}.pending_retry where slice = %s and {MINE} and id = any(%s)"
+            " for update",
+            slice_id,
+            *self._key,
+            list(ids),
+        )
+        return dict(found.fetchall())
+
+    def fail(self, row: SliceRow, failed: Sequence[Failed]) -> None:
+        """Make retries or dead letters of messages of a taken slice."""
+        living = [one for one in failed if one.delay_s is not None]
+        dying = [one for one in failed if one.delay_s is None]
+        if living:
+            (self._retry_again if row.is_retry else self._retry)(row, living)
+        if dying:
+            (self._bury_retries if row.is_retry else self._bury)(row, dying)
+
+    def _retry(self, row: SliceRow, failed: Sequence[Failed]) -> None:
+        self._run(
+            f"insert into {SCHEMA}.pending_retry"
+            " (subscription, id, origin, payload, times_opened, times_failed, not_before, reason, history)"
+            " select s.id, f.id, f.origin, f.payload, %s, f.counted,"
+            f" clock_timestamp() + make_interval(secs => f.delay_s), f.reason, {_ENTRY}"
+            f" from {_LIVING_WITH_PAYLOADS}, {SCHEMA}.pending_subscription s where {_NAMED}",
+            row.opened,
+            *_living(failed),
+            *_origins_and_payloads(failed),
+            *self._key,
+        )
+
+    def _retry_again(self, row: SliceRow, failed: Sequence[Failed]) -> None:
+        self._run(
+            f"update {SCHEMA}.pending_retry r set times_opened = r.times_opened + %s,"
+            " times_failed = r.times_failed + f.counted,"
+            " not_before = clock_timestamp() + make_interval(secs => f.delay_s), reason = f.reason,"
+            f" history = r.history || {_ENTRY}, slice = null from {_LIVING} where r.slice = %s and r.id = f.id",
+            row.opened,
+            *_living(failed),
+            row.id,
+        )
+
+    def _bury(self, row: SliceRow, failed: Sequence[Failed]) -> None:
+        self._run(
+            f"insert into {SCHEMA}.dead_letter"
+            " (kind, source, subscription, id, origin, payload, reason, error, times_opened, times_failed, history)"
+            f" select %s, %s, %s, f.id, f.origin, f.payload, f.reason, f.error, %s, 1, {_ENTRY}"
+            f" from {_DYING_WITH_PAYLOADS}",
+            *self._key,
+            row.opened,
+            *_dying(failed),
+            *_origins_and_payloads(failed),
+        )
+
+    def _bury_retries(self, row: SliceRow, failed: Sequence[Failed]) -> None:
+        self._run(
+            f"with gone as (delete from {SCHEMA}.pending_retry where slice = %s and id = any(%s) returning *)"
+            f" insert into {SCHEMA}.dead_letter"
+            " (kind, source, subscription, id, origin, payload, reason, error, times_opened, times_failed, history)"
+            " select %s, %s, %s, g.id, g.origin, g.payload, f.reason, f.error, g.times_opened + %s, g.times_failed + 1,"
+            f" g.history || {_ENTRY} from gone g join {_DYING} on f.id = g.id",
+            row.id,
+            [one.id for one in failed],
+            *self._key,
+            row.opened,
+            *_dying(failed),
+        )
+
+    def finish(self, row: SliceRow) -> None:
+        """Remove the retries that still belong to a taken slice."""
+        self._run(f"delete from {SCHEMA}.pending_retry where slice = %s", row.id)
+
+    # ---- what is there
+
+    def counts(self) -> Counts:
+        """How many messages are in which state."""
+        found = self._run(
+            "select coalesce(sum(messages) filter (where at is not null and is_free), 0)::bigint,"
+            " coalesce(sum(messages) filter (where at is null and is_free), 0)::bigint,"
+            " coalesce(sum(messages) filter (where not is_free), 0)::bigint"
+            f" from (select at, messages, {_FREE} as is_free from {SCHEMA}.pending_slice where {MINE}) s",
+            *self._key,
+        ).fetchone()
+        waiting = self._run(
+            "select count(*), greatest(0.0, extract(epoch from min(not_before) - clock_timestamp()))::float8"
+            f" from {SCHEMA}.pending_retry where {MINE} and slice is null having count(*) > 0",
+            *self._key,
+        ).fetchone()
+        dead = self._run(
+            f"select count(*) from {SCHEMA}.dead_letter where {_NAMED} and disposal is null", *self._key
+        ).fetchone()
+        assert found is not None
+        returned, returned_retries, pending = found
+        left, next_in_s = waiting or (0, None)
+        return Counts(returned, returned_retries, pending, left, _only(dead), next_in_s)
+
+    def waiting(self) -> Sequence[WaitingRetry]:
+        """Every retry, ascending by number."""
+        found = self._run(
+            "select r.id, r.origin, r.times_failed, r.not_before, s.owner"
+            f" from {SCHEMA}.pending_retry r left join {SCHEMA}.pending_slice s on s.id = r.slice"
+            f" where r.{MINE} order by r.id",
+            *self._key,
+        )
+        return [WaitingRetry(*row) for row in found]
+
+    def retries_by_slice(self) -> Mapping[int, int]:
+        """How many retries belong to each slice, those to slices that are not there included."""
+        found = self._run(
+            f"select slice, count(*) from {SCHEMA}.pending_retry where {MINE} and slice is not null group by 1",
+            *self._key,
+        )
+        return dict(found.fetchall())
+
+    # ---- dead letters
+
+    def dead_letters(self, shown: Callable[[int, int], str], *, payloads: bool = True) -> tuple[DeadLetter, ...]:
+        """Every dead letter, oldest first."""
+        payload = "payload" if payloads else "case when new_payload is null then ''::bytea else payload end"
+        found = self._run(
+            f"select id, origin, {payload}, reason, error, times_opened, times_failed, history, dead_at, disposal,"
+            f" disposed_by, disposed_why, disposed_at, new_payload from {SCHEMA}.dead_letter where {_NAMED}"
+            " order by number",
+            *self._key,
+        )
+        return tuple(
+            DeadLetter(
+                id=row[0],
+                origin=row[1],
+                shown_id=shown(row[0], row[1]),
+                subscription=self._who.subscription,
+                payload=bytes(row[2]),
+                reason=row[3],
+                error=row[4],
+                times_opened=row[5],
+                times_failed=row[6],
+                history=tuple(row[7]),
+                dead_at=row[8],
+                disposal=None if row[9] is None else Disposal(row[9]),
+                by=row[10],
+                why=row[11],
+                disposed_at=row[12],
+                new_payload=None if row[13] is None else bytes(row[13]),
+            )
+            for row in found
+        )
+
+    def dispose(
+        self, numbers: Sequence[tuple[int, int]], disposal: Disposal, *, by: str, why: str, payload: bytes | None = None
+    ) -> Sequence[tuple[int, int]]:
+        """Record a decision about dead letters, given as (number, origin); gives those that waited for one."""
+        disposed = (
+            f"update {SCHEMA}.dead_letter d set disposal = %s, disposed_by = %s, disposed_why = %s, new_payload = %s,"
+            " disposed_at = clock_timestamp() from unnest(%s::bigint[], %s::bigint[]) as n (id, origin)"
+            f" where {_NAMED} and disposal is null and d.id = n.id and d.origin = n.origin returning d.*"
+        )
+        again = (
+            f", again as (insert into {SCHEMA}.pending_retry"
+            " (subscription, id, origin, payload, times_opened, times_failed, not_before, reason, history)"
+            " select s.id, d.id, d.origin, coalesce(new_payload, payload), times_opened, 0, clock_timestamp(),"
+            f" 'operator', history || jsonb_build_array({DISPOSAL_ENTRY_SQL}) from d"
+            f" join {SCHEMA}.pending_subscription s using (kind, source, subscription))"
+        )
+        found = self._run(
+            f"with d as ({disposed}){'' if disposal is Disposal.DROP else again}"
+            " select id, origin from d order by number",
+            *(disposal.value, by, why, payload),
+            [number for number, _ in numbers],
+            [origin for _, origin in numbers],
+            *self._key,
+        )
+        return found.fetchall()
+
+    def undecided(self, number: int, origin: int) -> bytes | None:
+        """The payload of a dead letter that waits for a decision, locked."""
+        found = self._run(
+            f"select payload from {SCHEMA}.dead_letter where {_NAMED} and id = %s and origin = %s and disposal is null"
+            " for update",
+            *self._key,
+            number,
+            origin,
+        ).fetchone()
+        return found and bytes(found[0])
+
+    def forget_lapses(self) -> None:
+        """Remove what is known of leases that ran out more than a week ago."""
+        self._run(
+            f"delete from {SCHEMA}.pending_lapse where {MINE}"
+            f" and lapsed_at < clock_timestamp() - make_interval(days => {LAPSE_KEPT_DAYS})",
+            *self._key,
+        )
+
+    @contextmanager
+    def _one_slice_each(self, lease: Lease) -> Generator[None]:
+        try:
+            yield
+        except psycopg.errors.UniqueViolation as error:
+            raise UsageError(
+                f"{self._where}: {lease.owner} holds a slice already; each lease needs a key of its own",
+                owner=lease.owner,
+            ) from error
+
+
+_LIVING: Final = (
+    "unnest(%s::bigint[], %s::text[], %s::jsonb[], %s::float8[], %s::int[]) as f (id, reason, entry, delay_s, counted)"
+)
+_LIVING_WITH_PAYLOADS: Final = (
+    "unnest(%s::bigint[], %s::text[], %s::jsonb[], %s::float8[], %s::int[], %s::bigint[], %s::bytea[])"
+    " as f (id, reason, entry, delay_s, counted, origin, payload)"
+)
+_DYING: Final = "unnest(%s::bigint[], %s::text[], %s::jsonb[], %s::text[]) as f (id, reason, entry, error)"
+_DYING_WITH_PAYLOADS: Final = (
+    "unnest(%s::bigint[], %s::text[], %s::jsonb[], %s::text[], %s::bigint[], %s::bytea[])"
+    " as f (id, reason, entry, error, origin, payload)"
+)
+
+
+def _named(failed: Sequence[Failed]) -> tuple[list[int], list[str], list[str]]:
+    return [one.id for one in failed], [one.reason for one in failed], [json.dumps(one.entry) for one in failed]
+
+
+def _living(failed: Sequence[Failed]) -> tuple[object, ...]:
+    """The parameters of `_LIVING`."""
+    return *_named(failed), [one.delay_s for one in failed], [int(one.counted) for one in failed]
+
+
+def _dying(failed: Sequence[Failed]) -> tuple[object, ...]:
+    """The parameters of `_DYING`."""
+    return *_named(failed), [one.error for one in failed]
+
+
+def _origins_and_payloads(failed: Sequence[Failed]) -> tuple[object, ...]:
+    return [one.origin for one in failed], [one.payload for one in failed]
+
+
+def _only(row: tuple[Any, ...] | None) -> int:
+    assert row is not None
+    return int(row[0])
