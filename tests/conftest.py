@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _sample(config, items)
     # One Spark session serves all tests on it: they stay in one worker.
     for item in items:
-        if item.get_closest_marker("spark") is not None:
+        if (mark := item.get_closest_marker("spark")) is not None and not mark.kwargs.get("own"):
             item.add_marker(pytest.mark.xdist_group("spark"))
 
 
