@@ -60,8 +60,8 @@ def _no_owners() -> Owners:
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
-    """Messages that are answered in one way: their ids in rising order, and the owner of each."""
+class Decided:
+    """Decided that are answered in one way: their ids in rising order, and the owner of each."""
 
     ids: Rows = field(default_factory=_no_ids)
     owners: Owners = field(default_factory=_no_owners)
@@ -79,10 +79,10 @@ class Answers:
     notices and no `init` for the whole time-out: notices of messages that were decided before, or that never were.
     """
 
-    completed: Messages = field(default_factory=Messages)
-    failed: Messages = field(default_factory=Messages)
-    doubled: Messages = field(default_factory=Messages)
-    timed_out: Messages = field(default_factory=Messages)
+    completed: Decided = field(default_factory=Decided)
+    failed: Decided = field(default_factory=Decided)
+    doubled: Decided = field(default_factory=Decided)
+    timed_out: Decided = field(default_factory=Decided)
     ghosts: Rows = field(default_factory=_no_ids)
 
 
@@ -130,7 +130,7 @@ class Acker:
 
     @property
     def pending(self) -> int:
-        """Messages that are initialised and not decided."""
+        """Decided that are initialised and not decided."""
         return self._pending
 
     @property
@@ -160,7 +160,7 @@ class Acker:
         return values
 
     def init(self, ids: Rows, values: Words | Rows, owner: int | Owners = 0) -> Answers:
-        """Messages begin, each with its token (or the XOR of its first tuples' ids); answers go to `owner`.
+        """Decided begin, each with its token (or the XOR of its first tuples' ids); answers go to `owner`.
 
         A token of 0 is complete at once: nobody received the message. An id that is pending, or that stands in `ids`
         twice, is answered `doubled`.
@@ -447,7 +447,7 @@ def _distinct(ids: Rows) -> Rows:
     return ids if _rise(ids) else np.unique(ids)
 
 
-def _messages(ids: Rows, states: States, chosen: Found) -> Messages:
+def _messages(ids: Rows, states: States, chosen: Found) -> Decided:
     if not chosen.any():
-        return Messages()
-    return Messages(ids[chosen], states[chosen] >> _OWNER_SHIFT)
+        return Decided()
+    return Decided(ids[chosen], states[chosen] >> _OWNER_SHIFT)
