@@ -31,18 +31,8 @@ from stormproof.core.machine import own_faults
 from stormproof.core.message import FailureReason
 from stormproof.core.source.protocol import Source
 from stormproof.core.source.serialised import SerialisedSource
-from stormproof.core.tracking.attempts import (
-    Abandoned,
-    AllFailed,
-    Attempt,
-    BatchRunner,
-    Broken,
-    Complete,
-    Divided,
-    GivenUp,
-    JobDied,
-    Outcome,
-)
+from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
+from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.protocol import CommitOutcome
 from stormproof.trident.accounts import Accounts

@@ -11,7 +11,8 @@ from typing import Final
 from stormproof.core.clock import Clock
 from stormproof.core.job import JobKey
 from stormproof.core.source.protocol import Limit
-from stormproof.core.tracking.attempts import Attempts, FailedIn, Outcome
+from stormproof.core.tracking.attempts import Attempts
+from stormproof.core.tracking.outcome import FailedIn, Outcome
 from stormproof.trident.ledger.rows import SinkWork
 from stormproof.trident.statistics import BatchResult
 from stormproof.trident.steps import Opened

@@ -18,7 +18,8 @@ from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pulse import suspects_of_dead, sweep
 from stormproof.core.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.source.protocol import DropsConnections, Expectation, Lease, Limit, Resolution, Slice, Source
-from stormproof.core.tracking.attempts import AttemptEnd, FailedIn, Journal
+from stormproof.core.tracking.attempts import Journal
+from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
 from stormproof.sinks.protocol import PROBLEM, CommitOutcome, PreparedTransaction, SinkProblem
 from stormproof.trident.blocked import blocked
 from stormproof.trident.ledger import events, transactions

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from stormproof.core.arrays import Rows, Words
 from stormproof.core.errors import UsageError
-from stormproof.core.tracking.share import as_words, mix64, split_runs
+from stormproof.core.tracking.share import as_words, mix64
 from stormproof.core.tracking.sorted_run import Found, SortedRun, States
 
 Owners: TypeAlias = npt.NDArray[np.uint16]
@@ -382,27 +382,6 @@ def acker_of(ids: Rows, ackers: int) -> npt.NDArray[np.int64]:
     if ackers < 1:
         raise UsageError(f"there are {ackers} ackers; messages need at least 1 to be tracked")
     return (mix64(as_words(ids)) % np.uint64(ackers)).astype(np.int64)
-
-
-def classic_notices(consumed: Words, new: Words, parent: Rows) -> Words:
-    """What Storm's bolts tell the acker: each consumed tuple's id, XOR the ids of the tuples made of it.
-
-    `new[i]` is the random id of a tuple (one for each delivery) anchored to the tuple of row `parent[i]`. One notice
-    both takes a tuple out and puts its children in, so that a tree is never complete too early.
-    """
-    notices = consumed.copy()
-    np.bitwise_xor.at(notices, parent, new)
-    return notices
-
-
-def share_notices(shares: Words, counts: Rows) -> tuple[Words, Words]:
-    """The same in the form of shares: the shares of the children, parent by parent, and each consumed tuple's notice.
-
-    The notice of a tuple with children is 0, and not sent: nothing waits for that tuple itself any more. So this is for
-    tuples that cannot fail after their children were sent; else the acker might hear of the failure too late.
-    `counts[i]` is the number of the i-th tuple's deliveries.
-    """
-    return split_runs(shares, counts), np.where(counts == 0, shares, np.uint64(0))
 
 
 def _checked_ids(ids: Rows) -> Rows:

@@ -21,7 +21,7 @@ from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking import attempts
 from stormproof.core.tracking.acker import incomplete
 from stormproof.core.tracking.anchors import Anchors
-from stormproof.core.tracking.attempts import Complete
+from stormproof.core.tracking.outcome import Complete
 from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.share import mix64, split_runs, unsigned
 from stormproof.core.tracking.verdict import mismatches, misread
