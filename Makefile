@@ -44,7 +44,7 @@ demo: $(STAMP)
 	@$(PY) examples/demo.py $(ARGS)
 
 test: $(STAMP)
-	@$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	@tools/run_tests.sh $(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 # The two type checkers take the longest, and one core each.
 check: $(STAMP)
