@@ -47,7 +47,7 @@ from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.recovery import recover
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
-from stormproof.trident.steps import Adoption, Opened, Steps
+from stormproof.trident.steps import Opened, SinkAnswers, Steps
 from stormproof.trident.transaction import TxnCause, TxnState
 from stormproof.trident.tuning import AsSet, Setting, Tuner, in_flight_max
 
@@ -363,7 +363,7 @@ class Coordinator:
             raise ended.error
         assert ended.result is not None
         batch = self._in_flight[ended.txid]
-        if isinstance(ended.result, Adoption):
+        if isinstance(ended.result, SinkAnswers):
             return self._end(batch, self._finish(batch, ended.result))
         self._job_ended(batch, ended.result)
         return None
@@ -409,7 +409,7 @@ class Coordinator:
             )
         batch.committing = work
 
-        def adopt() -> Adoption:
+        def adopt() -> SinkAnswers:
             with batch.timed(self._clock, "commit"):
                 return self._steps.adopt(opened.txid, guarantee, work)
 
@@ -525,13 +525,13 @@ class Coordinator:
             case Complete() | None:
                 raise AssertionError(f"txid {opened.txid} is not over")
 
-    def _finish(self, batch: Flight, adoption: Adoption) -> BatchResult:
+    def _finish(self, batch: Flight, answers: SinkAnswers) -> BatchResult:
         """From what the sinks said to the batch's end."""
         complete, work = batch.outcome, batch.committing
         assert isinstance(complete, Complete)
         assert work is not None
         opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
-        outcomes = self._steps.settle(opened.txid, guarantee, adoption)
+        outcomes = self._steps.settle(opened.txid, guarantee, answers)
         before = TxnState.PREPARED if guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN
         with batch.timed(self._clock, "finish"):
             failures = [failed.failure for failed in complete.failed]

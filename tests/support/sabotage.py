@@ -32,7 +32,7 @@ from stormproof.trident.state.delta import GatheredRows
 from stormproof.trident.state.map import StoredMap
 from stormproof.trident.state.postgres import PostgresBacking
 from stormproof.trident.state.sink import StateSession
-from stormproof.trident.steps import Adoption, Steps
+from stormproof.trident.steps import SinkAnswers, Steps
 from stormproof.trident.transaction import TxnCause, TxnState
 
 
@@ -56,7 +56,7 @@ def confirm_before_commit() -> None:
     """The messages are confirmed, and `committed` is recorded, before the sinks hold the batch."""
     adopt, finish = Steps.adopt, Steps.finish
 
-    def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> Adoption:
+    def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> SinkAnswers:
         finish(steps, txid, guarantee, TxnState.PREPARED, {}, (), {}, {})
         return adopt(steps, txid, guarantee, work)
 

@@ -31,7 +31,7 @@ POSITION_KEY: Final = b"stormproof:position"
 """Where a map remembers its last txid and whose it is. No row's key looks like it: those are JSON arrays."""
 
 CHUNK_KEYS: Final = 1_000
-"""So many keys are asked for, or written, in one call to the store."""
+"""Keys per call to the store."""
 
 CACHE_KEYS: Final = 100_000
 

@@ -21,7 +21,7 @@ LIFE: Final = "life"
 PREVIOUS: Final = "previous_"
 
 BUFFERED_ROWS_MAX: Final = 262_144
-"""Rows that may come again are merged among themselves once there are so many: memory is bounded by their keys."""
+"""Rows at which those held so far are merged among themselves; keeps memory bounded by their keys."""
 WRITTEN_ROWS_MAX: Final = 65_536
 """Keys that are read and written at once."""
 
