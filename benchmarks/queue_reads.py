@@ -20,7 +20,7 @@ from stormproof.core.job import Job, JobKey
 from stormproof.core.preflight import Probe
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import SliceReader
-from stormproof.core.task.stage import BATCH_ROWS
+from stormproof.core.task.task import BATCH_ROWS
 from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.share import as_words, xor_reduce, xor_signed
 from stormproof.sinks.memory import MemorySink

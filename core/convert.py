@@ -43,6 +43,11 @@ def _strict_types(type_: pa.DataType) -> frozenset[type] | None:
     return None
 
 
+def no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    """A record batch without rows."""
+    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+
+
 def column_of(values: Sequence[object], field: pa.Field) -> tuple[pa.Array, list[tuple[int, str]]]:
     """The values as a column of the field's type, and (row, error) of those that it cannot hold.
 

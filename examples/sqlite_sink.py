@@ -21,7 +21,6 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
-    TABLE_GONE,
     CommitOutcome,
     Decision,
     Evidence,
@@ -30,6 +29,7 @@ from stormproof.sinks.protocol import (
     PreparedTransaction,
     Sink,
     SinkIdentity,
+    SinkProblem,
     SinkSession,
     decide,
 )
@@ -131,7 +131,7 @@ class SqliteSession(SinkSession):
         with self._transaction(write=True) as connection:
             if self._found(connection) is None:
                 if not create:
-                    raise SinkRefused(f"{self._where}: there is no such table", problem=TABLE_GONE)
+                    raise SinkRefused(f"{self._where}: there is no such table", problem=SinkProblem.TABLE_GONE)
                 columns = ", ".join(f'"{field.name}" {TYPES[str(field.type)]}' for field in self._schema)
                 # The comment is the table's identity: SQLite keeps it with the table, and it goes with it.
                 connection.execute(f"create table {self._table} ({columns} /* {uuid.uuid4()} */)")
@@ -153,7 +153,7 @@ class SqliteSession(SinkSession):
     def _table_id(self, connection: sqlite3.Connection) -> str:
         found = self._found(connection)
         if found is None:
-            raise SinkRefused(f"{self._where}: the table is gone", problem=TABLE_GONE)
+            raise SinkRefused(f"{self._where}: the table is gone", problem=SinkProblem.TABLE_GONE)
         return found
 
     @property

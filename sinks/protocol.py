@@ -124,26 +124,15 @@ def least_rows(written: Sequence[int], *, fold: bool) -> int:
     return max(written, default=0) if fold else sum(written)
 
 
-class SinkSession(Protocol):
-    """A sink opened by one driver for one topology: the driver's side of it.
+class StoreRecord(Protocol):
+    """What a store itself says of one table for one life: which table it is, whose, and what it holds.
 
-    An implementation inherits it. The methods without a default are its own to write; what a store may do beyond them
-    is in `sinks.abilities`. One thread at a time calls it; with several batches in flight `commit` comes from another
-    one than the rest.
+    An implementation inherits it. The methods without a default are its own to write.
     """
-
-    @property
-    def identity(self) -> SinkIdentity:
-        """Under what name it keeps its evidence."""
-        ...
 
     @property
     def table_id(self) -> str:
         """What tells this table from another of the same name: it changes when the table is dropped and made again."""
-        ...
-
-    def writer(self) -> SinkWriter:
-        """The executors' side."""
         ...
 
     def other_incarnations(self) -> tuple[str, ...]:
@@ -157,6 +146,62 @@ class SinkSession(Protocol):
 
     def held(self) -> Held | None:
         """The last transaction that the sink holds, read afresh."""
+        ...
+
+    def evidence(self, first: int, last: int | None) -> EvidenceReport:
+        """The sink's own log of txids from `first` to `last`."""
+        ...
+
+    @property
+    def store_key(self) -> TableKey | None:
+        """Equal where two have one store, where that can only be told once they are open; None: not known."""
+        return None
+
+    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
+        """Mark the table as this life's, in its own store, unless it is already; nothing where a store has no such marks.
+
+        Where others have marked it that are not among the `accepted`, they are returned, named as `SinkIdentity.other_life`
+        does, and nothing is marked. Of several that claim one table at the same instant one succeeds.
+        """
+        del accepted
+        return ()
+
+    def release(self) -> bool:
+        """Take the mark back; whether there was one. The caller has seen that nothing was committed."""
+        return False
+
+    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
+        """Take this transaction back if the table holds it and a power loss took files of it.
+
+        The prepared files are what it is committed from again: they are checked first. Returns what was lost and done;
+        None where nothing is lost, or where a store holds no transaction without its files.
+
+        Raises:
+            SinkRefused: prepared files are missing, or later versions would be lost with it; nothing was changed.
+        """
+        del transaction
+        return None
+
+
+class SinkSession(StoreRecord, Protocol):
+    """A sink opened by one driver for one topology: the driver's side of it.
+
+    An implementation inherits it; what a store may do beyond it is in `sinks.abilities`. One thread at a time calls it;
+    with several batches in flight `commit` comes from another one than the rest.
+    """
+
+    @property
+    def identity(self) -> SinkIdentity:
+        """Under what name it keeps its evidence."""
+        ...
+
+    @property
+    def tells_position(self) -> bool:
+        """Whether `held` is the store's own word. Where it is not, the ledger alone knows which txid came last."""
+        return True
+
+    def writer(self) -> SinkWriter:
+        """The executors' side."""
         ...
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
@@ -184,48 +229,9 @@ class SinkSession(Protocol):
         """The ledger says `committed`: staging files of this txid may go, whichever attempt or task wrote them."""
         ...
 
-    def evidence(self, first: int, last: int | None) -> EvidenceReport:
-        """The sink's own log of txids from `first` to `last`."""
-        ...
-
     def close(self) -> None:
         """Let connections go; the next call, if one comes, makes them anew."""
         ...
-
-    @property
-    def tells_position(self) -> bool:
-        """Whether `held` is the store's own word. Where it is not, the ledger alone knows which txid came last."""
-        return True
-
-    @property
-    def store_key(self) -> TableKey | None:
-        """Equal where two sessions have one store, where that can only be told once they are open; None: not known."""
-        return None
-
-    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
-        """Mark the table as this life's, in its own store, unless it is already; nothing where a store has no such marks.
-
-        Where others have marked it that are not among the `accepted`, they are returned, named as `SinkIdentity.other_life`
-        does, and nothing is marked. Of several that claim one table at the same instant one succeeds.
-        """
-        del accepted
-        return ()
-
-    def release(self) -> bool:
-        """Take the mark back; whether there was one. The caller has seen that nothing was committed."""
-        return False
-
-    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
-        """Take this transaction back if the table holds it and a power loss took files of it.
-
-        The prepared files are what it is committed from again: they are checked first. Returns what was lost and done;
-        None where nothing is lost, or where a store holds no transaction without its files.
-
-        Raises:
-            SinkRefused: prepared files are missing, or later versions would be lost with it; nothing was changed.
-        """
-        del transaction
-        return None
 
 
 class Sink(SinkSpec, Protocol):

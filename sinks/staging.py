@@ -9,10 +9,8 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -23,6 +21,7 @@ from stormproof.core.errors import Json, SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.process import end_if_fork
 from stormproof.core.sink import PreparedFile, TaskContext
+from stormproof.sinks.files import NewFile, files_at
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import SinkProblem
 
@@ -35,9 +34,6 @@ STATISTICS_COLUMNS_MAX: Final = 32
 
 STATISTICS_TEXT_MAX: Final = 32
 """Longer strings are cut in statistics, as Delta does."""
-
-PRIVATE_FILE: Final = 0o600
-PRIVATE_FOLDER: Final = 0o700
 
 IsDead: TypeAlias = Callable[[int, int, str], bool]
 """Whether nothing can come back to a prepared file, by its txid, attempt and name."""
@@ -79,68 +75,14 @@ def parse_prepared_name(name: str) -> PreparedName | None:
     return PreparedName(match["incarnation"], int(match["txid"]), int(match["attempt"]), int(match["task"]))
 
 
-def sync_file(path: str | Path) -> None:
-    """Fsync a file that is there."""
-    _sync(path, os.O_RDONLY)
-
-
-def sync_folder(path: str | Path) -> None:
-    """Fsync a folder, so that the names in it survive a power loss."""
-    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _sync(path: str | Path, flags: int) -> None:
-    fd = os.open(path, flags)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def make_folder(path: str | Path, *, private: bool = False) -> None:
-    """Make a folder and its parents, each synced into its own parent; a `private` one, if it is made here, is for this user
-    alone, whatever the umask.
-    """
-    folder = Path(path)
-    missing = [p for p in (folder, *folder.parents) if not p.exists()]
-    if private and missing:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):  # another task was faster, and made it so
-            folder.mkdir(mode=PRIVATE_FOLDER)
-            folder.chmod(PRIVATE_FOLDER)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        sync_folder(made.parent)
-
-
-def settle_folder(path: str | Path, *, private: bool = False) -> None:
-    """Make a folder as `make_folder` does, and sync every folder on the way to it, as far as they may be opened.
-
-    A folder that is there may owe its name to somebody who was killed before syncing it: everything below would be lost
-    with the name.
-    """
-    folder = Path(path)
-    make_folder(folder, private=private)
-    for parent in folder.absolute().parents:
-        try:
-            sync_folder(parent)
-        except PermissionError:
-            return  # not ours, so it is older than we are
-
-
 class _HashingFile:
     """A new file that pyarrow writes into; hashes and counts what passes.
 
     The hash is of what was meant to be written, so a disk that returns something else is found out later.
     """
 
-    def __init__(self, path: str, *, private: bool) -> None:
-        # A table's own file is as readable as the umask has it, as those that Spark and delta-rs write there.
-        mode = PRIVATE_FILE if private else 0o666
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        if private:
-            os.fchmod(self._fd, mode)
+    def __init__(self, file: NewFile) -> None:
+        self._file = file
         self._hasher = hashlib.sha256()
         self.bytes = 0
         self.closed = False
@@ -148,11 +90,9 @@ class _HashingFile:
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data).cast("B")
         self._hasher.update(view)
-        done = 0
-        while done < len(view):
-            done += os.write(self._fd, view[done:])
-        self.bytes += done
-        return done
+        self._file.write(view)
+        self.bytes += len(view)
+        return len(view)
 
     def tell(self) -> int:
         return self.bytes
@@ -170,12 +110,12 @@ class _HashingFile:
         return False
 
     def sync(self) -> None:
-        os.fsync(self._fd)
+        self._file.sync()
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            os.close(self._fd)
+            self._file.close()
 
     @property
     def digest(self) -> str:
@@ -291,6 +231,7 @@ class ParquetTaskWriter:
         self._sink = sink
         self._private = private
         self._directory = directory
+        self._files = files_at(directory)
         self._context = context
         self._schema = schema
         self._pending: list[pa.RecordBatch] = []
@@ -327,7 +268,7 @@ class ParquetTaskWriter:
         self._parquet.close()
         self._file.sync()
         self._file.close()
-        sync_folder(self._directory)
+        self._files.sync_folder(self._directory)
         failpoint("task.after_file")
         return (
             PreparedFile(
@@ -347,16 +288,17 @@ class ParquetTaskWriter:
             self._parquet.close()
             self._file.close()
         if self._name is not None:
-            Path(self._directory, self._name).unlink(missing_ok=True)
+            self._files.remove(os.path.join(self._directory, self._name))
 
     def _flush(self) -> None:
         if not self._pending:
             return
         end_if_fork()
         if self._parquet is None:
-            make_folder(self._directory, private=self._private)
+            self._files.make_folder(self._directory, private=self._private)
             self._name = prepared_name(self._context)
-            self._file = _HashingFile(os.path.join(self._directory, self._name), private=self._private)
+            path = os.path.join(self._directory, self._name)
+            self._file = _HashingFile(self._files.write_new(path, private=self._private))
             self._parquet = pq.ParquetWriter(
                 self._file, self._schema, compression="snappy", coerce_timestamps="us", allow_truncated_timestamps=False
             )
@@ -407,17 +349,22 @@ def require_files(directory: str, files: Sequence[PreparedFile], *, where: str, 
     Raises:
         SinkRefused: names each file that is not as it was prepared.
     """
-    wrong: list[str] = []
+    store, wrong = files_at(directory), list[str]()
     for file in files:
         path = os.path.join(directory, file.path)
-        try:
-            size = os.stat(path).st_size
-            if size != file.bytes:
-                wrong.append(f"{path} has {size} bytes instead of {file.bytes}")
-            elif digests and (found := file_digest(path)) != file.digest:
-                wrong.append(f"{path} has digest {found} instead of {file.digest}")
-        except FileNotFoundError:
+        state = store.stat(path)
+        if state is None:
             wrong.append(f"{path} is missing")
+        elif state.size != file.bytes:
+            wrong.append(f"{path} has {state.size} bytes instead of {file.bytes}")
+        elif digests:
+            try:
+                found = file_digest(path)
+            except FileNotFoundError:
+                wrong.append(f"{path} is missing")
+                continue
+            if found != file.digest:
+                wrong.append(f"{path} has digest {found} instead of {file.digest}")
     if wrong:
         raise SinkRefused(
             f"{where}: {len(wrong)} of {len(files)} prepared files are not as prepared: {'; '.join(wrong[:5])}; "
@@ -427,9 +374,9 @@ def require_files(directory: str, files: Sequence[PreparedFile], *, where: str, 
         )
 
 
-def file_digest(path: str | Path) -> str:
+def file_digest(path: str) -> str:
     """The SHA-256 of a file's bytes, in hex."""
-    with open(path, "rb") as file:
+    with files_at(path).open(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -445,14 +392,14 @@ def prepared_batches(
     for file in sorted(files, key=lambda f: f.path):
         path = os.path.join(directory, file.path)
         try:
-            parquet = pq.ParquetFile(path)
+            opened = files_at(directory).open_native(path)
         except FileNotFoundError as error:
             raise SinkRefused(
                 f"the prepared file {path} is missing; nothing was written; put it back, then retry the txid",
                 problem=SinkProblem.FILE_LOST,
                 files=[path],
             ) from error
-        with parquet:
+        with opened, pq.ParquetFile(opened) as parquet:
             yield from parquet.iter_batches(batch_size=batch_rows, columns=None if columns is None else list(columns))
 
 
@@ -461,14 +408,13 @@ def remove_staged(directory: str, incarnation: str, txid: int, files: Sequence[P
 
     Also those that are not among its `files`: a task that ran again, or an attempt that ended, leaves its own.
     """
+    store = files_at(directory)
     for file in files:
-        Path(directory, file.path).unlink(missing_ok=True)
-    if not os.path.isdir(directory):
-        return
-    for name in os.listdir(directory):
+        store.remove(os.path.join(directory, file.path))
+    for name in store.list(directory):
         parsed = parse_prepared_name(name)
         if parsed is not None and (parsed.incarnation, parsed.txid) == (incarnation, txid):
-            Path(directory, name).unlink(missing_ok=True)
+            store.remove(os.path.join(directory, name))
 
 
 def sweep_folder(
@@ -481,10 +427,8 @@ def sweep_folder(
 
     `keep` names files that stay whatever `is_dead` says; it is asked only when there is something to remove.
     """
-    if not os.path.isdir(directory):
-        return 0
-    dead: list[str] = []
-    for name in os.listdir(directory):
+    store, dead = files_at(directory), list[str]()
+    for name in store.list(directory):
         parsed = parse_prepared_name(name)
         if parsed is not None and parsed.incarnation == incarnation and is_dead(parsed.txid, parsed.attempt, name):
             dead.append(name)
@@ -496,9 +440,9 @@ def sweep_folder(
         if name in kept:
             continue
         failpoint("sweep.before_unlink")
-        Path(directory, name).unlink(missing_ok=True)
+        store.remove(os.path.join(directory, name))
         removed += 1
-    sync_folder(directory)
+    store.sync_folder(directory)
     return removed
 
 

@@ -5,13 +5,16 @@ Helpers live in `tests/support/` and are imported as `from support.x import y` (
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import jvm
 
 from stormproof.core.failpoint import ENV_DRIVER_PID
 from stormproof.core.postgres.database import Database, connect
@@ -39,8 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name.startswith(("STORMPROOF_", "PG")):
             del os.environ[name]
-    # Drivers on Spark are short-lived here: code that is compiled once, and less well, halves what they cost.
-    os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1"
+    os.environ[jvm.VARIABLE] = jvm.options()
     given: int | None = config.getoption("--seed")
     shared: dict[str, int] = getattr(config, "workerinput", {})  # a worker of pytest-xdist takes the run's seed
     config.stash[_SEED] = shared.get("seed", random.SystemRandom().randrange(2**32)) if given is None else given
@@ -57,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _sample(config, items)
     # One Spark session serves all tests on it: they stay in one worker.
     for item in items:
-        if item.get_closest_marker("spark") is not None:
+        if (mark := item.get_closest_marker("spark")) is not None and not mark.kwargs.get("own"):
             item.add_marker(pytest.mark.xdist_group("spark"))
 
 
@@ -95,6 +97,16 @@ def seed(request: pytest.FixtureRequest) -> int:
     return value
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test's working directory is a folder of its own.
+
+    What names no folder is kept below the working directory. Tests that run at the same time in other workers give their
+    topologies the same incarnation, so in one folder they would sweep each other's files.
+    """
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """The session's own embedded Postgres, running; `.database`, `.restart(immediate=True)`."""
@@ -121,7 +133,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from stormproof.core.engine.spark import spark_session
     from stormproof.core.settings import Settings
 
-    session = spark_session(Settings(master="local[2,4]", home=tmp_path_factory.mktemp("spark")))
+    folder = tmp_path_factory.mktemp("spark")
+    with contextlib.chdir(folder):  # the JVM's working directory outlives the test that needs it first
+        session = spark_session(Settings(master="local[2,4]", home=folder))
     # Spark's workers have it from the JVM. Other children of this process must not take it for theirs: a failpoint that
     # kills in one of them would kill the tests.
     os.environ.pop(ENV_DRIVER_PID, None)

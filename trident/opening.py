@@ -71,7 +71,7 @@ def claim_table(session: SinkSession, target: str, accepted: Collection[str]) ->
 
 @contextmanager
 def refusal_on_record(ledger: Ledger, run: Run, sink: str) -> Generator[None]:
-    """Have `status` name why a start was refused at this sink, for whom the driver's last lines are out of reach.
+    """Record why a start was refused at this sink, so that `status` names it where the driver's own output is not at hand.
 
     Raises:
         FatalError: what was raised inside, once it is recorded.

@@ -33,7 +33,7 @@ from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction import EventKind
 
 CHUNK_TXIDS: Final = 1_000
-"""So many batches go in one transaction: no lock is held for long, and a kill in between leaves a shorter prune."""
+"""Batches per prune transaction; bounds how long a lock is held. A kill in between leaves a shorter prune."""
 
 if TYPE_CHECKING:
     import psycopg

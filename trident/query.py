@@ -13,11 +13,15 @@ from typing import ClassVar, TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.arguments import shown
 from stormproof.core.bolt import ArrowBolt, BoltContext
 from stormproof.core.bolt.api import ArrowRows
+from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import BoltUnavailable, TopologyError, TransientError
-from stormproof.core.graph.components import BoltComponent, SinkComponent
+from stormproof.core.graph.checks import require_fields, schema_for
+from stormproof.core.graph.components import Aggregate, BoltComponent, SinkComponent
 from stormproof.core.graph.topology import TopologyGraph
+from stormproof.core.schema import SchemaLike
 from stormproof.trident.state.protocol import MapState, State
 from stormproof.trident.state.sink import StateReader, StateSink
 
@@ -82,8 +86,9 @@ class StateQuery(ReadsState):
 
     def __init__(self, state: str, fields: tuple[str, ...], query: Query, found: pa.Schema) -> None:
         super().__init__(state, fields)
+        self.found = found
+        """The fields that the query gives."""
         self._query = query
-        self._found = found
 
     @property
     def own_query(self) -> Query | None:
@@ -100,11 +105,11 @@ class StateQuery(ReadsState):
         """
         if self.own_query is not None:
             return
-        pairs = zip(self._found, held, strict=False)
-        fits = len(self._found) == len(held) and all(f.type == h.type for f, h in pairs)
-        moved = [f.name for i, f in enumerate(self._found) if f.name in held.names and held.names.index(f.name) != i]
+        pairs = zip(self.found, held, strict=False)
+        fits = len(self.found) == len(held) and all(f.type == h.type for f, h in pairs)
+        moved = [f.name for i, f in enumerate(self.found) if f.name in held.names and held.names.index(f.name) != i]
         if not fits or moved:
-            wanted = ", ".join(f"{f.name} {f.type}" for f in self._found)
+            wanted = ", ".join(f"{f.name} {f.type}" for f in self.found)
             raise TopologyError(
                 f"component {component!r} wants {wanted} of state {self.state!r}, which gives "
                 f"{', '.join(f'{f.name} {f.type}' for f in held)}: name all of these in `schema`, in this order, or give a "
@@ -116,13 +121,13 @@ class StateQuery(ReadsState):
     def answer(self, state: State, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The tuples with the columns that the query gave, in their order."""
         found = self._query(state, self.keys(rows))
-        if found.num_rows != rows.num_rows or found.num_columns != len(self._found):
+        if found.num_rows != rows.num_rows or found.num_columns != len(self.found):
             raise ValueError(
                 f"the query gave {found.num_rows} rows of {found.num_columns} columns for {rows.num_rows} keys; one row for "
-                f"each is wanted, with {', '.join(self._found.names)}"
+                f"each is wanted, with {', '.join(self.found.names)}"
             )
         return pa.RecordBatch.from_arrays(
-            [*rows.columns, *found.columns], names=[*rows.schema.names, *self._found.names]
+            [*rows.columns, *found.columns], names=[*rows.schema.names, *self.found.names]
         )
 
 
@@ -137,6 +142,61 @@ class NewValues(ReadsState):
         for name in context.value_schema.names:
             columns[name] = context.merges[name](held.column(name), columns[name])
         return pa.RecordBatch.from_arrays(list(columns.values()), names=rows.schema.names)
+
+
+def state_query(
+    component: str,
+    given: pa.Schema,
+    state: object,
+    fields: tuple[str, ...],
+    schema: SchemaLike,
+    query: Query | None,
+) -> StateQuery:
+    """The bolt of a `state_query` behind `component`, which gives the fields `given`.
+
+    Raises:
+        TopologyError: one of the arguments is not as `Stream.state_query` says.
+    """
+    where = f"state_query after {component!r}"
+    if not isinstance(state, str):
+        raise TopologyError(
+            f"{where}: state is {shown(state)}; give the name that the state has among the topology's sinks, as in "
+            "state_query('totals', ...)",
+            component=component,
+        )
+    if not fields:
+        raise TopologyError(
+            f"{where}: it names no fields; name those that are looked up in state {state!r}, one for each of its keys, "
+            f"as in state_query({state!r}, {given.names[0]!r}, ...); known: {', '.join(given.names)}",
+            component=component,
+        )
+    require_fields(where, component, fields, given)
+    found = schema_for(where, component, schema)
+    if query is not None:
+        if not callable(query):
+            raise TopologyError(
+                f"{where}: query is {shown(query)}; it must be a function query(state, keys)", component=component
+            )
+        instead = "write one like query(state, keys), which gives a row for each of the keys"
+        refuse_unfit_call(component, where, query, ("state", "keys"), instead)
+    return StateQuery(state, fields, query or map_get, found)
+
+
+def new_values(topology: TopologyGraph, component: str, stream: str) -> NewValues:
+    """The bolt of a `new_values_stream` behind `component`.
+
+    Raises:
+        TopologyError: this is no persistent aggregate with a state.
+    """
+    followers = [c for c, _ in topology.subscribers(component, stream)]
+    states = [c for c in followers if isinstance(c, SinkComponent) and isinstance(c.spec, StateSink)]
+    (own,) = (c for c in topology.components if c.name == component)
+    if not isinstance(own, Aggregate) or not own.persistent or not states:
+        raise TopologyError(
+            f"component {component!r} has no new values: it is no persistent_aggregate(..., state=...)",
+            component=component,
+        )
+    return NewValues(states[0].name, own.keys)
 
 
 def check_queries(topology: TopologyGraph) -> None:

@@ -52,7 +52,7 @@ class NewestMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Adoption:
+class QueueAdoption:
     """What was found of a queue, and what was done.
 
     `unproven` is what speaks against an adoption, or could not be compared. `adopted` says that the queue is this server's
@@ -106,7 +106,7 @@ def adopt_queue(
     by: str,
     why: str,
     accept_unproven: bool = False,
-) -> Adoption:
+) -> QueueAdoption:
     """Make a queue this server's, all its subscriptions at once; where something is unproven, only if that is accepted.
 
     Guarantee:
@@ -166,9 +166,9 @@ def _answer(
     why: str,
     adopted: bool,
     changed: bool,
-) -> Adoption:
+) -> QueueAdoption:
     newest = found.newest
-    return Adoption(
+    return QueueAdoption(
         queue=found.queue,
         adopted=adopted,
         changed=changed,
@@ -226,7 +226,7 @@ def _way_on(topology: str, kind: ViolationKind, sink: str | None) -> str:
     return f"; first run: stormproof ledger adopt-table {topology} {sink}" if replaced else ""
 
 
-def texts(found: Adoption) -> Sequence[str]:
+def texts(found: QueueAdoption) -> Sequence[str]:
     """The answer for people, line by line."""
     if found.adopted and not found.changed:
         return [f"{found.queue}: it is of this server ({found.now}) already; there was nothing to adopt"]

@@ -28,7 +28,7 @@ from stormproof.trident.steps import MovedLate, Steps, to_prepared
 from stormproof.trident.transaction import EventKind, TxnCause, TxnState
 
 LEFTOVER_TXIDS_MAX: Final = 64
-"""Of so many newest committed batches the staging files are looked for: a kill behind the commit leaves them there."""
+"""Newest committed batches whose staging files are looked for: a kill right behind a commit leaves them."""
 
 
 @dataclass(slots=True)

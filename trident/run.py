@@ -42,9 +42,9 @@ from stormproof.core.process import kept_from_forks
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit, Source
 from stormproof.migrations import migrate, state
+from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import Sink
 from stormproof.sinks.registry import describe_sink
-from stormproof.sinks.staging import settle_folder
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger import bindings, lives
 from stormproof.trident.ledger.graphs import graph_of
@@ -321,7 +321,7 @@ def _open_stores(
                 folder = session.writer().files_in()
                 if folder is not None:
                     with machine_errors(f"sink {sink.name!r}, the folder for its files"):
-                        settle_folder(folder, private=True)
+                        files_at(folder).settle_folder(folder, private=True)
                 description = describe_sink(sink, plan.sinks[sink.name], files=folder, ledger_database=database)
                 bindings.bind(tx, sink.name, sink.target, session.table_id, description)
     return sessions

@@ -18,7 +18,8 @@ from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pulse import suspects_of_dead, sweep
 from stormproof.core.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, Source
-from stormproof.core.tracking.attempts import AttemptEnd, FailedIn, Journal
+from stormproof.core.tracking.attempts import Journal
+from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
 from stormproof.sinks.protocol import PROBLEM, CommitOutcome, PreparedTransaction, SinkProblem
 from stormproof.trident.blocked import blocked
 from stormproof.trident.ledger import events, transactions
@@ -35,7 +36,7 @@ class MovedLate(TransientError):
 
 
 @dataclass(frozen=True, slots=True)
-class Adoption:
+class SinkAnswers:
     """What the sinks said when they were to adopt a batch: of each one its outcome, and why the `refused` one would not."""
 
     outcomes: dict[str, CommitOutcome]
@@ -236,7 +237,7 @@ class Steps:
         """Have each sink adopt the batch, in the topology's order; raises what `adopt` and `settle` do."""
         return self.settle(txid, guarantee, self.adopt(txid, guarantee, work))
 
-    def adopt(self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> Adoption:
+    def adopt(self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> SinkAnswers:
         """Have each sink adopt the batch, in the topology's order, up to the first that refuses.
 
         Nothing but the sinks is asked, and the ledger is not: so another thread than the driver's may call it.
@@ -264,11 +265,11 @@ class Steps:
                         to_prepared(txid, work[name]), checked=guarantee is Guarantee.EXACTLY_ONCE
                     )
             except FatalError as error:
-                return Adoption(outcomes, name, error)
+                return SinkAnswers(outcomes, name, error)
             failpoint("commit.after_sink")
-        return Adoption(outcomes)
+        return SinkAnswers(outcomes)
 
-    def settle(self, txid: int, guarantee: Guarantee, adoption: Adoption) -> dict[str, CommitOutcome]:
+    def settle(self, txid: int, guarantee: Guarantee, answers: SinkAnswers) -> dict[str, CommitOutcome]:
         """What the sinks said; where one refused, what that means, written into the ledger.
 
         Raises:
@@ -277,9 +278,9 @@ class Steps:
             PositionMismatch: a sink stands elsewhere than the ledger says.
             MovedLate: it holds a batch that was given up.
         """
-        if adoption.error is None:
-            return adoption.outcomes
-        name, error = adoption.refused, adoption.error
+        if answers.error is None:
+            return answers.outcomes
+        name, error = answers.refused, answers.error
         self._require_epoch()
         if isinstance(error, SinkRefused) and guarantee is Guarantee.EXACTLY_ONCE:
             raise self._block(txid, name, error) from error

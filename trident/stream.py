@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING
 
 from stormproof.core.arguments import shown
 from stormproof.core.bolt import DEFAULT_STREAM
-from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import TopologyError
-from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, ReducerAggregator, UserAggregate
-from stormproof.core.graph.checks import as_guarantee, checked_name, checked_tasks, require_fields, schema_for
+from stormproof.core.graph.checks import as_guarantee, checked_tasks, require_fields, schema_for
 from stormproof.core.graph.components import OperationKind, OutputStream, Subscription, UserFunction
 from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.graph.topology import TopologyGraph
@@ -20,10 +18,10 @@ from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.protocol import Source
 from stormproof.trident.aggregate import OneResult, SeveralResults, named
+from stormproof.trident.persistent import EVERYTHING, everything, over, own_merges, require_state, with_key
+from stormproof.trident.stream_arguments import join_keys, merge, project, repartition
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
 
     from stormproof.core.settings import Settings
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from stormproof.trident.options import RunOptions
     from stormproof.trident.query import Query
     from stormproof.trident.run import EngineChoice
-    from stormproof.trident.state.protocol import Merge, StateFactory, StateUpdater
+    from stormproof.trident.state.protocol import StateFactory, StateUpdater
     from stormproof.trident.statistics import BatchResult, RunStatistics
     from stormproof.trident.streaming.base import ForeachBatch
     from stormproof.trident.streaming.result import StreamResult
@@ -107,7 +105,7 @@ class Topology(TopologyGraph):
         """
         for stream in (left, right):
             _require_of(self, stream, "join")
-        keys = _join_keys(on, f"topology {self.name!r}: join of {left.name!r} and {right.name!r}")
+        keys = join_keys(on, f"topology {self.name!r}: join of {left.name!r} and {right.name!r}")
         one, other = left.settled(), right.settled()
         hints = {s.hint for s in (one, other) if s.hint is not None}
         if len(hints) > 1:
@@ -407,12 +405,12 @@ class Stream:
 
         What is held is held by key, so the result has one more column, the key `everything`, which is always true.
         """
-        _require_state(self._component, state, state_name)
+        require_state(self._component, state, state_name)
         fields = tuple(self.schema.names)  # what an aggregate of all fields is of; not the key
-        given = {output: _over(one, fields) for output, one in results.items()}
-        keyed = self.arrow(everything, schema=_with_key(self.schema))
+        given = {output: over(one, fields) for output, one in results.items()}
+        keyed = self.arrow(everything, schema=with_key(self.schema))
         return keyed.group_by(EVERYTHING).persistent_aggregate(
-            *(_over(one, fields) for one in several), name=name, state=state, state_name=state_name, **given
+            *(over(one, fields) for one in several), name=name, state=state, state_name=state_name, **given
         )
 
     # -- several streams -----------------------------------------------------------------------------------------------
@@ -475,33 +473,10 @@ class Stream:
         """
         import pyarrow as pa
 
-        from stormproof.trident.query import StateQuery, map_get
+        from stormproof.trident.query import state_query
 
-        where, given = f"state_query after {self._component!r}", self.schema
-        if not isinstance(state, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TopologyError(
-                f"{where}: state is {shown(state)}; give the name that the state has among the topology's sinks, as in "
-                "state_query('totals', ...)",
-                component=self._component,
-            )
-        if not fields:
-            raise TopologyError(
-                f"{where}: it names no fields; name those that are looked up in state {state!r}, one for each of its keys, "
-                f"as in state_query({state!r}, {given.names[0]!r}, ...); known: {', '.join(given.names)}",
-                component=self._component,
-            )
-        require_fields(where, self._component, fields, given)
-        found = schema_for(where, self._component, schema)
-        if query is not None:
-            if not callable(query):
-                raise TopologyError(
-                    f"{where}: query is {shown(query)}; it must be a function query(state, keys)",
-                    component=self._component,
-                )
-            instead = "write one like query(state, keys), which gives a row for each of the keys"
-            refuse_unfit_call(self._component, where, query, ("state", "keys"), instead)
-        bolt = StateQuery(state, fields, query or map_get, found)
-        made = self._topology.add_reader(name, self._input, bolt, pa.schema([*given, *found]))
+        bolt = state_query(self._component, self.schema, state, fields, schema, query)
+        made = self._topology.add_reader(name, self._input, bolt, pa.schema([*self.schema, *bolt.found]))
         return Stream(self._topology, made, hint=self._hint)
 
     def new_values_stream(self, *, name: str | None = None) -> Stream:
@@ -512,19 +487,9 @@ class Stream:
         Raises:
             TopologyError: this is no persistent aggregate with a state.
         """
-        from stormproof.core.graph.components import Aggregate, SinkComponent
-        from stormproof.trident.query import NewValues
-        from stormproof.trident.state.sink import StateSink
+        from stormproof.trident.query import new_values
 
-        followers = [c for c, _ in self._topology.subscribers(self._component, self._input.stream)]
-        states = [c for c in followers if isinstance(c, SinkComponent) and isinstance(c.spec, StateSink)]
-        (own,) = (c for c in self._topology.components if c.name == self._component)
-        if not isinstance(own, Aggregate) or not own.persistent or not states:
-            raise TopologyError(
-                f"component {self._component!r} has no new values: it is no persistent_aggregate(..., state=...)",
-                component=self._component,
-            )
-        bolt = NewValues(states[0].name, own.keys)
+        bolt = new_values(self._topology, self._component, self._input.stream)
         return Stream(self._topology, self._topology.add_reader(name, self._input, bolt, self.schema))
 
     def partition_persist(
@@ -640,12 +605,16 @@ class GroupedStream:
         Raises:
             TopologyError: a result cannot be folded, or the state cannot hold it or serve the guarantee.
         """
-        _require_state(self._stream.name, state, state_name)
+        require_state(self._stream.name, state, state_name)
         made = self._aggregate(several, results, name=name, persistent=True)
         if state is not None:
             from stormproof.trident.state.sink import StateSink
 
-            made.into(StateSink(state_name or f"{made.name}-state", state, merges=own_merges(made)))
+            made.into(
+                StateSink(
+                    state_name or f"{made.name}-state", state, merges=own_merges(self._stream.topology, made.name)
+                )
+            )
         return made
 
     def _aggregate(
@@ -662,80 +631,6 @@ class GroupedStream:
         )
 
 
-_AnyResult = TypeVar("_AnyResult", bound=OneResult | SeveralResults)
-
-EVERYTHING: Final = "everything"
-"""The key of what is aggregated without one."""
-
-
-def everything(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-    """The rows with one key for all."""
-    import numpy as np
-    import pyarrow as pa
-
-    columns = [*rows.columns, pa.repeat(True, rows.num_rows)]
-    made = pa.RecordBatch.from_arrays(columns, names=[*rows.schema.names, EVERYTHING])
-    return made, np.arange(rows.num_rows)
-
-
-def _over(aggregate: _AnyResult, fields: tuple[str, ...]) -> _AnyResult | UserAggregate:
-    """The aggregate, of these fields where it names none."""
-    if isinstance(aggregate, UserAggregate):
-        return aggregate if aggregate.fields else replace(aggregate, fields=fields)
-    if isinstance(aggregate, (CombinerAggregator, ReducerAggregator, Aggregator)):
-        return aggregate.over(*fields)
-    return aggregate
-
-
-def _with_key(schema: pa.Schema) -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema([*schema, pa.field(EVERYTHING, pa.bool_())])
-
-
-def own_merges(stream: Stream) -> dict[str, Merge]:
-    """How the results of users' combiners in a persistent aggregate are merged into what is held."""
-    from stormproof.core.graph.aggregators import UserAggregation
-    from stormproof.core.graph.components import Aggregate
-    from stormproof.trident.state.merge import RowMerge
-
-    (component,) = (c for c in stream.topology.components if c.name == stream.name)
-    assert isinstance(component, Aggregate)
-    return {a.output: RowMerge(a.code.combine) for a in component.aggregations if isinstance(a, UserAggregation)}
-
-
-def _require_state(component: str, state: StateFactory | None, name: str | None) -> None:
-    """Raise TopologyError where what a persistent aggregate is to be kept in is no state, or has a name without one."""
-    where = f"persistent_aggregate after {component!r}"
-    if state is not None:
-        from stormproof.trident.state.checks import require_factory
-
-        require_factory(state, where, component)
-        if name is not None:
-            checked_name(name, f"{where}: state_name:")
-    elif name is not None:
-        raise TopologyError(
-            f"{where}: state_name={name!r} names no state; pass state=..., such as PostgresMap('totals'), or leave it out",
-            component=component,
-        )
-
-
-def _join_keys(on: str | Sequence[str] | Mapping[str, str], where: str) -> dict[str, str]:
-    """The left side's keys, and what the right side calls them."""
-    if isinstance(on, str):
-        return {on: on}
-    names: list[object] = list(on) if isinstance(on, Iterable) else [on]  # pyright: ignore[reportUnnecessaryIsInstance]
-    keys = list[object](on.values()) if isinstance(on, Mapping) else names
-    for name in [*names, *keys]:
-        if not isinstance(name, str):
-            raise TopologyError(
-                f"{where}: on names {shown(name)}; give the keys' names: 'id', ['id', 'day'] or {{'left_id': 'right_id'}}"
-            )
-    if len(set(names)) != len(names):
-        raise TopologyError(f"{where}: on names a key twice: {', '.join(map(str, names))}; name each once")
-    return {str(one): str(other) for one, other in zip(names, keys, strict=True)}
-
-
 def _require_of(topology: Topology, stream: object, operation: str) -> None:
     if not isinstance(stream, Stream):
         instead = "finish its groups with .agg(...)" if isinstance(stream, GroupedStream) else "give a Stream"
@@ -750,18 +645,3 @@ def _require_of(topology: Topology, stream: object, operation: str) -> None:
             "one object",
             component=stream.name,
         )
-
-
-def project(*values: object) -> object:
-    """Names the component of a projection; never called."""
-    return values
-
-
-def merge(*values: object) -> object:
-    """Names the component of a merge; never called."""
-    return values
-
-
-def repartition(*values: object) -> object:
-    """Names the component that stands between a repartition and what cannot take one itself; never called."""
-    return values

@@ -52,7 +52,7 @@ class TxnCause(StrEnum):
     JOB_FAILED = "job_failed"
     UNVERIFIED = "unverified"
     MOOT = "moot"
-    """It ran without its failed messages so often that it goes back in parts."""
+    """It ran again without its failed messages as often as is allowed, and went back in parts."""
     SINK_REFUSED = "sink_refused"
     FILE_LOST = "file_lost"
     """A sink refused it, since a prepared or adopted file is missing or damaged."""

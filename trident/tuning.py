@@ -10,7 +10,7 @@ from stormproof.core.errors import Json
 from stormproof.core.source.protocol import Limit
 
 TUNED_IN_FLIGHT_MAX: Final = 4
-"""So many batches may be in flight where a latency is to be held and nobody said how many."""
+"""Batches in flight, at most, where a latency is to be held and no other limit is set."""
 
 
 def in_flight_max(chosen: int | None, latency_target_s: float | None) -> int:
@@ -22,7 +22,7 @@ def in_flight_max(chosen: int | None, latency_target_s: float | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the next batches are to be: at most so many messages each, and so many in flight."""
+    """What the next batches are to be: messages in each, and batches in flight, both at most."""
 
     messages: int
     in_flight: int

@@ -18,8 +18,10 @@ from stormproof.core.machine import classified
 from stormproof.core.preflight import Probe, first_fault
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader
-from stormproof.core.task.stage import Observer, StageJob, run_task, stage_jobs
-from stormproof.core.task.wire import job_report
+from stormproof.core.task.cut import StageJob, stage_jobs
+from stormproof.core.task.passage import Observer
+from stormproof.core.task.report import job_report
+from stormproof.core.task.task import run_task
 from stormproof.core.tracking.report import JobReport
 
 T = TypeVar("T")

@@ -47,8 +47,10 @@ from stormproof.core.job import Job, JobKey
 from stormproof.core.machine import classified, fault_told_by_spark, unpickled
 from stormproof.core.preflight import Probe, first_fault
 from stormproof.core.process import process_life
-from stormproof.core.task.stage import StageJob, run_task, stage_jobs
-from stormproof.core.task.wire import WIRE_DDL, WIRE_SCHEMA, job_report
+from stormproof.core.task.cut import StageJob, stage_jobs
+from stormproof.core.task.report import job_report
+from stormproof.core.task.task import run_task
+from stormproof.core.task.wire import WIRE_DDL, WIRE_SCHEMA
 from stormproof.core.tracking.report import JobReport
 
 log = logging.getLogger("stormproof.spark")

@@ -63,7 +63,11 @@ class MemoryRetryReader:
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the messages, in id order."""
         kept = [retry for retry in self.retries if retry[0] not in excluded]
-        ids, origins, payloads = [id_ for id_, _, _ in kept], [origin for _, origin, _ in kept], [one for *_, one in kept]
+        ids, origins, payloads = (
+            [id_ for id_, _, _ in kept],
+            [origin for _, origin, _ in kept],
+            [one for *_, one in kept],
+        )
         yield from batches_of(ids, origins, payloads, seed, batch_rows, self.unpack)
 
 

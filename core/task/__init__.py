@@ -1,1 +1,7 @@
-"""What runs inside a task: the same code for every engine."""
+"""What runs inside a task: the same code for every engine.
+
+A job is `cut` into parts, one a stage. A `task` reads or receives record batches and takes each on a `passage` through the
+stage's `nodes` to their `ends`, where rows are written, combined, sent or kept; its `account` has the messages, shares and
+failures. An `exchange` carries `chunk`s and control rows on the `wire`; each task's `report` reaches the driver. Where
+each message gets a verdict of its own, the last stage is an `acker_task`.
+"""

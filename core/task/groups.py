@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from stormproof.core.arrays import Rows
 from stormproof.core.compute import pc
+from stormproof.core.convert import no_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,7 @@ def in_key_order(keys: Sequence[str], table: pa.Table) -> pa.RecordBatch:
         table = table.take(order)
     batches = table.combine_chunks().to_batches()
     if not batches:
-        schema = table.schema
-        return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+        return no_rows(table.schema)
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 

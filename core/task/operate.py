@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
-from stormproof.core.convert import arrow_result, batch_of, nulls_refused
+from stormproof.core.convert import arrow_result, batch_of, no_rows, nulls_refused
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
@@ -26,7 +26,7 @@ _ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Applied:
     """What an operation made of a batch.
 
     `counts[i]` is the number of tuples made of input row i, which lie in `rows` input by input; None: one of each.
@@ -53,11 +53,11 @@ class _Failures:
         if reason is FailureReason.FAILED:
             self.refused.add(row)
 
-    def outcome(self, rows: pa.RecordBatch, counts: Rows | None) -> Outcome:
-        return Outcome(rows, counts, self.texts, frozenset(self.refused))
+    def applied(self, rows: pa.RecordBatch, counts: Rows | None) -> Applied:
+        return Applied(rows, counts, self.texts, frozenset(self.refused))
 
 
-def apply(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None = None) -> Outcome:
+def apply(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None = None) -> Applied:
     """Run an operation's function over all rows.
 
     Each call that is made is a sign of life in `pulse`, which also notes the message in hand where it is careful and
@@ -74,7 +74,7 @@ def apply(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None = None)
             return _each(node, rows, pulse)
         case OperationKind.PROJECT:
             columns = [rows.column(name) for name in node.fields]
-            return Outcome(pa.RecordBatch.from_arrays(columns, schema=node.schema), None, {})
+            return Applied(pa.RecordBatch.from_arrays(columns, schema=node.schema), None, {})
         case OperationKind.PEEK:
             return _peek(node, rows, pulse)
         case OperationKind.ARROW:
@@ -101,7 +101,7 @@ def _called_with_one(node: OperationNode) -> Callable[[object], object]:
     return lambda arguments: function(*cast("tuple[object, ...]", arguments))
 
 
-def _map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Outcome:
+def _map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
     call, arguments = _called_with_one(node), _arguments(node, rows, pulse)
     made: list[object] = []
     append, failed = made.append, _Failures()
@@ -116,10 +116,10 @@ def _map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Outc
     batch, errors = batch_of(made, node.schema, failed.texts.keys())
     for row, text in errors:
         failed.texts.setdefault(row, text)
-    return failed.outcome(batch, None)
+    return failed.applied(batch, None)
 
 
-def _flat_map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Outcome:
+def _flat_map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
     call, arguments = _called_with_one(node), _arguments(node, rows, pulse)
     made: list[object] = []
     ends: list[int] = []
@@ -144,10 +144,10 @@ def _flat_map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) ->
         parent = np.repeat(np.arange(len(counts)), counts)
         for row, text in errors:
             failed.texts.setdefault(int(parent[row]), text)
-    return failed.outcome(batch, counts)
+    return failed.applied(batch, counts)
 
 
-def _each(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Outcome:
+def _each(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
     """What the function gives stands beside the tuple's own fields."""
     own = rows.num_columns
     added = replace(node, schema=pa.schema(list(node.schema)[own:]))
@@ -157,7 +157,7 @@ def _each(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Out
     return replace(made, rows=pa.RecordBatch.from_arrays([*rows.columns, *made.rows.columns], schema=node.schema))
 
 
-def _peek(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Outcome:
+def _peek(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
     call, arguments = _called_with_one(node), _arguments(node, rows, pulse)
     seen, failed = 0, _Failures()
     while True:
@@ -169,7 +169,7 @@ def _peek(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Out
         except CAUGHT as error:
             failed.raised(seen, error)
             seen += 1
-    return failed.outcome(rows, None)
+    return failed.applied(rows, None)
 
 
 def _shown_value(value: object) -> str:
@@ -178,7 +178,7 @@ def _shown_value(value: object) -> str:
     return f"the {'text' if isinstance(value, str) else type(value).__name__} {value!r:.80}; give [it] for one value"
 
 
-def _filter(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Outcome:
+def _filter(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
     call, arguments = _called_with_one(node), _arguments(node, rows, pulse)
     kept: list[bool] = []
     append, failed = kept.append, _Failures()
@@ -191,10 +191,10 @@ def _filter(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> O
             failed.raised(len(kept), error)
             append(False)
     mask = np.array(kept, np.bool_)
-    return failed.outcome(rows if mask.all() else rows.filter(pa.array(mask)), mask.astype(np.int64))
+    return failed.applied(rows if mask.all() else rows.filter(pa.array(mask)), mask.astype(np.int64))
 
 
-def _arrow(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Outcome:
+def _arrow(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
     """Run over all rows at once; where that fails, over halves, until the culprits stand alone."""
     given = rows.select(list(node.fields))
     failed = _Failures()
@@ -214,7 +214,7 @@ def _arrow(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Ou
             middle = (start + stop) // 2
             todo += [(middle, stop), (start, middle)]  # the first half comes off first: rows stay in order
     if not parts:
-        return failed.outcome(_empty(node.schema), np.zeros(given.num_rows, np.int64))
+        return failed.applied(no_rows(node.schema), np.zeros(given.num_rows, np.int64))
     batch = parts[0][0] if len(parts) == 1 else pa.concat_batches([part for part, _ in parts])
     parent = np.concatenate([rows_ for _, rows_ in parts])
     if len(parent) > 1 and (np.diff(parent) < 0).any():
@@ -223,8 +223,4 @@ def _arrow(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Ou
     for column, wanted in zip(batch.columns, node.schema, strict=True):
         for row, text in nulls_refused(column, wanted):
             failed.texts.setdefault(int(parent[row]), text)
-    return failed.outcome(batch, np.bincount(parent, minlength=given.num_rows))
-
-
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+    return failed.applied(batch, np.bincount(parent, minlength=given.num_rows))

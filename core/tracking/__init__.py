@@ -14,6 +14,8 @@ In the order in which a reader needs them:
 | `report` | what the tasks of an attempt reported, taken together |
 | `verdict` | the batch verdict: whether acked shares XOR to the tokens of the batch, and whether the counts agree |
 | `acker` | the verdict message by message, for a batch whose own verdict was wrong: Storm's acker, over arrays |
-| `attempts` | what follows from a verdict: complete, run again, halve the batch, name the message, stop |
+| `attempts` | what follows from a verdict: complete, run again, or halve the batch, down to one message |
+| `outcome` | what can become of a batch in the end |
+| `together` | which messages a failure spreads to, where they share tuples |
 | `breaker` | when messages that fail alone are not to blame, and the run stops instead |
 """

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from stormproof.core.arrays import Rows, Words
 from stormproof.core.errors import UsageError
-from stormproof.core.tracking.share import as_words, mix64, split_runs
+from stormproof.core.tracking.share import as_words, mix64
 from stormproof.core.tracking.sorted_run import Found, SortedRun, States
 
 Owners: TypeAlias = npt.NDArray[np.uint16]
@@ -60,8 +60,8 @@ def _no_owners() -> Owners:
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
-    """Messages that are answered in one way: their ids in rising order, and the owner of each."""
+class Decided:
+    """Decided that are answered in one way: their ids in rising order, and the owner of each."""
 
     ids: Rows = field(default_factory=_no_ids)
     owners: Owners = field(default_factory=_no_owners)
@@ -79,10 +79,10 @@ class Answers:
     notices and no `init` for the whole time-out: notices of messages that were decided before, or that never were.
     """
 
-    completed: Messages = field(default_factory=Messages)
-    failed: Messages = field(default_factory=Messages)
-    doubled: Messages = field(default_factory=Messages)
-    timed_out: Messages = field(default_factory=Messages)
+    completed: Decided = field(default_factory=Decided)
+    failed: Decided = field(default_factory=Decided)
+    doubled: Decided = field(default_factory=Decided)
+    timed_out: Decided = field(default_factory=Decided)
     ghosts: Rows = field(default_factory=_no_ids)
 
 
@@ -130,7 +130,7 @@ class Acker:
 
     @property
     def pending(self) -> int:
-        """Messages that are initialised and not decided."""
+        """Decided that are initialised and not decided."""
         return self._pending
 
     @property
@@ -160,7 +160,7 @@ class Acker:
         return values
 
     def init(self, ids: Rows, values: Words | Rows, owner: int | Owners = 0) -> Answers:
-        """Messages begin, each with its token (or the XOR of its first tuples' ids); answers go to `owner`.
+        """Decided begin, each with its token (or the XOR of its first tuples' ids); answers go to `owner`.
 
         A token of 0 is complete at once: nobody received the message. An id that is pending, or that stands in `ids`
         twice, is answered `doubled`.
@@ -384,27 +384,6 @@ def acker_of(ids: Rows, ackers: int) -> npt.NDArray[np.int64]:
     return (mix64(as_words(ids)) % np.uint64(ackers)).astype(np.int64)
 
 
-def classic_notices(consumed: Words, new: Words, parent: Rows) -> Words:
-    """What Storm's bolts tell the acker: each consumed tuple's id, XOR the ids of the tuples made of it.
-
-    `new[i]` is the random id of a tuple (one for each delivery) anchored to the tuple of row `parent[i]`. One notice
-    both takes a tuple out and puts its children in, so that a tree is never complete too early.
-    """
-    notices = consumed.copy()
-    np.bitwise_xor.at(notices, parent, new)
-    return notices
-
-
-def share_notices(shares: Words, counts: Rows) -> tuple[Words, Words]:
-    """The same in the form of shares: the shares of the children, parent by parent, and each consumed tuple's notice.
-
-    The notice of a tuple with children is 0, and not sent: nothing waits for that tuple itself any more. So this is for
-    tuples that cannot fail after their children were sent; else the acker might hear of the failure too late.
-    `counts[i]` is the number of the i-th tuple's deliveries.
-    """
-    return split_runs(shares, counts), np.where(counts == 0, shares, np.uint64(0))
-
-
 def _checked_ids(ids: Rows) -> Rows:
     if ids.dtype != np.int64 or ids.ndim != 1:
         raise UsageError(f"an acker's message ids are {ids.dtype} in {ids.ndim} dimensions; they must be int64 in one")
@@ -447,7 +426,7 @@ def _distinct(ids: Rows) -> Rows:
     return ids if _rise(ids) else np.unique(ids)
 
 
-def _messages(ids: Rows, states: States, chosen: Found) -> Messages:
+def _messages(ids: Rows, states: States, chosen: Found) -> Decided:
     if not chosen.any():
-        return Messages()
-    return Messages(ids[chosen], states[chosen] >> _OWNER_SHIFT)
+        return Decided()
+    return Decided(ids[chosen], states[chosen] >> _OWNER_SHIFT)

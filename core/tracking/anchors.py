@@ -2,7 +2,7 @@
 
 A tuple has one pair for each message that anchors it. Nearly always that is one, and then pair i is tuple i's; only
 tuples of a bolt that names several anchors, or none, cost an index. A message is named by its number in its task's
-`Messages`; `MANY` stands for messages that nobody can tell apart any more, after a group.
+`MessageTable`; `MANY` stands for messages that nobody can tell apart any more, after a group.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def child_shares(shares: Words, ordinal: Rows) -> Words:
     return mix64(shares + GAMMA * (ordinal.astype(np.uint64) + np.uint64(1)))
 
 
-class Held:
+class BoltInputs:
     """The inputs of one bolt in one task, by handle: their pairs, and of each pair the share that is not passed on yet.
 
     It only grows, within one batch: 24 bytes a pair.
@@ -231,7 +231,7 @@ class Held:
         return made
 
 
-class Messages:
+class MessageTable:
     """The messages that a task has met: each one's id, origin and token, by its number there."""
 
     def __init__(self) -> None:

@@ -10,20 +10,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from stormproof.core.arrays import Rows
-from stormproof.core.errors import BatchUnverified, JobFailed, MachineUnavailable, TasksBroken
+from stormproof.core.errors import BatchUnverified, JobFailed, MachineUnavailable
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.machine import OUTSIDE
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token, storable_text
 from stormproof.core.source.protocol import Expectation, Slice, Source
 from stormproof.core.tracking.breaker import Breaker, Breaks, Shortages
+from stormproof.core.tracking.outcome import (
+    Abandoned,
+    AllFailed,
+    AttemptEnd,
+    Broken,
+    Complete,
+    Divided,
+    FailedIn,
+    GivenUp,
+    Outcome,
+)
 from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.together import touched_by
 from stormproof.core.tracking.verdict import mismatches, misread
 from stormproof.core.usercode import lacked_in
 
@@ -37,15 +47,6 @@ RERUNS_MAX: Final = 3
 
 _LOOK_UP_ROWS: Final = 10_000
 _SHOWN_BYTES: Final = 1_000
-
-
-class AttemptEnd(StrEnum):
-    """Why an attempt was followed by another."""
-
-    JOB_FAILED = "job_failed"
-    UNVERIFIED = "unverified"
-    MOOT = "moot"
-    """Messages failed after their tuples had gone on: the batch runs again without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,89 +91,12 @@ class Journal(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class FailedIn:
-    """A message that failed, or was returned with one that failed, and the attempt in which it did."""
-
-    failure: MessageFailure
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """Everything adds up: what was written may be committed, and all messages but these be confirmed."""
-
-    report: JobReport
-    failed: tuple[FailedIn, ...]
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class AllFailed:
-    """No message is left: nothing may be written, and each is to be failed, or returned, as named."""
-
-    failed: tuple[FailedIn, ...]
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Divided:
-    """The batch goes back in parts: the suspects alone, or two halves where there are none. No failure counts."""
-
-    end: AttemptEnd
-    """How its last attempt ended."""
-    reason: str
-    alone: tuple[int, ...]
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """The verdict stayed wrong and names nobody: stop, and write nothing."""
-
-    error: str
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Abandoned:
-    """Under at-most-once: the one attempt came to nothing, and nothing comes back."""
-
-    end: AttemptEnd
-    """How the attempt ended."""
-    reason: str
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """Unrelated messages, or under at-most-once batches, ended with one error outside user code: stop, blame nobody."""
-
-    error: str
-    outside: str
-    messages: int
-    attempts: int
-
-    def raised(self, where: str) -> TasksBroken:
-        """The error that ends the run."""
-        return TasksBroken(
-            f"{where}: {self.messages} unrelated messages in a row failed alone with one error outside user code "
-            f"({self.outside}), and nothing else went through in between: {self.error}. No message is to blame, and none "
-            "was counted a failure for it. Repair what the error names, then start the run again: it goes on from there",
-            error=self.error,
-            outside=self.outside,
-            messages=self.messages,
-        )
-
-
-Outcome: TypeAlias = Complete | AllFailed | Divided | GivenUp | Abandoned | Broken
-
 Attempts: TypeAlias = Generator[Attempt, JobReport | JobDied, Outcome]
 """The attempts at one batch, one after another: see `BatchRunner.attempts`."""
 
 
 @dataclass(slots=True)
-class _Batch:
+class _InHand:
     """The batch in hand."""
 
     name: str
@@ -234,7 +158,7 @@ class BatchRunner:
             TransientError: the journal or the source does not answer; nothing was decided.
         """
         # A driver died of it before, perhaps of one of these messages: note which.
-        batch = _Batch(name, slice_, journal, Attempt(1, seed, slice_.expected, careful=slice_.deaths > 0))
+        batch = _InHand(name, slice_, journal, Attempt(1, seed, slice_.expected, careful=slice_.deaths > 0))
         while True:
             batch.unverified_seen = self._unverified
             result = yield batch.attempt
@@ -246,12 +170,12 @@ class BatchRunner:
         self, name: str, slice_: Slice, seed: int, journal: Journal, reason: FailureReason, error: str
     ) -> AllFailed | Broken:
         """The outcome of a batch of one message that is not to be run any more."""
-        batch = _Batch(name, slice_, journal, Attempt(1, seed, slice_.expected))
+        batch = _InHand(name, slice_, journal, Attempt(1, seed, slice_.expected))
         return self._fail_alone(batch, reason, error)
 
     # -- a job that died ---------------------------------------------------------------------------------------------
 
-    def _died(self, batch: _Batch, died: JobDied) -> Outcome | None:
+    def _died(self, batch: _InHand, died: JobDied) -> Outcome | None:
         log.warning("%s attempt %d: %s: %s", batch.name, batch.attempt.number, AttemptEnd.JOB_FAILED, died.error)
         if self._guarantee is Guarantee.AT_MOST_ONCE:
             self._lost_batches += 1  # its messages are gone: what fails next is unrelated
@@ -269,11 +193,11 @@ class BatchRunner:
         reason = FailureReason.TIMEOUT if died.timed_out else FailureReason.WORKER_LOST
         return self._fail_alone(batch, reason, died.error, died)
 
-    def _broken(self, batch: _Batch, died: JobDied) -> Broken:
+    def _broken(self, batch: _InHand, died: JobDied) -> Broken:
         return Broken(died.error, died.outside, self._breaker.messages, batch.attempt.number)
 
     def _fail_alone(
-        self, batch: _Batch, reason: FailureReason, error: str, died: JobDied | None = None
+        self, batch: _InHand, reason: FailureReason, error: str, died: JobDied | None = None
     ) -> AllFailed | Broken:
         """Fail the one message that is left, whatever it was that failed, as far as the breaker lets it."""
         attempt = batch.attempt
@@ -297,7 +221,7 @@ class BatchRunner:
 
     # -- a job that reported -----------------------------------------------------------------------------------------
 
-    def _judge(self, batch: _Batch, report: JobReport) -> Outcome | None:
+    def _judge(self, batch: _InHand, report: JobReport) -> Outcome | None:
         self._breaker.reported()
         if self._guarantee.tracked:
             report = self._without_shortages(batch, report)
@@ -311,7 +235,7 @@ class BatchRunner:
             case Guarantee.EXACTLY_ONCE:
                 return self._judge_exactly_once(batch, report, wrong)
 
-    def _without_shortages(self, batch: _Batch, report: JobReport) -> JobReport:
+    def _without_shortages(self, batch: _InHand, report: JobReport) -> JobReport:
         """The report, with failures that may be the machine's not counted.
 
         Raises:
@@ -337,14 +261,14 @@ class BatchRunner:
 
         return replace(report, failures=spared(report.failures), late=spared(report.late))
 
-    def _judge_untracked(self, batch: _Batch, report: JobReport, wrong: tuple[str, ...]) -> Outcome:
+    def _judge_untracked(self, batch: _InHand, report: JobReport, wrong: tuple[str, ...]) -> Outcome:
         if wrong:
             error = "; ".join(wrong)
             return Abandoned(AttemptEnd.UNVERIFIED, f"{AttemptEnd.UNVERIFIED}: {error}", batch.attempt.number)
         batch.carry([*report.failures, *report.late])
         return _complete(batch, report)
 
-    def _judge_at_least_once(self, batch: _Batch, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
+    def _judge_at_least_once(self, batch: _InHand, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
         """What was written stays, and messages that failed late come again."""
         named = [*report.failures, *report.late, *report.lost]
         if not wrong:
@@ -358,7 +282,7 @@ class BatchRunner:
             return self._without(batch, named, wrong)
         return self._does_not_add_up(batch, wrong)
 
-    def _judge_exactly_once(self, batch: _Batch, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
+    def _judge_exactly_once(self, batch: _InHand, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
         """Nothing of a failed message may be in what is written, or of those that share a tuple with it."""
         if misread(report, batch.attempt.expected):  # it may name messages that this batch did not open
             return self._does_not_add_up(batch, wrong)
@@ -379,7 +303,7 @@ class BatchRunner:
             return self._does_not_add_up(batch, (*wrong, text))
         return self._without(batch, [*named, *returned], wrong)
 
-    def _all_lost(self, batch: _Batch, report: JobReport) -> bool:
+    def _all_lost(self, batch: _InHand, report: JobReport) -> bool:
         """Whether no message of several is there that was complete.
 
         Then something between the stages loses whatever comes: it must stop the run, not turn all messages into dead
@@ -388,7 +312,7 @@ class BatchRunner:
         messages = batch.attempt.expected.messages
         return messages > 1 and not batch.slice.retry and len({failure.id for failure in report.lost}) >= messages
 
-    def _does_not_add_up(self, batch: _Batch, wrong: Sequence[str]) -> Outcome | None:
+    def _does_not_add_up(self, batch: _InHand, wrong: Sequence[str]) -> Outcome | None:
         error = "; ".join(wrong)
         log.warning("%s attempt %d: %s: %s", batch.name, batch.attempt.number, AttemptEnd.UNVERIFIED, error)
         batch.unverified += 1
@@ -402,7 +326,7 @@ class BatchRunner:
         self._again(batch, AttemptEnd.UNVERIFIED, error, per_message=True)
         return None
 
-    def _without(self, batch: _Batch, failures: Sequence[MessageFailure], wrong: Sequence[str]) -> Outcome | None:
+    def _without(self, batch: _InHand, failures: Sequence[MessageFailure], wrong: Sequence[str]) -> Outcome | None:
         """Run again without these messages, which are carried to the end."""
         batch.carry(failures)
         error = _summary(failures, wrong)
@@ -415,14 +339,14 @@ class BatchRunner:
         self._again(batch, AttemptEnd.MOOT, error)
         return None
 
-    def _all_failed(self, batch: _Batch) -> AllFailed:
+    def _all_failed(self, batch: _InHand) -> AllFailed:
         self._unverified = 0
         return AllFailed(tuple(batch.failed.values()), batch.attempt.number)
 
     # -- both --------------------------------------------------------------------------------------------------------
 
     def _again(
-        self, batch: _Batch, end: AttemptEnd, error: str, *, per_message: bool = False, careful: bool = False
+        self, batch: _InHand, end: AttemptEnd, error: str, *, per_message: bool = False, careful: bool = False
     ) -> None:
         before = batch.attempt
         seed, excluded = self._new_seed(), frozenset(batch.failed)
@@ -432,7 +356,7 @@ class BatchRunner:
         )
 
     def _returned(
-        self, batch: _Batch, named: Sequence[MessageFailure], touched: dict[int, int]
+        self, batch: _InHand, named: Sequence[MessageFailure], touched: dict[int, int]
     ) -> list[MessageFailure]:
         """The messages that go back uncounted with those that failed. Their origins are read: a job names ids alone."""
         if not touched:
@@ -487,11 +411,11 @@ def _once(failures: Iterable[MessageFailure]) -> list[MessageFailure]:
     return list(found.values())
 
 
-def _complete(batch: _Batch, report: JobReport) -> Complete:
+def _complete(batch: _InHand, report: JobReport) -> Complete:
     return Complete(report, tuple(batch.failed.values()), batch.attempt.number)
 
 
-def _divided(batch: _Batch, end: AttemptEnd, error: str, alone: tuple[int, ...] = ()) -> Divided:
+def _divided(batch: _InHand, end: AttemptEnd, error: str, alone: tuple[int, ...] = ()) -> Divided:
     how = f"{len(alone)} suspects set apart" if alone else "halved"
     return Divided(end, f"{how} after {end}: {error}", alone, batch.attempt.number)
 
@@ -502,41 +426,3 @@ def _summary(failures: Sequence[MessageFailure], wrong: Sequence[str]) -> str:
     first = (*counted, *failures)[0]
     text = f"{len(counted)} messages failed, {returned} are returned with them; the first: {first.component}: {first.error}"
     return "; ".join([text, *wrong])
-
-
-def touched_by(failed: set[MessageId], together: npt.NDArray[np.int64]) -> dict[int, int]:
-    """The messages that share a tuple with a failed one, directly or through others, less the failed ones themselves.
-
-    Each with the lowest failed message of its component. `together` has the pairs of messages that anchor one tuple. The
-    components are found as in Shiloach and Vishkin (1982): roots hook onto lower roots, then all paths are halved to the
-    root, until every pair has one root; a handful of rounds over whole arrays, however long a chain is.
-    """
-    if not failed or not len(together):
-        return {}
-    ids, places = np.unique(together, return_inverse=True)
-    root = _roots(places.reshape(together.shape), len(ids))
-    is_failed = np.isin(ids, np.fromiter(failed, np.int64, len(failed)))
-    culprit = np.full(len(ids), -1, np.int64)
-    place = np.flatnonzero(is_failed)[::-1]
-    culprit[root[place]] = place  # the lowest is written last
-    by = culprit[root]
-    hit = np.flatnonzero((by >= 0) & ~is_failed)
-    return dict(zip(ids[hit].tolist(), ids[by[hit]].tolist(), strict=True))
-
-
-def _roots(pairs: npt.NDArray[np.int64], size: int) -> Rows:
-    """The lowest member of each one's component."""
-    root = np.arange(size, dtype=np.int64)
-    while True:
-        ends = root[pairs]
-        low, high = ends.min(axis=1), ends.max(axis=1)
-        open_ = low != high
-        if not open_.any():
-            return root
-        pairs = pairs[open_]
-        np.minimum.at(root, high[open_], low[open_])
-        while True:
-            up = root[root]
-            if np.array_equal(up, root):
-                break
-            root = up

@@ -7,7 +7,6 @@ wrote, so there it is the version that counts: a RESTORE to before it, or a fore
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -96,13 +95,11 @@ class _Disk:
             path = self.log.local_path(name)
             if path is None:
                 continue
-            try:
-                size = os.stat(path).st_size
-            except FileNotFoundError:
+            state = self.log.files.stat(path)
+            if state is None:
                 found.append(f"{path} is missing")
-                continue
-            if size != self.live[name]:
-                found.append(f"{path} has {size} bytes instead of {self.live[name]}")
+            elif state.size != self.live[name]:
+                found.append(f"{path} has {state.size} bytes instead of {self.live[name]}")
         return found
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from stormproof.sinks.files import Files, files_at
 from stormproof.sinks.protocol import PreparedTransaction
 
 APPLICATION: Final = "stormproof.application"
@@ -155,9 +156,14 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class DeltaLog:
-    """The log of the table at `table`, a local folder."""
+    """The log of the table at `table`, a folder."""
 
     table: str
+
+    @property
+    def files(self) -> Files:
+        """The way to the table's files."""
+        return files_at(self.table)
 
     @property
     def folder(self) -> str:
@@ -170,7 +176,7 @@ class DeltaLog:
 
     def versions(self) -> list[int]:
         """The versions whose entries are still there, in order."""
-        names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
+        names = self.files.list(self.folder)
         return sorted(int(n[:20]) for n in names if len(n) == 25 and n.endswith(".json") and n[:20].isdigit())
 
     def tail(self, newest: int) -> list[int]:
@@ -189,7 +195,7 @@ class DeltaLog:
 
     def checkpoints(self, *, of_all: bool = False) -> frozenset[int]:
         """The versions that have such a checkpoint; `of_all` kinds, also those of several files that Spark writes."""
-        names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
+        names = self.files.list(self.folder)
         return frozenset(
             int(n[:20])
             for n in names
@@ -230,7 +236,7 @@ class DeltaLog:
         added: list[AddedFile] = []
         removed: list[tuple[str, bool]] = []
         try:
-            with open(self.entry_path(version), "rb") as file:
+            with self.files.open(self.entry_path(version)) as file:
                 for line in file:
                     # Only the line with the commit's information is decoded where the rest is not asked for.
                     if not whole and not line.lstrip().startswith(b'{"commitInfo"'):

@@ -7,6 +7,8 @@ from typing import Final
 import numpy as np
 from deltalake import WriterProperties
 
+from stormproof.sinks.files import files_at
+
 BLOCK_BYTES: Final = 4096
 """What the page cache of Linux writes at once; file systems use blocks of this size unless they are told otherwise."""
 
@@ -32,7 +34,7 @@ def lost_block(path: str) -> int | None:
     If the rarest of chances makes it name a block of a whole file, a `retry` too many is what that costs.
     """
     at = 0
-    with open(path, "rb") as file:
+    with files_at(path).open(path) as file:
         while part := file.read(_READ_BYTES):
             blocks = np.frombuffer(part, np.uint8, len(part) // BLOCK_BYTES * BLOCK_BYTES).reshape(-1, BLOCK_BYTES)
             lost = np.flatnonzero(~blocks.any(axis=1))

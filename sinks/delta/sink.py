@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError, TableNotFoundError
-
 from stormproof.core.arguments import require_path
-from stormproof.core.errors import Json, SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.errors import Json, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
-from stormproof.sinks.delta.claims import properties_of
-from stormproof.sinks.delta.failures import panics_as_errors, shown
 from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.opening import opening, prepare_table
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, check_types
-from stormproof.sinks.delta.torn import put_torn_aside, require_whole
+from stormproof.sinks.delta.table import check_types
+from stormproof.sinks.delta.torn import require_whole
+from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import check_fold_input
-from stormproof.sinks.protocol import Sink, SinkIdentity, SinkProblem
+from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.staging import make_folder, settle_folder, sync_file, sync_folder
 
 STAGING_FOLDER = ".stormproof-staging"
 
@@ -112,58 +108,21 @@ class DeltaSink(Sink):
         Older epochs are fenced by the first commit: a stale writer of the same identity conflicts with it. A newest log
         entry that a power loss left in part is put aside.
         """
-        where = f"sink {identity.sink!r} ({self._path})"
-        try:
-            put_torn_aside(DeltaLog(self._path), where)
-            with panics_as_errors():
-                if not DeltaTable.is_deltatable(self._path):
-                    if not create:
-                        raise SinkRefused(f"{where}: there is no Delta table", problem=SinkProblem.TABLE_GONE)
-                    self._create(identity, input_)
-            settle_folder(self._path)
+        with opening(f"sink {identity.sink!r} ({self._path})") as where:
+            prepare_table(self._path, identity, input_, where, create=create)
             if input_.is_by_key:
-                settle_folder(self._staging, private=True)
-            with panics_as_errors():
-                return self._session(identity, input_, epoch, reading=False)
-        except TableNotFoundError as error:
-            raise SinkRefused(
-                f"{where}: there is no Delta table: {shown(error)}", problem=SinkProblem.TABLE_GONE
-            ) from error
-        except (DeltaError, OSError) as error:
-            raise StoreUnavailable(f"{where}: the table cannot be opened: {shown(error)}") from error
+                files_at(self._staging).settle_folder(self._staging, private=True)
+            return self._session(identity, input_, epoch, reading=False)
 
     def inspect(self, identity: SinkIdentity, input_: SinkInput) -> DeltaSession:
         """Open for reading only."""
-        where = f"sink {identity.sink!r} ({self._path})"
-        try:
+        with opening(f"sink {identity.sink!r} ({self._path})") as where:
             require_whole(DeltaLog(self._path), where)
-            with panics_as_errors():
-                return self._session(identity, input_, 0, reading=True)
-        except TableNotFoundError as error:
-            raise SinkRefused(
-                f"{where}: there is no Delta table: {shown(error)}", problem=SinkProblem.TABLE_GONE
-            ) from error
-        except (DeltaError, OSError) as error:
-            raise StoreUnavailable(f"{where}: the table cannot be opened: {shown(error)}") from error
+            return self._session(identity, input_, 0, reading=True)
 
     def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, reading: bool) -> DeltaSession:
         directory = self.files_in(input_)
         return DeltaSession(self._path, directory, identity=identity, input_=input_, epoch=epoch, reading=reading)
-
-    def _create(self, identity: SinkIdentity, input_: SinkInput) -> None:
-        make_folder(self._path)
-        schema = Schema.from_arrow(input_.schema.empty_table().schema)
-        DeltaTable.create(
-            self._path,
-            schema,
-            mode="ignore",
-            configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **properties_of(identity)},
-            raise_if_key_not_exists=False,
-        )
-        log = DeltaLog(self._path)
-        sync_file(log.entry_path(0))
-        sync_folder(log.folder)
-        sync_folder(self._path)
 
 
 def described(address: SinkAddress) -> DeltaSink:

@@ -8,13 +8,10 @@ so one that is not whole was never answered for by anybody who synced it, and ho
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import uuid
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,8 +19,8 @@ import pyarrow.parquet as pq
 
 from stormproof.core.errors import SinkRefused
 from stormproof.sinks.delta.log import APPLICATION, ROWS, DeltaLog
+from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import SinkProblem
-from stormproof.sinks.staging import sync_folder
 
 log = logging.getLogger("stormproof.sink")
 
@@ -87,9 +84,11 @@ def put_torn_aside(delta_log: DeltaLog, where: str) -> tuple[str, ...]:
     Raises:
         SinkRefused: more than the newest entry is lost: that was no commit of ours, and nothing was changed.
     """
-    if not os.path.isdir(delta_log.folder):
+    files = delta_log.files
+    if files.stat(delta_log.folder) is None:
         return ()
-    with _alone(delta_log.folder):
+    # Two drivers that start at once must not put aside what the other has put in its place.
+    with files.locked(delta_log.folder):
         # Under the lock: where an entry is torn it stays so, since nobody can put another of that number.
         torn = _newest_torn(delta_log)
         versions = delta_log.versions()
@@ -107,22 +106,11 @@ def put_torn_aside(delta_log: DeltaLog, where: str) -> tuple[str, ...]:
         aside += _torn_checkpoint(delta_log, versions)
         for name in aside:
             kept = f"{ASIDE}{name}-{uuid.uuid4().hex[:8]}"
-            os.rename(os.path.join(delta_log.folder, name), os.path.join(delta_log.folder, kept))
+            files.rename(os.path.join(delta_log.folder, name), os.path.join(delta_log.folder, kept))
             log.warning("%s: %s was torn by a power loss; it is %s now", where, name, kept)
         if aside:
-            sync_folder(delta_log.folder)
+            files.sync_folder(delta_log.folder)
     return tuple(aside)
-
-
-@contextmanager
-def _alone(folder: str) -> Generator[None]:
-    """Two drivers that start at once must not put aside what the other has put in its place."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _newest_torn(delta_log: DeltaLog) -> tuple[str, str] | None:
@@ -133,7 +121,7 @@ def _newest_torn(delta_log: DeltaLog) -> tuple[str, str] | None:
 def _torn(delta_log: DeltaLog, version: int) -> tuple[str, str] | None:
     path = delta_log.entry_path(version)
     try:
-        with open(path, "rb") as file:
+        with delta_log.files.open(path) as file:
             wrong = tear(file.read())
     except FileNotFoundError:
         return None
@@ -176,7 +164,7 @@ def _torn_checkpoint(delta_log: DeltaLog, versions: list[int]) -> list[str]:
     if newest is not None and unreadable(delta_log.checkpoint_path(newest)) is not None:
         names.append(os.path.basename(delta_log.checkpoint_path(newest)))
     try:
-        with open(os.path.join(delta_log.folder, _HINT), "rb") as file:
+        with delta_log.files.open(os.path.join(delta_log.folder, _HINT)) as file:
             hint = json.loads(file.read())
     except FileNotFoundError:
         return names
@@ -187,7 +175,7 @@ def _torn_checkpoint(delta_log: DeltaLog, versions: list[int]) -> list[str]:
     if "parts" in hint or "v2Checkpoint" in hint:
         return names  # other writers' kinds
     named = delta_log.checkpoint_path(int(hint["version"]))
-    if os.path.basename(named) in names or not os.path.exists(named):
+    if os.path.basename(named) in names or delta_log.files.stat(named) is None:
         names.append(_HINT)
     return names
 
@@ -206,7 +194,7 @@ def unreadable(path: str, rows: int | None = None) -> str | None:
     """
     read = 0
     try:
-        with pq.ParquetFile(path) as file:
+        with files_at(path).open_native(path) as opened, pq.ParquetFile(opened) as file:
             for batch in file.iter_batches():
                 read += batch.num_rows
     except (pa.ArrowException, OSError) as error:

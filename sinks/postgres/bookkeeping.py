@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 
+from stormproof.sinks.protocol import SinkIdentity
+
 SCHEMA: Final = "stormproof_sink"
 _LOCK: Final = 0x53746F726D  # "Storm"
+
+MINE: Final = "topology = %(topology)s and incarnation = %(incarnation)s and sink = %(sink)s"
+"""The condition for the rows of one sink of one life; its parameters are of `mine`."""
 
 _TABLES: Final = (
     """
@@ -77,6 +82,11 @@ _REJECTS: Final = """
         primary key (topology, incarnation, sink, txid, file, row)
     )
     """
+
+
+def mine(identity: SinkIdentity) -> dict[str, Any]:
+    """The parameters of `MINE`, in the order of the tables' columns."""
+    return {"topology": identity.topology, "incarnation": identity.incarnation, "sink": identity.sink}
 
 
 def has_rejects(connection: psycopg.Connection) -> bool:

@@ -17,9 +17,9 @@ from support.jobs import Batch, run_all
 from stormproof.core.arrays import Rows, Words
 from stormproof.core.engine.inline import InlineEngine, Tamper
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.task import stage
+from stormproof.core.task import nodes
 from stormproof.core.tracking import anchors as tracking
-from stormproof.core.tracking.anchors import Anchors, Held
+from stormproof.core.tracking.anchors import Anchors, BoltInputs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -157,7 +157,7 @@ def one_share_for_all(shares: Words, counts: Rows) -> Words:
     return np.repeat(shares, counts)
 
 
-class ForgetsChildren(Held):
+class ForgetsChildren(BoltInputs):
     """Acks an input's own share, as if nothing had been made of it."""
 
     def rest(self, handles: Rows) -> Anchors:
@@ -172,9 +172,9 @@ class ForgetsChildren(Held):
     [
         ("grouping-shuffle", tracking, "split_runs", one_share_for_all),
         ("diamond-none-none", tracking, "split_runs", one_share_for_all),
-        ("two-streams", stage, "Held", ForgetsChildren),
-        ("self-anchor", stage, "Held", ForgetsChildren),
-        ("two-spouts-joined", stage, "Held", ForgetsChildren),
+        ("two-streams", nodes, "BoltInputs", ForgetsChildren),
+        ("self-anchor", nodes, "BoltInputs", ForgetsChildren),
+        ("two-spouts-joined", nodes, "BoltInputs", ForgetsChildren),
     ],
 )
 def test_shares_that_do_not_add_up_are_caught(

@@ -249,8 +249,8 @@ def plain_expression(name: str, kind: pa.DataType, fold: Fold) -> str:
 def test_control_a_database_s_own_order_of_nan_is_seen(
     store: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stormproof.sinks.postgres.session.fold_assignment", plain_assignment)
-    monkeypatch.setattr("stormproof.sinks.delta.session.fold_expression", plain_expression)
+    monkeypatch.setattr("stormproof.sinks.postgres.rows.fold_assignment", plain_assignment)
+    monkeypatch.setattr("stormproof.sinks.delta.rows.fold_expression", plain_expression)
     floats = Folded({"most": ("float64", Fold.MAX)})
     database = request.getfixturevalue("database") if store == "postgres" else None
     harness = FoldHarness(f"{store}-fold", tmp_path, database).take(floats)
@@ -259,6 +259,6 @@ def test_control_a_database_s_own_order_of_nan_is_seen(
 
 
 def test_control_a_database_s_own_order_of_text_is_seen(central: FoldHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stormproof.sinks.postgres.session.fold_assignment", plain_assignment)
+    monkeypatch.setattr("stormproof.sinks.postgres.rows.fold_assignment", plain_assignment)
     with pytest.raises(AssertionError):
         require_any_cut(central, CENTRAL_ROWS, WORDS)

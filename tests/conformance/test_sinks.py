@@ -362,6 +362,6 @@ def test_expired_evidence_cannot_tell(harness: SinkHarness, session: SinkSession
 
 
 def _replace_decide(monkeypatch: pytest.MonkeyPatch, broken: Any) -> None:
-    own = ("memory", "postgres.session", "delta.session")
+    own = ("memory", "postgres.hold", "delta.hold")
     for module in (*(f"stormproof.sinks.{name}" for name in own), "sqlite_sink"):
         monkeypatch.setattr(f"{module}.decide", broken)

@@ -78,7 +78,7 @@ def test_a_refused_cell_is_refused_by_name(tmp_path: Path, cell: Cell) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("cell", [c for c in CELLS if c.outcome is matrix.Outcome.DOUBLES], ids=cell_id)
+@pytest.mark.parametrize("cell", [c for c in CELLS if c.outcome is matrix.Service.DOUBLES], ids=cell_id)
 def test_what_the_matrix_says_doubles_does_double(tmp_path: Path, cell: Cell) -> None:
     found = [(place, end) for place, end in ends(tmp_path, cell, EXACTLY, step=3)]
     assert any(doubled(end) for _, end in found)
@@ -86,7 +86,7 @@ def test_what_the_matrix_says_doubles_does_double(tmp_path: Path, cell: Cell) ->
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("cell", [c for c in CELLS if c.outcome is matrix.Outcome.UNSERVED], ids=cell_id)
+@pytest.mark.parametrize("cell", [c for c in CELLS if c.outcome is matrix.Service.UNSERVED], ids=cell_id)
 def test_what_the_matrix_says_of_forgetful_sources_is_so(tmp_path: Path, cell: Cell) -> None:
     assert any(lost(end) for _, end in ends(tmp_path, cell, EXACTLY, step=4))
 

@@ -7,9 +7,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from support.tuple_trees import classic_notices, share_notices
 
 from stormproof.core.arrays import Words
-from stormproof.core.tracking.acker import Acker, classic_notices, share_notices
+from stormproof.core.tracking.acker import Acker
 from stormproof.core.tracking.share import tokens
 
 CHILDREN = 3

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from support.sink_harness import SCHEMA, SinkHarness
 
 from stormproof.core.errors import SinkRefused
-from stormproof.sinks.delta import sink as delta_sink
+from stormproof.sinks.delta import opening
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.merged import lost_block
 from stormproof.sinks.delta.torn import tear, unreadable
@@ -163,7 +163,7 @@ def _half(path: Path) -> None:
 def test_a_torn_checkpoint_is_put_aside(
     harness: SinkHarness, damage: Callable[[Path], object], which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_sink, "CHECKPOINT_INTERVAL", 3)  # then one comes with version 2
+    monkeypatch.setattr(opening, "CHECKPOINT_INTERVAL", 3)  # then one comes with version 2
     _, second = two(harness)
     folder = entry(harness, 0).parent
     for name, path in (
@@ -184,7 +184,7 @@ def test_a_torn_checkpoint_is_put_aside(
 def test_a_checkpoint_that_outlived_its_own_entry_is_put_aside_with_it(
     harness: SinkHarness, damage: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_sink, "CHECKPOINT_INTERVAL", 3)
+    monkeypatch.setattr(opening, "CHECKPOINT_INTERVAL", 3)
     _, second = two(harness)
     assert 2 in log_of(harness).checkpoints()
     damage(entry(harness, 2))
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_outlived_its_own_entry_is_put_aside_with_it(
 def test_old_log_entries_go_only_after_the_checkpoint_is_synced(
     harness: SinkHarness, synced: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_sink, "CHECKPOINT_INTERVAL", 3)  # then one comes with version 2
+    monkeypatch.setattr(opening, "CHECKPOINT_INTERVAL", 3)  # then one comes with version 2
     cleaned: list[bool] = []
     checkpoint = log_of(harness).checkpoint_path(2)
     monkeypatch.setattr(DeltaTable, "cleanup_metadata", lambda _: cleaned.append(checkpoint in synced))

@@ -61,7 +61,7 @@ class Between:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.actions: dict[str, Callable[[], object]] = {}
-        monkeypatch.setattr("stormproof.sinks.delta.session.failpoint", self._reached)
+        monkeypatch.setattr("stormproof.sinks.delta.hold.failpoint", self._reached)
 
     def _reached(self, name: str) -> None:
         action = self.actions.pop(name, None)
@@ -107,7 +107,7 @@ def without_identifier(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(**given: Any) -> CommitProperties:
         return CommitProperties(**{**given, "app_transactions": None})
 
-    monkeypatch.setattr("stormproof.sinks.delta.session.CommitProperties", without)
+    monkeypatch.setattr("stormproof.sinks.delta.hold.CommitProperties", without)
 
 
 def test_control_without_the_transaction_identifier_a_stale_driver_doubles(

@@ -98,7 +98,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.spark
+@pytest.mark.spark(own=True)
 @pytest.mark.timeout(150)
 def test_a_notebook_whose_workers_lack_the_package_is_told_what_to_do(site: e.Site) -> None:
     """A session that the user made first: its workers run another Python."""

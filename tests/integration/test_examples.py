@@ -75,7 +75,7 @@ def test_an_example_does_what_its_text_says(name: str, database: Database, tmp_p
     assert run(name, prepared_database(database), tmp_path, "--inline", timeout_s=INLINE_TIMEOUT_S) == DONE[name]
 
 
-@pytest.mark.spark
+@pytest.mark.spark(own=True)
 @pytest.mark.timeout(SPARK_TIMEOUT_S)
 def test_the_word_count_by_bolts_does_the_same_on_spark(database: Database, tmp_path: Path) -> None:
     assert (
@@ -84,7 +84,7 @@ def test_the_word_count_by_bolts_does_the_same_on_spark(database: Database, tmp_
     )
 
 
-@pytest.mark.spark
+@pytest.mark.spark(own=True)
 @pytest.mark.timeout(SPARK_TIMEOUT_S)
 def test_streaming_queries_write_through_foreach_batch(database: Database, tmp_path: Path) -> None:
     made = run("foreach_batch", prepared_database(database), tmp_path, timeout_s=SPARK_TIMEOUT_S)

@@ -35,7 +35,7 @@ def test_a_query_killed_at_every_failpoint(form: Form, database: Database, tmp_p
         print(line)
 
 
-@pytest.mark.spark
+@pytest.mark.spark(own=True)
 @pytest.mark.sampled(0.34)
 @pytest.mark.timeout(600)
 def test_files_on_spark_into_a_topology(database: Database, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_files_on_spark_into_a_topology(database: Database, tmp_path: Path) -> N
         print(line)
 
 
-@pytest.mark.spark
+@pytest.mark.spark(own=True)
 @pytest.mark.sampled(0.34)
 @pytest.mark.timeout(600)
 def test_a_rate_stream_on_spark_into_sinks(database: Database, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_rate_stream_on_spark_into_sinks(database: Database, tmp_path: Path) -
     assert made.starts == 3
 
 
-@pytest.mark.spark
+@pytest.mark.spark(own=True)
 @pytest.mark.sampled(0.34)
 @pytest.mark.timeout(600)
 def test_two_functions_of_a_query_on_spark_and_one_that_was_renamed(

@@ -24,7 +24,7 @@ from support.operated import Operated
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import watched
 from stormproof.sinks import staging
-from stormproof.sinks.delta import session as session_module
+from stormproof.sinks.delta import hold as hold_module
 from stormproof.sinks.delta.failures import may_pass, os_error, shown
 from stormproof.sinks.postgres import session as postgres_session
 from stormproof.trident.state import sink as state_sink
@@ -104,7 +104,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_blocks_nothing(kept: Kept) -> N
 @pytest.mark.parametrize("kept", ["delta-fold"], indirect=True)
 def test_control_a_refusal_by_the_table_blocks(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """As every error of a MERGE did: then the test above finds it."""
-    monkeypatch.setattr(session_module, "may_pass", lambda error: False)
+    monkeypatch.setattr(hold_module, "may_pass", lambda error: False)
     with full_disk(2), pytest.raises(SinkRefused, match="is blocked"):
         kept.run(put=[b"c d"])
 

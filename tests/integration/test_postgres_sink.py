@@ -22,7 +22,9 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.sink import Fold, SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.postgres import session as module
+from stormproof.sinks.postgres import fence as fence_module
+from stormproof.sinks.postgres import session as session_module
+from stormproof.sinks.postgres.fence import Fence
 from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction
 
 pytestmark = pytest.mark.postgres
@@ -50,7 +52,7 @@ class Between:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.actions: dict[str, Callable[[], object]] = {}
-        monkeypatch.setattr(module, "failpoint", self._reached)
+        monkeypatch.setattr(session_module, "failpoint", self._reached)
 
     def _reached(self, name: str) -> None:
         action = self.actions.pop(name, None)
@@ -94,8 +96,8 @@ def test_a_take_over_does_not_wait_for_a_driver_that_stands_still(
 def test_control_without_ending_its_connection_the_take_over_waits(
     harness: SinkHarness, between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "terminate_backends", lambda *_: 0)
-    monkeypatch.setattr(module, "TAKE_OVER_LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(fence_module, "terminate_backends", lambda *_: 0)
+    monkeypatch.setattr(fence_module, "TAKE_OVER_LOCK_TIMEOUT_MS", 50)
     with closing(harness.open(1)) as stale:
 
         def take_over() -> None:
@@ -109,12 +111,12 @@ def test_control_without_ending_its_connection_the_take_over_waits(
 def test_control_an_epoch_checked_without_the_lock_lets_a_zombie_land(
     append: SinkHarness, between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def without_lock(session: Any, connection: psycopg.Connection) -> None:
+    def without_lock(fence: Any, connection: psycopg.Connection) -> None:
         row = connection.execute("select max(epoch) from stormproof_sink.fence").fetchone()
         assert row is not None
-        assert row[0] == session._epoch
+        assert row[0] == fence._epoch
 
-    monkeypatch.setattr(module.PostgresSession, "_lock_fence", without_lock)
+    monkeypatch.setattr(Fence, "lock", without_lock)
     with closing(append.open(1)) as stale:
         seen: list[Held | None] = []
 
@@ -202,7 +204,7 @@ def test_synchronous_commit_is_on_where_the_database_has_it_off(append: SinkHarn
         shown: list[tuple[Any, ...]] = []
 
         def look() -> None:
-            connection = session._connection  # type: ignore[attr-defined]  # pyright: ignore
+            connection = session._hold.link.connection()  # type: ignore[attr-defined]  # pyright: ignore
             shown.append(
                 (
                     connection.execute("show synchronous_commit").fetchone()[0],

@@ -20,7 +20,7 @@ STARTS = (
 )
 
 
-@pytest.mark.spark
+@pytest.mark.spark(own=True)
 @pytest.mark.postgres
 @pytest.mark.timeout(600)
 def test_a_driver_on_spark_killed_in_every_kind_of_place(postgres: EmbeddedPostgres) -> None:

@@ -21,7 +21,7 @@ from stormproof.core.failpoint import watched
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
-from stormproof.sinks.postgres.session import PostgresSession
+from stormproof.sinks.postgres.link import Link
 from stormproof.trident.audit import AuditLedger, VerifyReport, opener_for, verify
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.prune import prune
@@ -170,8 +170,8 @@ def test_a_prune_of_what_was_committed_meanwhile_breaks_no_promise(beside: Besid
 def test_control_an_audit_that_reads_evidence_and_guard_at_two_instants_blames_a_healthy_driver(
     beside: Beside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two_instants = PostgresSession._transaction  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(PostgresSession, "_snapshot", two_instants)
+    two_instants = Link.transaction
+    monkeypatch.setattr(Link, "snapshot", two_instants)
     beside.more_done()
     with at_seams({"audit.in_sink": beside.more_done}):
         report = beside.verify()

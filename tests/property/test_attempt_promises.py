@@ -9,7 +9,8 @@ from support.scripted import Says, Script
 
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.tracking import attempts
-from stormproof.core.tracking.attempts import Abandoned, AllFailed, AttemptEnd, Complete, Divided, GivenUp, JobDied
+from stormproof.core.tracking.attempts import JobDied
+from stormproof.core.tracking.outcome import Abandoned, AllFailed, AttemptEnd, Complete, Divided, GivenUp
 from stormproof.trident.transaction import AttemptOutcome
 
 MESSAGES = 6

@@ -35,7 +35,7 @@ from stormproof.trident import recovery
 from stormproof.trident.ledger import events, transactions
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import SinkWork, Txn
-from stormproof.trident.steps import Adoption, Steps
+from stormproof.trident.steps import SinkAnswers, Steps
 from stormproof.trident.transaction import MOVES, TxnState
 
 APART = ("delta", "postgres", "queue", "operator", "audit")
@@ -185,7 +185,7 @@ def confirm_before_commit(patch: pytest.MonkeyPatch) -> None:
     """`committed` is recorded, and the messages confirmed, before the sinks hold them."""
     adopt, finish = Steps.adopt, Steps.finish
 
-    def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> Adoption:
+    def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> SinkAnswers:
         with steps.ledger.transaction(steps.run) as tx:
             failures = [event.to_failure() for event in events.failures(tx, txid)]
         finish(steps, txid, guarantee, TxnState.PREPARED, {}, failures, {}, {})

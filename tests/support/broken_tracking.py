@@ -13,13 +13,15 @@ import pytest
 from stormproof.core.arrays import Rows, Words
 from stormproof.core.source import memory
 from stormproof.core.source.protocol import Expectation
-from stormproof.core.task import stage, wire
-from stormproof.core.task.wire import Received, TaskReport, Way, receive
+from stormproof.core.task import acker_task, exchange
+from stormproof.core.task import task as task_module
+from stormproof.core.task.exchange import Received, Way, receive
+from stormproof.core.task.report import TaskReport
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking import attempts
 from stormproof.core.tracking.acker import incomplete
 from stormproof.core.tracking.anchors import Anchors
-from stormproof.core.tracking.attempts import Complete
+from stormproof.core.tracking.outcome import Complete
 from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.share import mix64, split_runs, unsigned
 from stormproof.core.tracking.verdict import mismatches, misread
@@ -101,7 +103,7 @@ def rows_not_counted(patch: pytest.MonkeyPatch) -> None:
         received.violations.clear()
         return received
 
-    patch.setattr(stage, "receive", uncounted)
+    patch.setattr(task_module, "receive", uncounted)
 
 
 def verdict_before_init(patch: pytest.MonkeyPatch) -> None:
@@ -111,7 +113,7 @@ def verdict_before_init(patch: pytest.MonkeyPatch) -> None:
         bad = incomplete(init_ids, init_tokens, ack_ids, ack_shares)
         return bad[np.isin(bad, init_ids)]
 
-    patch.setattr(stage, "incomplete", content)
+    patch.setattr(acker_task, "incomplete", content)
 
 
 def failure_explains_a_loss(patch: pytest.MonkeyPatch) -> None:
@@ -135,4 +137,4 @@ def failed_message_confirmed(patch: pytest.MonkeyPatch) -> None:
 
 def runs_not_compared(patch: pytest.MonkeyPatch) -> None:
     """Nobody asks whether all readers of a repeated task read the same run of it."""
-    patch.setattr(wire, "_digest", lambda _: "")
+    patch.setattr(exchange, "_digest", lambda _: "")

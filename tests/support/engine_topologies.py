@@ -998,6 +998,12 @@ class RefusesB:
     def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         return self.writer.open_task(context, schema)
 
+    def files_in(self) -> str | None:
+        return self.writer.files_in()
+
+    def resource(self) -> object | None:
+        return self.writer.resource()
+
 
 SOME = [b"a b", b"c", b"b b", b"a d"]
 

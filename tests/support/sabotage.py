@@ -16,21 +16,22 @@ from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.protocol import Resolution
 from stormproof.sinks import staging
-from stormproof.sinks.delta import session as delta
-from stormproof.sinks.delta import sink as delta_sink
-from stormproof.sinks.postgres import session as postgres
-from stormproof.sinks.postgres.session import PostgresSession
+from stormproof.sinks.delta import durable, opening
+from stormproof.sinks.delta import hold as delta
+from stormproof.sinks.files import LocalFiles
+from stormproof.sinks.postgres import hold as postgres
+from stormproof.sinks.postgres.fence import Fence
 from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity, SinkSession
-from stormproof.trident import recovery, run
+from stormproof.trident import recovery
 from stormproof.trident.ledger import transactions
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, SinkWork, Txn
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.state.delta import DeltaBacking
+from stormproof.trident.state.delta import GatheredRows
 from stormproof.trident.state.map import StoredMap
 from stormproof.trident.state.postgres import PostgresBacking
 from stormproof.trident.state.sink import StateSession
-from stormproof.trident.steps import Adoption, Steps
+from stormproof.trident.steps import SinkAnswers, Steps
 from stormproof.trident.transaction import TxnCause, TxnState
 
 
@@ -49,14 +50,14 @@ def no_fence() -> None:
 
     _replace(Ledger, "transaction", transaction)
     _replace(PendingSource, "_locked", locked)
-    _replace(PostgresSession, "_lock_fence", lambda *_: None)
+    _replace(Fence, "lock", lambda *_: None)
 
 
 def confirm_before_commit() -> None:
     """The messages are confirmed, and `committed` is recorded, before the sinks hold the batch."""
     adopt, finish = Steps.adopt, Steps.finish
 
-    def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> Adoption:
+    def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> SinkAnswers:
         finish(steps, txid, guarantee, TxnState.PREPARED, {}, (), {}, {})
         return adopt(steps, txid, guarantee, work)
 
@@ -171,18 +172,18 @@ def guard_before_rows() -> None:
 
 def identifier_before_rows() -> None:
     """A map in Delta puts its transaction identifier in a version before the one with the rows."""
-    put = DeltaBacking._put  # pyright: ignore[reportPrivateUsage]
+    put = GatheredRows.put
 
     def put_in_two(
-        backing: DeltaBacking, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties
+        rows: GatheredRows, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties
     ) -> None:
-        pending, backing._pending = backing._pending, []  # pyright: ignore[reportPrivateUsage]
-        put(backing, table, transaction, properties)
+        gathered, rows.gathered = rows.gathered, []
+        put(rows, table, transaction, properties)
         failpoint("delta.after_log_entry")
-        backing._pending = pending  # pyright: ignore[reportPrivateUsage]
-        put(backing, DeltaTable(table.table_uri), transaction, CommitProperties())
+        rows.gathered = gathered
+        put(rows, DeltaTable(table.table_uri), transaction, CommitProperties())
 
-    _replace(DeltaBacking, "_put", put_in_two)
+    _replace(GatheredRows, "put", put_in_two)
 
 
 def no_txid_check() -> None:
@@ -202,7 +203,7 @@ def no_txid_of_keys() -> None:
 def no_sync() -> None:
     """Nothing that is written to a folder is synced."""
     prepared_bytes_not_synced()
-    _replace(staging, "_sync", lambda *_: None)
+    _replace(LocalFiles, "_sync", lambda *_: None)
 
 
 def prepared_bytes_not_synced() -> None:
@@ -212,16 +213,15 @@ def prepared_bytes_not_synced() -> None:
 
 def folders_not_synced() -> None:
     """New folders are not synced into those above them."""
-    _replace(staging, "make_folder", lambda path, **_: Path(path).mkdir(parents=True, exist_ok=True))
-    for module in (delta_sink, run):
-        _replace(module, "settle_folder", staging.make_folder)
+    _replace(LocalFiles, "make_folder", lambda _, folder, **__: Path(folder).mkdir(parents=True, exist_ok=True))
+    _replace(LocalFiles, "settle_folder", LocalFiles.make_folder)
 
 
 def delta_commit_not_synced() -> None:
     """Nobody syncs a Delta commit's log entry and files."""
-    _replace(delta.DeltaSession, "_sync_version", lambda *_: None)
+    _replace(durable, "sync_version", lambda *_: None)
 
 
 def frequent_checkpoints() -> None:
     """No harm: new Delta tables get a checkpoint with every second version."""
-    _replace(delta_sink, "CHECKPOINT_INTERVAL", 2)
+    _replace(opening, "CHECKPOINT_INTERVAL", 2)

@@ -16,7 +16,8 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.pending.slices import expectation_of
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice
-from stormproof.core.tracking.attempts import Attempt, AttemptEnd, BatchRunner, JobDied, Outcome
+from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
+from stormproof.core.tracking.outcome import AttemptEnd, Outcome
 from stormproof.core.tracking.report import JobReport
 
 

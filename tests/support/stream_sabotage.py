@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from stormproof.core.sink import TaskContext, files_of, transaction_digest
-from stormproof.sinks.delta import session as delta_session
+from stormproof.sinks.delta import hold as delta_hold
 from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity
 from stormproof.sinks.staging import prepared_batches
 from stormproof.trident import recovery
@@ -38,7 +38,7 @@ def no_previous_check() -> None:
     def decide(_identity: SinkIdentity, _transaction: PreparedTransaction, _held: Held | None) -> Decision:
         return Decision.COMMIT
 
-    _replace(delta_session, "decide", decide)
+    _replace(delta_hold, "decide", decide)
 
 
 def sink_skips_by_number_alone() -> None:
@@ -47,7 +47,7 @@ def sink_skips_by_number_alone() -> None:
     def decide(_identity: SinkIdentity, transaction: PreparedTransaction, held: Held | None) -> Decision:
         return Decision.SKIP if held is not None and held.txid >= transaction.txid else Decision.COMMIT
 
-    _replace(delta_session, "decide", decide)
+    _replace(delta_hold, "decide", decide)
 
 
 def recompute_what_is_prepared() -> None:

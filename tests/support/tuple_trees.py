@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from stormproof.core.arrays import Rows, Words
 from stormproof.core.tracking.acker import Acker, Answers, acker_of
-from stormproof.core.tracking.share import GAMMA, mix64, split_one
+from stormproof.core.tracking.share import GAMMA, mix64, split_one, split_runs
 
 WORD = 2**64
 
@@ -274,3 +275,24 @@ def deliver(notices: Sequence[Notice], *ackers: Acker, at_once: bool = False) ->
             answered = tell(acker, own) if own else {}
             found |= answered | dict.fromkeys(answered.keys() & found.keys(), Verdict.ANSWERED_TWICE)
     return {notice.id: found.get(notice.id, Verdict.PENDING) for notice in notices if notice.kind == "init"}
+
+
+def classic_notices(consumed: Words, new: Words, parent: Rows) -> Words:
+    """What Storm's bolts tell the acker: each consumed tuple's id, XOR the ids of the tuples made of it.
+
+    `new[i]` is the random id of a tuple (one for each delivery) anchored to the tuple of row `parent[i]`. One notice
+    both takes a tuple out and puts its children in, so that a tree is never complete too early.
+    """
+    notices = consumed.copy()
+    np.bitwise_xor.at(notices, parent, new)
+    return notices
+
+
+def share_notices(shares: Words, counts: Rows) -> tuple[Words, Words]:
+    """The same in the form of shares: the shares of the children, parent by parent, and each consumed tuple's notice.
+
+    The notice of a tuple with children is 0, and not sent: nothing waits for that tuple itself any more. So this is for
+    tuples that cannot fail after their children were sent; else the acker might hear of the failure too late.
+    `counts[i]` is the number of the i-th tuple's deliveries.
+    """
+    return split_runs(shares, counts), np.where(counts == 0, shares, np.uint64(0))

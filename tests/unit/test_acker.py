@@ -19,10 +19,12 @@ from support.tuple_trees import (
     Trees,
     Verdict,
     classic,
+    classic_notices,
     deliver,
     ids_of,
     open_shares,
     replay,
+    share_notices,
     split_shares,
     tell,
     word,
@@ -32,15 +34,7 @@ from support.tuple_trees import (
 from stormproof.core.arrays import Words
 from stormproof.core.errors import UsageError
 from stormproof.core.source.protocol import Expectation
-from stormproof.core.tracking.acker import (
-    OWNERS,
-    SLOTS_MAX,
-    Acker,
-    acker_of,
-    classic_notices,
-    incomplete,
-    share_notices,
-)
+from stormproof.core.tracking.acker import OWNERS, SLOTS_MAX, Acker, acker_of, incomplete
 from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.share import mix64, signed, tokens, xor_reduce
 from stormproof.core.tracking.sorted_run import Found

@@ -14,20 +14,19 @@ from stormproof.core.errors import BatchUnverified
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason, MessageId
 from stormproof.core.tracking import attempts as module
-from stormproof.core.tracking.attempts import (
+from stormproof.core.tracking.attempts import Attempt, JobDied
+from stormproof.core.tracking.outcome import (
     Abandoned,
     AllFailed,
-    Attempt,
     AttemptEnd,
     Complete,
     Divided,
     FailedIn,
     GivenUp,
-    JobDied,
     Outcome,
-    touched_by,
 )
 from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.together import touched_by
 
 EXACTLY, AT_LEAST, AT_MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 TRACKED = [AT_LEAST, EXACTLY]
@@ -364,7 +363,7 @@ def a_late_failure_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_failed_message_is_confirmed(patch: pytest.MonkeyPatch) -> None:
-    def forgets(batch: module._Batch, report: JobReport) -> Complete:  # pyright: ignore[reportPrivateUsage]
+    def forgets(batch: module._InHand, report: JobReport) -> Complete:  # pyright: ignore[reportPrivateUsage]
         return Complete(report, tuple(batch.failed.values())[1:], batch.attempt.number)
 
     patch.setattr(module, "_complete", forgets)
@@ -375,7 +374,7 @@ def a_touched_message_is_confirmed(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_touched_message_counts_a_failure(patch: pytest.MonkeyPatch) -> None:
-    def blames(batch: module._Batch, report: JobReport) -> Complete:  # pyright: ignore[reportPrivateUsage]
+    def blames(batch: module._InHand, report: JobReport) -> Complete:  # pyright: ignore[reportPrivateUsage]
         failed = [FailedIn(replace(f.failure, counted=True), f.attempt) for f in batch.failed.values()]
         return Complete(report, tuple(failed), batch.attempt.number)
 

@@ -36,7 +36,7 @@ from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
 from stormproof.trident.run import attached
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult
-from stormproof.trident.steps import Adoption
+from stormproof.trident.steps import SinkAnswers
 
 WAIT_S = 20.0
 EMPTY = JobReport(0, 0, 0)
@@ -379,7 +379,7 @@ class Waited(JobsOnThreads):
         self.done = threading.Semaphore(0)
 
     def start(self, txid: int, work: Work) -> None:
-        def watched_work() -> JobResult | Adoption:
+        def watched_work() -> JobResult | SinkAnswers:
             try:
                 return work()
             finally:

@@ -77,7 +77,7 @@ def test_an_incarnation_cannot_leave_the_folder() -> None:
 def test_a_file_is_what_it_says(tmp_path: Path) -> None:
     (file,) = write(tmp_path, rows(("a", 1)), rows(), rows(("b", None), (None, 3)))
     path = tmp_path / file.path
-    assert (file.rows, file.bytes, file.digest) == (3, path.stat().st_size, file_digest(path))
+    assert (file.rows, file.bytes, file.digest) == (3, path.stat().st_size, file_digest(str(path)))
     assert pq.read_table(path).to_pylist() == [{"word": "a", "n": 1}, {"word": "b", "n": None}, {"word": None, "n": 3}]
     assert json.loads(file.statistics) == {
         "numRecords": 3,

@@ -34,7 +34,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.pulse import Pulse, running, suspects
 from stormproof.core.source.backoff import Backoff
-from stormproof.core.task import stage
+from stormproof.core.task import account, task
 from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking.acker import acker_of
@@ -358,7 +358,7 @@ def run_watched(hand: Hand, lines: Sequence[bytes], *, resets: bool = True) -> t
 @pytest.fixture
 def hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hand:
     made = Hand(tmp_path)
-    monkeypatch.setattr(stage, "running", made.running)
+    monkeypatch.setattr(task, "running", made.running)
     return made
 
 
@@ -525,7 +525,7 @@ def test_notices_that_go_to_different_ackers_are_caught(tmp_path: Path, monkeypa
     def astray(ids: Rows, ackers: int) -> Rows:
         return (acker_of(ids, ackers) + next(calls)) % ackers
 
-    monkeypatch.setattr(stage, "acker_of", astray)
+    monkeypatch.setattr(account, "acker_of", astray)
     batch = run_all(engine(), words_topology(tmp_path, ackers=7, lines=MANY), tmp_path, per_message=True)
     assert len(batch.lost) > 100
 

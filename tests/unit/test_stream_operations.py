@@ -22,7 +22,7 @@ from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, Gi
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.task import join as join_module
-from stormproof.core.task import stage
+from stormproof.core.task import nodes
 from stormproof.core.task.gather import evaluate as evaluate_rightly
 from stormproof.core.tracking.anchors import Anchors, overlaid
 from stormproof.sinks.memory import MemorySink
@@ -241,7 +241,7 @@ def _acked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         made = right(*args)
         return join_module.Joined(made.rows, made.deliveries, [*made.unmatched, made.unmatched[1]])
 
-    monkeypatch.setattr("stormproof.core.task.stage.join_rows", join_rows)
+    monkeypatch.setattr("stormproof.core.task.nodes.join_rows", join_rows)
 
 
 def _not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def _not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
         made = right(*args)
         return join_module.Joined(made.rows, made.deliveries, [])
 
-    monkeypatch.setattr("stormproof.core.task.stage.join_rows", join_rows)
+    monkeypatch.setattr("stormproof.core.task.nodes.join_rows", join_rows)
 
 
 def _one_side_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,7 @@ def _unsplit(monkeypatch: pytest.MonkeyPatch) -> None:
             inside.setattr(Anchors, "deliveries", deliveries)
             return right(on, left, right_, subscribers)
 
-    monkeypatch.setattr("stormproof.core.task.stage.join_rows", join_rows)
+    monkeypatch.setattr("stormproof.core.task.nodes.join_rows", join_rows)
 
 
 @pytest.mark.parametrize("per_message", [False, True])
@@ -316,7 +316,7 @@ def test_a_group_that_drops_what_its_empty_results_were_made_of_is_found_out(
         empty = np.isin(made.group_of_row, np.flatnonzero(made.counts == 0))
         return replace(made, group_of_row=np.where(empty, -1, made.group_of_row), failed=Dropped())
 
-    monkeypatch.setattr(stage, "evaluate", evaluate)
+    monkeypatch.setattr(nodes, "evaluate", evaluate)
     ran = one(tmp_path, lambda w: w.group_by("word").agg(Ranked()), per_message=per_message)
     assert ran.mismatches != () or ran.lost() != []
 

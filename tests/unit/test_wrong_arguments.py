@@ -491,16 +491,16 @@ TOPOLOGY: Final[Mapping[str, Mapping[str, Sequence[Case]]]] = {
     },
     "Topology.run": {
         "guarantee": [(lambda: words().topology.run("twice"), "topology 't': no guarantee 'twice'; known: at-m")],
-        "options": [
+        "engine": [
             (lambda w=w: run_with(w), r"no engine .*; known: 'spark', 'inline', or an object such as")
             for w in ("inlin", None, 3, MemorySink)
         ],
     },
     "Topology.foreach_batch": {
         "guarantee": [
-            (lambda: words().topology.foreach_batch("twice"), "topology 't': no guarantee 'twice'; known: at-m")
+            (lambda: words().topology.foreach_batch("twice"), "topology 't': no guarantee 'twice'; known: at-m"),
+            (words().topology.foreach_batch, "topology 't' is fed .*only where its one source is a Micro"),
         ],
-        "options": [(words().topology.foreach_batch, "topology 't' is fed .*only where its one source is a Micro")],
     },
     "Stream.map": of_function("map", schema="n long"),
     "Stream.flat_map": of_function("flat_map", schema="n long"),
@@ -1055,6 +1055,13 @@ def test_of_what_a_streaming_query_is_given(build: Callable[[], object], said: s
 FREE: Final = {
     "many": "anything true or false will do",
     "clock": "for tests",
+    "settings": "of a run, an object of its own type",
+    "options": "of a run, an object of its own type",
+    "on_batch": "of a run",
+    "on_ready": "of a run",
+    "until_idle": "of a run; anything true or false will do",
+    "max_batches": "of a run",
+    "adopt": "of a run, which compares it with the ledger",
     "rng": "for tests",
 }
 NO_DECLARATION: Final = {"schema_of", "subscribers", "require_tracking", "validate", "settled"}

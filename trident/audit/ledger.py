@@ -168,7 +168,7 @@ class LedgerSnapshot:
         return [txn for row in rows if (txn := self._read("txn", row.txid, to_txn, row)) is not None]
 
     def last_committed(self, incarnation: str, epoch: int, number: int) -> list[Txn]:
-        """An epoch's last committed batches, at most so many, in txid order."""
+        """An epoch's last committed batches, at most `number` of them, in txid order."""
         c = t.txn.c
         rows = self.connection.execute(
             sa.select(t.txn)

@@ -7,7 +7,7 @@ from stormproof.trident.audit import opener_for
 from stormproof.trident.cli.output import Exit, emit, finish, say
 from stormproof.trident.cli.repair import the_ledger
 from stormproof.trident.cli.stores import opened, operator
-from stormproof.trident.queue_adoption import Adoption, adopt_queue, texts
+from stormproof.trident.queue_adoption import QueueAdoption, adopt_queue, texts
 
 
 def adopt(queue: str, *, accept_unproven: bool, by: str, why: str, as_json: bool) -> None:
@@ -27,6 +27,6 @@ def adopt(queue: str, *, accept_unproven: bool, by: str, why: str, as_json: bool
     finish(Exit.DONE if found.adopted else Exit.CANNOT_TELL)
 
 
-def _text(found: Adoption) -> None:
+def _text(found: QueueAdoption) -> None:
     for line in texts(found):
         say(line)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stormproof.trident.prune import PruneReport
 
 REJECTS_LISTED_MAX: Final = 1_000
-"""So many of a skipped batch's rows are copied into the ledger; the rest is counted, and stays in the prepared files."""
+"""Rows of a skipped batch that are copied into the ledger; all others are counted, and stay in the prepared files."""
 
 ROW_CHARACTERS_MAX: Final = 4_000
 
@@ -49,7 +49,7 @@ def the_ledger(stores: Stores) -> Ledger:
 
 @dataclass(frozen=True, slots=True)
 class SkipReport:
-    """What was given up: so many rows are rejects now, of which so many are listed in the ledger."""
+    """What was given up: `rows` are rejects now, of which `listed` are in the ledger."""
 
     topology: str
     txid: int

@@ -83,15 +83,15 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a person gave up with a table: rows that txids up to `upto` had written to it, and that are nowhere now."""
+    """What an operator gave up with a table: rows that txids up to `upto` had written to it, and that no table holds now."""
 
     upto: int
     txids: str
     """Which of them, as ranges."""
     rows: int
-    """So many rows these wrote."""
+    """Rows that those txids wrote."""
     found: int
-    """So many rows there were in the table that took its place."""
+    """Rows in the table that took its place."""
     by: str = ""
     why: str = ""
 

@@ -15,16 +15,15 @@ from stormproof.core.compute import pc
 from stormproof.core.errors import Json, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
-from stormproof.sinks.abilities import SupportsTakeTable
-from stormproof.sinks.delta.folds import quoted
+from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.locate import key_of_path, locate
-from stormproof.sinks.delta.log import APPLICATION
-from stormproof.sinks.delta.merged import MERGED_FILES
-from stormproof.sinks.delta.session import HOOKS, DeltaSession
-from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.opening import opening, prepare_table
+from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
 from stormproof.sinks.delta.table import check_types, require_table
+from stormproof.sinks.delta.torn import require_whole
 from stormproof.sinks.limits import Limits
-from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
+from stormproof.sinks.protocol import PreparedTransaction
 from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
@@ -33,53 +32,73 @@ _PLACE: Final = "stormproof_place"
 _LARGE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
-class DeltaBacking(DeltaSession, Backing):
+class DeltaBacking(Backing):
     """A map's rows in a Delta table. What a txid writes is gathered, and merged into the table in one version."""
 
-    def __init__(self, path: str, *, identity: SinkIdentity, input_: SinkInput, epoch: int, reading: bool) -> None:
-        super().__init__(path, "", identity=identity, input_=input_, epoch=epoch, reading=reading)
-        self._keys = pa.schema([input_.schema.field(name) for name in input_.keys])
-        self._stored = pa.schema([f for f in input_.schema if f.name not in input_.keys])
+    def __init__(self, path: str, context: StateContext, kind: StateKind) -> None:
+        self._keys, self._stored = context.key_schema, stored_schema(context, kind)
+        self._input = SinkInput.for_upsert(pa.schema([*self._keys, *self._stored]), context.keys)
+        self._rows = GatheredRows(self._input)
         self._begun: tuple[PreparedTransaction, bool] | None = None
-        self._pending: list[pa.RecordBatch] = []
+        identity, reading = context.identity, context.epoch is None
+        with opening(f"sink {identity.sink!r} ({path})") as where:
+            if reading:
+                require_whole(DeltaLog(path), where)
+            else:
+                prepare_table(path, identity, self._input, where, create=context.create)
+            self._hold = TableHold(
+                path, self._rows, identity=identity, input_=self._input, epoch=context.epoch or 0, reading=reading
+            )
 
     @property
-    def table(self) -> SupportsTakeTable:
+    def record(self) -> TableHold:
+        """The table's log."""
+        return self._hold
+
+    @property
+    def table(self) -> TableHold:
         """This one."""
-        return self
+        return self._hold
 
     @property
     def limits(self) -> Limits:
         """What the table's columns can hold."""
-        return self._limits
+        return self._hold.limits
 
     @property
     def may_lose_files(self) -> bool:
         """As for every MERGE."""
         return True
 
+    def keep_held(self) -> None:
+        """See that the files of the last commit are there, and sync it."""
+        self._hold.keep_held()
+
     def require_own(self) -> None:
-        """Refuse a table whose newest map is another topology's."""
-        mine = self._identity
-        for entry in self._log.back_from(self._load().version()):
-            match str(entry.info.get(APPLICATION, "")).split("/"):
+        """Refuse a table whose newest map is another topology's.
+
+        Raises:
+            SinkRefused: names that topology and its state.
+        """
+        mine = self._hold.identity
+        for application in self._hold.writers():
+            match application.split("/"):
                 case ["stormproof", mine.topology, _, mine.sink]:
                     return
                 case ["stormproof", topology, _, sink]:
                     raise SinkRefused(
-                        f"{self._where}: the table holds state {sink!r} of topology {topology!r}; a map has one writer: "
-                        "use another table"
+                        f"{self._hold.where}: the table holds state {sink!r} of topology {topology!r}; a map has one "
+                        "writer: use another table"
                     )
                 case _:
                     continue
 
     def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
         """Look whether the table can be written to; nothing is."""
-        where = f"{self._where}, txid {transaction.txid}"
-        table = self._load()
-        require_table(table, self._input, where)
-        self._position(table, same_table=checked)
-        self._begun, self._pending = (transaction, checked), []
+        table = self._hold.load()
+        require_table(table, self._input, f"{self._hold.where}, txid {transaction.txid}")
+        self._hold.check_position(table, same_table=checked)
+        self._begun, self._rows.gathered = (transaction, checked), []
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
         """What the table holds of these keys, at its newest version."""
@@ -92,7 +111,7 @@ class DeltaBacking(DeltaSession, Backing):
             field, values = field.cast(large), pc.cast(values, large)
         first = field.isin(values)
         # Its files as they are: such a table has no partitions, deletion vectors or renamed columns (`require_table`).
-        files = dataset(self._load().file_uris(), schema=self._input.schema, format="parquet")
+        files = dataset(self._hold.load().file_uris(), schema=self._input.schema, format="parquet")
         found = files.to_table(filter=first)
         joined = wanted.join(found, names, join_type="left outer").sort_by(_PLACE).select(self._stored.names)
         batches = joined.combine_chunks().to_batches()
@@ -102,49 +121,40 @@ class DeltaBacking(DeltaSession, Backing):
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch) -> None:
         """Gather the rows; each key comes once in a txid."""
-        self._pending.append(pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=self._input.schema))
+        rows = pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=self._input.schema)
+        self._rows.gathered.append(rows)
 
     def end(self) -> None:
         """Merge what was gathered, with the transaction identifier: all or nothing of the txid."""
         assert self._begun is not None
         transaction, checked = self._begun
-        self.commit(transaction, checked=checked)
-        self._begun, self._pending = None, []
+        self._hold.commit(transaction, checked=checked)
+        self._begun, self._rows.gathered = None, []
 
-    def _require_prepared(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
-        del transaction  # its files were read already
+    def close(self) -> None:
+        """Nothing to let go."""
+        self._hold.forget()
+
+
+class GatheredRows(RowsToPut):
+    """The rows that a txid has written, in memory."""
+
+    def __init__(self, input_: SinkInput) -> None:
+        self._input = input_
+        self.gathered: list[pa.RecordBatch] = []
+
+    def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
+        """Look whether the table can hold them; the transaction's files were read already."""
+        del transaction
         require_table(table, self._input, where)
 
-    def _put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
+    def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
+        """Merge them; where there are none, the version has its transaction identifier alone."""
         del transaction
-        if not self._pending:  # an empty MERGE commits nothing, not even its identifier
-            table.create_write_transaction(
-                [], "append", table.schema(), commit_properties=properties, post_commithook_properties=HOOKS
-            )
-            return
-        columns = {quoted(name): f"s.{quoted(name)}" for name in self._input.schema.names}
-        (
-            table.merge(
-                pa.Table.from_batches(self._pending),
-                " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in self._input.keys),
-                source_alias="s",
-                target_alias="t",
-                streamed_exec=False,
-                writer_properties=MERGED_FILES,
-                commit_properties=properties,
-                post_commithook_properties=HOOKS,
-            )
-            .when_matched_update({quoted(name): columns[quoted(name)] for name in self._stored.names})
-            .when_not_matched_insert(columns)
-            .execute()
-        )
-
-
-class _MapTable(DeltaSink):
-    """Makes and opens the table as a sink does, with a map's session."""
-
-    def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, reading: bool) -> DeltaBacking:
-        return DeltaBacking(self.target, identity=identity, input_=input_, epoch=epoch, reading=reading)
+        if self.gathered:
+            merge_rows(table, pa.Table.from_batches(self.gathered), self._input, properties)
+        else:
+            adopt_files(table, (), properties)
 
 
 class DeltaMap:
@@ -207,15 +217,7 @@ class DeltaMap:
 
     def make(self, context: StateContext) -> StoredMap:
         """Open the table; a driver makes it where it is missing."""
-        stored = stored_schema(context, self._kind)
-        schema = pa.schema([*context.key_schema, *stored])
-        columns = SinkInput.for_upsert(schema, context.keys)
-        table = _MapTable(self._path, name=context.identity.sink)
-        if context.epoch is None:
-            backing = table.inspect(context.identity, columns)
-        else:
-            backing = table.open(context.identity, columns, context.epoch, create=context.create)
-        assert isinstance(backing, DeltaBacking)
+        backing = DeltaBacking(self._path, context, self._kind)
         if context.epoch is not None:
             backing.require_own()
         return make_map(context, self._kind, backing)

@@ -21,7 +21,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.process import OneProcess
 from stormproof.core.sink import TableKey, shared_table
 from stormproof.sinks.limits import Limits
-from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity
+from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity, StoreRecord
 from stormproof.trident.state.abilities import SupportsStoreIdentity
 from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
@@ -31,7 +31,7 @@ POSITION_KEY: Final = b"stormproof:position"
 """Where a map remembers its last txid and whose it is. No row's key looks like it: those are JSON arrays."""
 
 CHUNK_KEYS: Final = 1_000
-"""So many keys are asked for, or written, in one call to the store."""
+"""Keys per call to the store."""
 
 CACHE_KEYS: Final = 100_000
 
@@ -181,7 +181,7 @@ class _Position:
         return cls(identity, read["epoch"], read["txid"], read["digest"], read["rows"])
 
 
-class KeyValueBacking(Backing):
+class KeyValueBacking(Backing, StoreRecord):
     """A map's rows as JSON in a key-value store; the position is written after all of a txid's keys."""
 
     def __init__(
@@ -205,6 +205,11 @@ class KeyValueBacking(Backing):
         self._key_columns = [(f.name, _codec(f.type)[0]) for f in context.key_schema]
         if kind is not StateKind.NON_TRANSACTIONAL:
             self._take()
+
+    @property
+    def record(self) -> StoreRecord:
+        """The position that it keeps."""
+        return self
 
     @property
     def table_id(self) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 import pyarrow as pa
 
 from stormproof.core.compute import pc
 from stormproof.core.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
-from stormproof.core.sink import TableKey
 from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.limits import Limits
-from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction
+from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction, StoreRecord
 from stormproof.trident.state.merge import merge_columns, newest, one_row_a_key
 from stormproof.trident.state.protocol import Merge, StateContext, StateKind
 
@@ -22,7 +21,7 @@ LIFE: Final = "life"
 PREVIOUS: Final = "previous_"
 
 BUFFERED_ROWS_MAX: Final = 262_144
-"""Rows that may come again are merged among themselves once there are so many: memory is bounded by their keys."""
+"""Rows at which those held so far are merged among themselves; keeps memory bounded by their keys."""
 WRITTEN_ROWS_MAX: Final = 65_536
 """Keys that are read and written at once."""
 
@@ -62,8 +61,8 @@ class Backing(Protocol):
     """
 
     @property
-    def table_id(self) -> str:
-        """What tells this store from another of the same name."""
+    def record(self) -> StoreRecord:
+        """What the store itself says of the map: whose it is, and which txid it holds."""
         ...
 
     @property
@@ -87,35 +86,9 @@ class Backing(Protocol):
         """Make it durable, and after it, or with it, that the transaction is held."""
         ...
 
-    def held(self) -> Held | None:
-        """The last transaction that it holds for the context's identity."""
-        ...
-
-    def other_incarnations(self) -> tuple[str, ...]:
-        """Other lives of the topology that committed to it."""
-        ...
-
-    def evidence(self, first: int, last: int | None) -> EvidenceReport:
-        """What it remembers."""
-        ...
-
     def close(self) -> None:
         """Let connections go; what was begun and not ended may be undone."""
         ...
-
-    @property
-    def store_key(self) -> TableKey | None:
-        """As `SinkSession.store_key`."""
-        return None
-
-    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
-        """As `SinkSession.claim`."""
-        del accepted
-        return ()
-
-    def release(self) -> bool:
-        """As `SinkSession.release`."""
-        return False
 
     def keep_held(self) -> None:
         """See that the last transaction is whole, and have it outlive a power loss, where a store's own commit does not.
@@ -134,11 +107,6 @@ class Backing(Protocol):
     def may_lose_files(self) -> bool:
         """Whether a power loss may take files of a transaction that it holds."""
         return False
-
-    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
-        """As `SinkSession.restore_lost`."""
-        del transaction
-        return None
 
 
 class StoredMap:
@@ -337,7 +305,7 @@ class EvidencedMap(StoredMap):
     @property
     def table_id(self) -> str:
         """What tells this store from another of the same name."""
-        return self._backing.table_id
+        return self._backing.record.table_id
 
     def last_txid(self) -> int | None:
         """The txid of the last commit that it holds."""
@@ -346,15 +314,15 @@ class EvidencedMap(StoredMap):
 
     def held(self) -> Held | None:
         """The last transaction that it holds for this context's identity."""
-        return self._backing.held()
+        return self._backing.record.held()
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives of this topology's name that committed to it."""
-        return self._backing.other_incarnations()
+        return self._backing.record.other_incarnations()
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """What it remembers of txids from `first` to `last`."""
-        return self._backing.evidence(first, last)
+        return self._backing.record.evidence(first, last)
 
 
 def make_map(context: StateContext, kind: StateKind, backing: Backing) -> StoredMap:

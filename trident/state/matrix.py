@@ -13,7 +13,7 @@ from stormproof.core.source.kind import SourceKind
 from stormproof.trident.state.protocol import StateKind
 
 
-class Outcome(StrEnum):
+class Service(StrEnum):
     """What a pair gives where exactly-once is asked for."""
 
     EXACTLY_ONCE = "exactly-once"
@@ -29,7 +29,7 @@ class Cell:
 
     source: SourceKind
     state: StateKind
-    outcome: Outcome
+    outcome: Service
     reason: str
     instead: str
     trident: str
@@ -37,7 +37,7 @@ class Cell:
     @property
     def exactly_once(self) -> bool:
         """Whether exactly-once is served."""
-        return self.outcome is Outcome.EXACTLY_ONCE
+        return self.outcome is Service.EXACTLY_ONCE
 
 
 _FIXED: Final = (
@@ -64,15 +64,15 @@ _ANOTHER_SOURCE: Final = "put the messages into a PostgresQueue or files first, 
 
 _S, _T = SourceKind, StateKind
 CELLS: Final = (
-    Cell(_S.NON_TRANSACTIONAL, _T.NON_TRANSACTIONAL, Outcome.UNSERVED, _LOSES, _ANOTHER_SOURCE, "no"),
-    Cell(_S.NON_TRANSACTIONAL, _T.TRANSACTIONAL, Outcome.UNSERVED, _LOSES, _ANOTHER_SOURCE, "no"),
-    Cell(_S.NON_TRANSACTIONAL, _T.OPAQUE, Outcome.UNSERVED, _LOSES, _ANOTHER_SOURCE, "no"),
-    Cell(_S.TRANSACTIONAL, _T.NON_TRANSACTIONAL, Outcome.DOUBLES, _COUNTS_AGAIN, _ANOTHER_STATE, "no"),
-    Cell(_S.TRANSACTIONAL, _T.TRANSACTIONAL, Outcome.EXACTLY_ONCE, _FIXED, "", "yes"),
-    Cell(_S.TRANSACTIONAL, _T.OPAQUE, Outcome.EXACTLY_ONCE, _FIXED_ALL, "", "yes"),
-    Cell(_S.OPAQUE, _T.NON_TRANSACTIONAL, Outcome.DOUBLES, _COUNTS_AGAIN, _ANOTHER_STATE, "no"),
-    Cell(_S.OPAQUE, _T.TRANSACTIONAL, Outcome.EXACTLY_ONCE, _DRAWN_ANEW, "", "no"),
-    Cell(_S.OPAQUE, _T.OPAQUE, Outcome.EXACTLY_ONCE, _DRAWN_ANEW, "", "yes"),
+    Cell(_S.NON_TRANSACTIONAL, _T.NON_TRANSACTIONAL, Service.UNSERVED, _LOSES, _ANOTHER_SOURCE, "no"),
+    Cell(_S.NON_TRANSACTIONAL, _T.TRANSACTIONAL, Service.UNSERVED, _LOSES, _ANOTHER_SOURCE, "no"),
+    Cell(_S.NON_TRANSACTIONAL, _T.OPAQUE, Service.UNSERVED, _LOSES, _ANOTHER_SOURCE, "no"),
+    Cell(_S.TRANSACTIONAL, _T.NON_TRANSACTIONAL, Service.DOUBLES, _COUNTS_AGAIN, _ANOTHER_STATE, "no"),
+    Cell(_S.TRANSACTIONAL, _T.TRANSACTIONAL, Service.EXACTLY_ONCE, _FIXED, "", "yes"),
+    Cell(_S.TRANSACTIONAL, _T.OPAQUE, Service.EXACTLY_ONCE, _FIXED_ALL, "", "yes"),
+    Cell(_S.OPAQUE, _T.NON_TRANSACTIONAL, Service.DOUBLES, _COUNTS_AGAIN, _ANOTHER_STATE, "no"),
+    Cell(_S.OPAQUE, _T.TRANSACTIONAL, Service.EXACTLY_ONCE, _DRAWN_ANEW, "", "no"),
+    Cell(_S.OPAQUE, _T.OPAQUE, Service.EXACTLY_ONCE, _DRAWN_ANEW, "", "yes"),
 )
 MATRIX: Final[Mapping[tuple[SourceKind, StateKind], Cell]] = {(cell.source, cell.state): cell for cell in CELLS}
 

@@ -2,79 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
 
 import psycopg
 import pyarrow as pa
-from pgpq import ArrowToPostgresBinaryEncoder
 from psycopg import sql
 
 from stormproof.core.errors import Json, SettingsError, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
-from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres.durable import require_durable
+from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.locate import key_of_name, locate
-from stormproof.sinks.postgres.session import PostgresSession
-from stormproof.sinks.postgres.table import TableName, check_types, column_type, find_oid, require_table, wire_schema
-from stormproof.sinks.protocol import Decision, PreparedTransaction, decide
+from stormproof.sinks.postgres.rows import RowsByKey
+from stormproof.sinks.postgres.table import TableName, check_types, column_type, find_oid, wire_schema
+from stormproof.sinks.protocol import Decision, PreparedTransaction
 from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
 
-_MINE: Final = "topology = %(topology)s and incarnation = %(incarnation)s and sink = %(sink)s"
 
-
-class PostgresBacking(PostgresSession, Backing):
+class PostgresBacking(Backing):
     """A map's rows in a Postgres table, fenced and guarded as a Postgres sink is."""
 
     def __init__(self, context: StateContext, kind: StateKind, database: Database, table: TableName) -> None:
         keys, stored = context.key_schema, stored_schema(context, kind)
-        schema = pa.schema([*keys, *stored])
-        columns = SinkInput.for_upsert(schema, context.keys)
-        super().__init__(
-            database,
-            table,
-            staging="",
-            identity=context.identity,
-            input_=columns,
-            epoch=context.epoch,
-        )
+        self._schema = pa.schema([*keys, *stored])
         self._keys = keys
         self._stored = stored
-        self._schema = schema
-        self._columns = sql.SQL(", ").join(map(sql.Identifier, schema.names))
-        self._wire: pa.Schema | None = None
-        self._begun: tuple[psycopg.Connection, PreparedTransaction, bool, bool] | None = None
-        self._staged = False
+        self._input = SinkInput.for_upsert(self._schema, context.keys)
+        self._hold = TableHold(database, table, context.identity, self._input, context.epoch)
+        self._begun: _Begun | None = None
 
     @property
-    def table(self) -> SupportsTakeTable:
+    def record(self) -> TableHold:
+        """The table's guard and evidence."""
+        return self._hold
+
+    @property
+    def table(self) -> TableHold:
         """This one."""
-        return self
+        return self._hold
 
     @property
     def limits(self) -> Limits:
         """What the table's columns can hold."""
-        return self._limits
+        return self._hold.limits
 
     def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
         """Begin a database transaction under the fence."""
-        self._undo()
-        where = f"{self._where}, txid {transaction.txid}"
-        with self._errors(where):
-            connection = self._connected()
+        if self._begun is not None:
+            self.close()
+        hold, where = self._hold, f"{self._hold.where}, txid {transaction.txid}"
+        with hold.link.errors(where):
+            connection = hold.link.connection()
             connection.execute("begin")
-            self._lock_fence(connection)
-            held = self._lock_guard(connection, same_table=checked)
-            done = checked and decide(self._identity, transaction, held) is Decision.SKIP
-            table = self._table(connection)
-            require_table(table, self._input, where)
-            self._wire = wire_schema(table, self._input)
-        self._begun = connection, transaction, checked, done
-        self._staged = False
+            done = hold.begin(connection, transaction, checked=checked) is Decision.SKIP
+            wire = wire_schema(hold.checked_table(connection, where), self._input)
+        rows = RowsByKey(connection, hold.name, self._input, wire, hold.where)
+        self._begun = _Begun(connection, transaction, rows, checked=checked, is_held=done)
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
         """What is stored of these keys, by one query."""
@@ -90,11 +77,11 @@ class PostgresBacking(PostgresSession, Backing):
             sql.SQL(", ").join(sql.SQL("s.{}").format(sql.Identifier(name)) for name in self._stored.names),
             sql.SQL(", ").join(arrays),
             sql.SQL(", ").join(names),
-            self._name.identifier,
+            self._hold.name.identifier,
             sql.SQL(" and ").join(sql.SQL("s.{0} = k.{0}").format(name) for name in names),
         )
-        with self._errors(self._where):
-            connection = self._connected() if self._begun is None else self._begun[0]
+        with self._hold.link.errors():
+            connection = self._hold.link.connection() if self._begun is None else self._begun.connection
             rows = connection.execute(statement, [keys.column(n).to_pylist() for n in self._keys.names]).fetchall()
         columns = zip(*rows, strict=True) if rows else [() for _ in self._stored]
         return pa.RecordBatch.from_arrays(
@@ -103,94 +90,62 @@ class PostgresBacking(PostgresSession, Backing):
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch) -> None:
         """Copy the rows in, and upsert them in key order."""
-        assert self._wire is not None
         assert self._begun is not None
-        connection = self._begun[0]  # one that was lost is not made anew: what was written on it is undone
         rows = pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=self._schema)
-        added, ordered = sql.Identifier("stormproof_added"), sql.SQL(", ").join(map(sql.Identifier, self._keys.names))
-        with self._errors(self._where):
-            if self._staged:
-                connection.execute(sql.SQL("truncate {}").format(added))
-            else:
-                connection.execute(
-                    sql.SQL("create temporary table {} on commit drop as select {} from {} with no data").format(
-                        added, self._columns, self._name.identifier
-                    )
-                )
-                self._staged = True
-            encoder = ArrowToPostgresBinaryEncoder(self._wire)
-            copying = sql.SQL("copy {} ({}) from stdin with (format binary)").format(added, self._columns)
-            with connection.cursor().copy(copying) as copy:
-                copy.write(encoder.write_header())
-                try:
-                    copy.write(encoder.write_batch(rows.cast(self._wire)))
-                except pa.ArrowInvalid as error:
-                    raise SinkRefused(f"{self._where}: a value does not fit its column: {error}") from error
-                copy.write(encoder.finish())
-            moved = connection.execute(
-                sql.SQL("insert into {} ({}) select {} from {} order by {} on conflict ({}) do update set {}").format(
-                    self._name.identifier,
-                    self._columns,
-                    self._columns,
-                    added,
-                    ordered,
-                    ordered,
-                    sql.SQL(", ").join(
-                        sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in self._stored.names
-                    ),
-                )
-            ).rowcount
+        # On the connection that was begun: one that was lost is not made anew, for what was written on it is undone.
+        with self._hold.link.errors():
+            self._begun.rows.add([rows])
+            moved = self._begun.rows.merge()
         if moved != rows.num_rows:
-            raise SinkRefused(f"{self._where}: {moved} keys were stored instead of {rows.num_rows}; look for a trigger")
+            raise SinkRefused(
+                f"{self._hold.where}: {moved} keys were stored instead of {rows.num_rows}; look for a trigger"
+            )
 
     def end(self) -> None:
         """Move the guard, add the evidence, commit: all or nothing of the txid."""
         assert self._begun is not None
-        connection, transaction, checked, done = self._begun
-        with self._errors(f"{self._where}, txid {transaction.txid}"):
-            if not done:
-                oid = find_oid(connection, self._name)
+        begun, transaction = self._begun, self._begun.transaction
+        where = f"{self._hold.where}, txid {transaction.txid}"
+        with self._hold.link.errors(where):
+            if not begun.is_held:
+                oid = find_oid(begun.connection, self._hold.name)
                 if oid is not None:
-                    require_durable(connection, oid, f"{self._where}, txid {transaction.txid}")
-                self._move_guard(connection, transaction, checked=checked)
-                connection.execute(
-                    "insert into stormproof_sink.evidence (topology, incarnation, sink, txid, rows, digest, epoch) "
-                    "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(digest)s, %(epoch)s) "
-                    "on conflict (topology, incarnation, sink, txid) do update "
-                    "set rows = excluded.rows, digest = excluded.digest, epoch = excluded.epoch, committed_at = now()",
-                    {**self._mine, **self._said(transaction)},
-                )
-            connection.execute("commit")
+                    require_durable(begun.connection, oid, where)
+                self._hold.guard.move(begun.connection, transaction, checked=begun.checked)
+                self._hold.guard.add_evidence(begun.connection, transaction, transaction.rows, again=True)
+            begun.connection.execute("commit")
         self._begun = None
 
     def take(self, *, create: bool) -> None:
-        """Open for a driver: raise the fence, make the table, refuse one that is another topology's."""
-        self.take_over(create=create)
-        with self._transaction() as connection:
-            other = connection.execute(
-                "select topology, sink from stormproof_sink.guard where table_id = %(table_id)s "
-                "and last_txid is not null and (topology, sink) <> (%(topology)s, %(sink)s) limit 1",
-                {**self._mine, "table_id": self.table_id},
-            ).fetchone()
+        """Open for a driver: raise the fence, make the table, refuse one that is another topology's.
+
+        Raises:
+            SinkRefused: it holds another state.
+        """
+        self._hold.take_over(create=create)
+        with self._hold.link.transaction() as connection:
+            other = self._hold.guard.other_sink(connection, self._hold.table_id)
         if other is not None:
             raise SinkRefused(
-                f"{self._where}: the table holds state {other[1]!r} of topology {other[0]!r}; a map has one writer: use "
-                "another table"
+                f"{self._hold.where}: the table holds state {other[1]!r} of topology {other[0]!r}; a map has one writer: "
+                "use another table"
             )
 
     def close(self) -> None:
         """Let the connection go; what was begun and not ended is undone."""
         self._begun = None
-        super().close()
+        self._hold.close()
 
-    def _rows_held(self, connection: psycopg.Connection, written: Sequence[int]) -> int | None:
-        """Not told by what was written: several rows may be of one key, and an updater may write none."""
-        del connection, written
-        return None
 
-    def _undo(self) -> None:
-        if self._begun is not None:
-            self.close()
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A database transaction that is open for a txid. `is_held`: the table holds the txid already."""
+
+    connection: psycopg.Connection
+    transaction: PreparedTransaction
+    rows: RowsByKey
+    checked: bool
+    is_held: bool
 
 
 class PostgresMap:

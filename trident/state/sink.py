@@ -316,7 +316,7 @@ class StateSession(SinkSession):
     def store_key(self) -> TableKey:
         """The store that the state is over, as far as it can be told: else the state itself."""
         backing = self._backing()
-        known = None if backing is None else backing.store_key
+        known = None if backing is None else backing.record.store_key
         return ("object", id(backing or self.state())) if known is None else known
 
     def writer(self) -> StateWriter:
@@ -335,12 +335,12 @@ class StateSession(SinkSession):
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
         """Mark the state's table as this life's, where it is in one that can be; see the protocol."""
         backing = self._backing()
-        return () if backing is None else backing.claim(accepted)
+        return () if backing is None else backing.record.claim(accepted)
 
     def release(self) -> bool:
         """Take that mark back."""
         backing = self._backing()
-        return backing is not None and backing.release()
+        return backing is not None and backing.record.release()
 
     def held(self) -> Held | None:
         """The last transaction by the state's own word; None also where it has none (`tells_position`)."""
@@ -414,12 +414,12 @@ class StateSession(SinkSession):
         backing = self._backing()
         if backing is None or not backing.may_lose_files:
             return None
-        held = backing.held()
+        held = backing.record.held()
         if held is None or held.txid != transaction.txid:
             return None
         where = f"{self._where}, txid {transaction.txid}"
         require_files(self._staging, transaction.files, where=where, digests=True)  # what it is written from again
-        return backing.restore_lost(transaction)
+        return backing.record.restore_lost(transaction)
 
     def count_rows(self, limit: int) -> int:
         """How many keys the state's table holds, counted no further than to `limit`."""

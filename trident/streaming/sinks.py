@@ -22,7 +22,7 @@ from stormproof.core.schema import to_ddl
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkSpec, TaskContext
 from stormproof.core.source.protocol import Slice, Source
-from stormproof.core.tracking.attempts import FailedIn
+from stormproof.core.tracking.outcome import FailedIn
 from stormproof.sinks.protocol import CommitOutcome
 from stormproof.trident.coordinator import SEED_BITS
 from stormproof.trident.ledger import events, transactions

@@ -16,7 +16,8 @@ from stormproof.core.settings import Settings
 from stormproof.core.sink import TaskContext
 from stormproof.core.source.files.micro_batches import MicroBatches
 from stormproof.core.source.protocol import Source
-from stormproof.sinks.staging import FileWriter, make_folder
+from stormproof.sinks.files import files_at
+from stormproof.sinks.staging import FileWriter
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger.rows import Event
@@ -107,7 +108,7 @@ class TopologyStream(ForeachBatch):
     ) -> int:
         """Write the rows to files, and make messages of them; from then on the micro-batch is taken, with this content."""
         folder = self._folder(current)
-        make_folder(folder, private=True)
+        files_at(str(folder)).make_folder(str(folder), private=True)
         number = 1 if standing.last is None else standing.last.number + 1
         kept = self._frames.select(frame, self._source.columns)
         writer = FileWriter("micro-batch", str(folder))

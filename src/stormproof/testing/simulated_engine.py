@@ -21,7 +21,8 @@ from stormproof.core.graph.plan import BoltNode, Node, OperationNode, Plan
 from stormproof.core.job import Job, JobKey
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader
-from stormproof.core.task.stage import Observer, StageJob
+from stormproof.core.task.cut import StageJob
+from stormproof.core.task.passage import Observer
 from stormproof.core.tracking.report import JobReport
 from stormproof.testing.faults import Chance, FaultKind
 from stormproof.trident.lease_keeper import LeaseKeeper

@@ -1,0 +1,108 @@
+"""Chunks: rows that cross an exchange, with what anchors them as columns before theirs.
+
+A chunk has one of four forms: rows alone; one share a row, for rows that were combined; one (message, share) pair a row;
+any number of pairs a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.arrays import Rows, Words
+from stormproof.core.compute import pc
+from stormproof.core.tracking.anchors import MANY, MANY_ORIGIN, Anchors, MessageTable
+from stormproof.core.tracking.share import as_signed, as_words
+
+_SHARE: Final = pa.field("\x00share", pa.int64(), nullable=False)
+_MESSAGE: Final = pa.field("\x00message", pa.int64(), nullable=False)
+_ORIGIN: Final = pa.field("\x00origin", pa.int64(), nullable=False)
+_LISTS: Final = tuple(pa.field(f.name, pa.list_(f.type), nullable=False) for f in (_MESSAGE, _ORIGIN, _SHARE))
+
+
+class Form(IntEnum):
+    """What a chunk carries beside its rows."""
+
+    ROWS = 0
+    SHARES = 1
+    PAIRS = 2
+    LISTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows that came over an edge, and what anchors them: `origin` is `MANY_ORIGIN` where a pair stands for many."""
+
+    rows: pa.RecordBatch
+    row: Rows | None
+    id: Rows | None
+    origin: Rows | None
+    share: Words | None
+
+    def anchors(self, messages: MessageTable) -> Anchors:
+        """The rows' anchors, their messages taken into the task's."""
+        if self.id is None or self.origin is None:
+            return Anchors(self.rows.num_rows, self.row, None, self.share)
+        first = messages.append(self.id, self.origin)
+        number = np.arange(first, first + len(self.id), dtype=np.int64)
+        number[self.origin == MANY_ORIGIN] = MANY
+        return Anchors(self.rows.num_rows, self.row, number, self.share)
+
+
+def pack(rows: pa.RecordBatch, anchors: Anchors, messages: MessageTable) -> tuple[Form, pa.RecordBatch]:
+    """Rows with their anchors as columns before them."""
+    columns: list[pa.Array] = []
+    fields: list[pa.Field] = []
+    if anchors.row is None and anchors.message is None:
+        form = Form.ROWS if anchors.share is None else Form.SHARES
+    else:
+        form = Form.PAIRS if anchors.row is None else Form.LISTS
+        number = anchors.messages()
+        many = number == MANY
+        known = np.where(many, 0, number)
+        ids, origins = messages.ids(known) if messages.number else known, np.full(len(number), MANY_ORIGIN, np.int64)
+        if messages.number:
+            origins = np.where(many, MANY_ORIGIN, messages.origins(known))
+        columns += [pa.array(ids), pa.array(origins)]
+        fields += [_MESSAGE, _ORIGIN]
+    if anchors.share is not None:
+        columns.append(pa.array(as_signed(anchors.share)))
+        fields.append(_SHARE)
+    if form is Form.LISTS:
+        offsets = pa.array(np.searchsorted(anchors.row_of_pairs(), np.arange(anchors.rows + 1)).astype(np.int32))
+        columns = [pa.ListArray.from_arrays(offsets, column) for column in columns]
+        fields = [pa.field(f.name, pa.list_(f.type), nullable=False) for f in fields]
+    return form, pa.RecordBatch.from_arrays([*columns, *rows.columns], schema=pa.schema([*fields, *rows.schema]))
+
+
+def packed_schema(form: Form, schema: pa.Schema, *, tracked: bool) -> pa.Schema:
+    """The columns of a chunk of this form, whose rows have this schema."""
+    share = [_SHARE] if tracked else []
+    match form:
+        case Form.ROWS:
+            return schema
+        case Form.SHARES:
+            return pa.schema([_SHARE, *schema])
+        case Form.PAIRS:
+            return pa.schema([_MESSAGE, _ORIGIN, *share, *schema])
+        case Form.LISTS:
+            return pa.schema([*(_LISTS if tracked else _LISTS[:2]), *schema])
+
+
+def unpack(form: Form, packed: pa.RecordBatch, schema: pa.Schema, *, tracked: bool) -> Chunk:
+    """Rows and anchors, parted again."""
+    first = packed.num_columns - len(schema)
+    rows = pa.RecordBatch.from_arrays(packed.columns[first:], schema=schema)
+    columns = packed.columns[:first]
+    index: Rows | None = None
+    if form is Form.LISTS:
+        lengths = pc.list_value_length(columns[0]).to_numpy(zero_copy_only=False)
+        index = np.repeat(np.arange(packed.num_rows, dtype=np.int64), lengths)
+        columns = [column.flatten() for column in columns]
+    values = [column.to_numpy() for column in columns]
+    share = as_words(values.pop()) if form is Form.SHARES or (tracked and form is not Form.ROWS) else None
+    return Chunk(rows, index, values[0] if values else None, values[1] if values else None, share)

@@ -1,0 +1,79 @@
+"""A job cut into the parts that the tasks of its stages are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stormproof.core.graph.plan import CombineNode, StagePlan, WriteNode
+from stormproof.core.job import Job
+from stormproof.core.sink import SinkWriter, TaskContext
+from stormproof.core.source.protocol import Decoder, SliceReader
+
+
+@dataclass(frozen=True, slots=True)
+class StageJob:
+    """What the tasks of one stage are given: a job's part for that stage. Picklable where the plan is.
+
+    `plan` None is the stage of the ackers, which there is where each message gets a verdict of its own; `ackers` is the
+    number of its tasks, 0 where there is none. `tasks` is the number of tasks of every stage; `parallelism` is how many an
+    exchange leads to where no number was asked for.
+    """
+
+    stage: int
+    plan: StagePlan | None
+    tasks: tuple[int, ...]
+    writers: Mapping[str, SinkWriter]
+    context: TaskContext
+    tracked: bool
+    ackers: int = 0
+    seed: int = 0
+    decoders: Mapping[str, Decoder] = field(default_factory=dict[str, Decoder])
+    readers: tuple[SliceReader, ...] = ()
+    excluded: frozenset[int] = frozenset()
+    pulse: Path | None = None
+    careful: bool = False
+    parallelism: int = 1
+    resources: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
+    """A job cut into the parts for its stages. The first stage has a task a reader, the others `parallelism`, but for
+    those that were asked to have another number.
+    """
+    stages = job.plan.stages
+    ackers = (job.plan.ackers or parallelism) if job.per_message and job.tracked else 0
+    tasks = (len(job.readers), *(s.tasks(parallelism) for s in stages[1:]), *([ackers] if ackers else []))
+    offered = ((name, writer.resource()) for name, writer in job.writers.items())
+    resources = {f"state:{name}": resource for name, resource in offered if resource is not None}
+    made: list[StageJob] = []
+    for number, plan in enumerate((*stages, None) if ackers else stages):
+        part = StageJob(
+            stage=number,
+            plan=plan,
+            tasks=tasks,
+            writers={} if plan is None else {name: job.writers[name] for name in sorted(_sinks_of(plan))},
+            context=TaskContext(job.incarnation, job.txid, job.attempt, 0),
+            tracked=job.tracked,
+            ackers=ackers,
+            seed=job.seed,
+            pulse=job.pulse,
+            careful=job.careful,
+            parallelism=parallelism,
+            resources={} if plan is None or not plan.reads_state else resources,
+        )
+        if number == 0:
+            part = replace(part, decoders=job.plan.decoders, readers=job.readers, excluded=job.excluded)
+        made.append(part)
+    return tuple(made)
+
+
+def _sinks_of(plan: StagePlan) -> set[str]:
+    found: set[str] = set()
+    for node in plan.nodes.values():
+        if isinstance(node, WriteNode):
+            found.add(node.sink)
+        elif isinstance(node, CombineNode):
+            found.update(node.sinks)
+    return found

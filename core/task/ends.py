@@ -1,0 +1,241 @@
+"""Where tuples end in a task: they are written to a sink, combined, sent over an exchange, or kept for the task's end.
+
+Everything is checked before anything is written, so that a message can still fail early here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stormproof.core.errors import RoutingError
+from stormproof.core.graph.aggregation import GroupBy
+from stormproof.core.graph.plan import CombineNode, GatherNode, JoinSideNode, SendNode, StagePlan, WriteNode
+from stormproof.core.message import FailureReason, storable_text
+from stormproof.core.pulse import Pulse
+from stormproof.core.sink import PreparedFile, TaskWriter
+from stormproof.core.task.account import Account
+from stormproof.core.task.combine import Combiner, combine, distinct_keys, prepare
+from stormproof.core.task.cut import StageJob
+from stormproof.core.task.exchange import Sender
+from stormproof.core.task.groups import rows_with_keys
+from stormproof.core.task.keyhash import task_numbers
+from stormproof.core.task.passage import End, Failed, Passage, Tuples, shown_row
+from stormproof.core.task.router import Router
+from stormproof.core.tracking.anchors import Anchors
+from stormproof.core.tracking.share import signed, split_one
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """Tuples at their end, combined or routed where that was needed to check them; good while `failed` have failed."""
+
+    tuples: Tuples
+    failed: int
+    partial: pa.Table | None = None
+    dest: npt.NDArray[np.int32] | None = None
+
+
+class Ends:
+    """The ends of one task. `sender` None: there is no stage behind this one."""
+
+    def __init__(
+        self, part: StageJob, plan: StagePlan, task: int, pulse: Pulse | None, account: Account, sender: Sender | None
+    ) -> None:
+        self._part, self._plan, self._task, self._pulse = part, plan, task, pulse
+        self._account, self._sender = account, sender
+        self._writers: dict[str, TaskWriter] = {}
+        self._combiners: dict[str, Combiner] = {}
+        self._waiting: dict[str, list[Tuples]] = {}
+        self._routers: dict[str, Router] = {}
+        for key, node in plan.nodes.items():
+            if isinstance(node, (CombineNode, GatherNode)) and not self.is_raw(node):
+                self._combiners[key] = Combiner(node.group)
+            elif isinstance(node, (GatherNode, JoinSideNode)):
+                self._waiting[key] = []
+            elif isinstance(node, SendNode):
+                tasks = node.tasks or part.parallelism
+                self._routers[key] = Router(node.grouping, tasks, task, component=node.component)
+
+    def is_raw(self, node: CombineNode | GatherNode) -> bool:
+        """Whether rows are not combined before they are all together: a result cannot be made of parts, or each message
+        is to get a verdict of its own.
+        """
+        return bool(self._part.ackers) or not node.group.combines
+
+    def waiting(self, key: str) -> list[Tuples]:
+        """The rows that were kept at this node for the task's end; they are the caller's now."""
+        return self._waiting.pop(key)
+
+    def combiner(self, key: str) -> Combiner:
+        """What was combined at this node; it is the caller's now."""
+        return self._combiners.pop(key)
+
+    def finish(self, passage: Passage) -> Iterator[pa.RecordBatch]:
+        """A passage is through: check what ends, drop what failed messages have there, then combine, send, write, ack."""
+        checked = [self._check(passage, key, node, tuples) for key, node, tuples in passage.ends]
+        for anchors in passage.acked:
+            mask = passage.mask(anchors)
+            self._account.ack(anchors if mask is None else anchors.only(mask))
+        for (key, node, _), check in zip(passage.ends, checked, strict=True):
+            mask = None if check.failed == len(passage.failed) else passage.mask(check.tuples.anchors)
+            tuples = check.tuples if mask is None else check.tuples.only(mask)
+            if isinstance(node, WriteNode):
+                if tuples.rows.num_rows:
+                    self._writer(node.sink, tuples.rows.schema).write(tuples.rows)
+                    self._account.ack(tuples.anchors)
+            elif key in self._waiting:
+                if tuples.rows.num_rows:
+                    self._waiting[key].append(tuples)
+            elif key in self._combiners:
+                assert isinstance(node, (CombineNode, GatherNode))
+                partial = check.partial if mask is None else None  # else it holds rows of failed messages
+                combiner = self._combiners[key]
+                combiner.absorb(combine(node.group, tuples.rows) if partial is None else partial)
+                combiner.share = signed(combiner.share ^ tuples.anchors.xor())
+            else:
+                assert isinstance(node, (CombineNode, SendNode))
+                dest = check.dest if mask is None or check.dest is None else check.dest[mask]
+                yield from self._send(node, tuples, dest)
+
+    def send_combined(self) -> Iterator[pa.RecordBatch]:
+        """What was combined for an exchange, at the task's end."""
+        for key, combiner in self._combiners.items():
+            node = self._plan.nodes[key]
+            if not isinstance(node, CombineNode):
+                continue
+            rows = combiner.partials()
+            if rows.num_rows == 0:
+                self._account.report.ack(combiner.share)
+                continue
+            assert self._sender is not None
+            share = split_one(combiner.share, rows.num_rows) if self._part.tracked else None
+            tasks = node.tasks or self._part.parallelism
+            dest = task_numbers(rows, combiner.group.keys, tasks)
+            yield from self._sender.send(node.edge, rows, Anchors(rows.num_rows, None, None, share), dest, tasks)
+
+    def close(self) -> Iterator[PreparedFile]:
+        """Close and sync what was written."""
+        for writer in self._writers.values():
+            yield from writer.close()
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        for writer in self._writers.values():
+            writer.discard()
+
+    def _writer(self, sink: str, schema: pa.Schema) -> TaskWriter:
+        writer = self._writers.get(sink)
+        if writer is None:
+            context = replace(self._part.context, task=self._task)
+            writer = self._writers[sink] = self._part.writers[sink].open_task(context, schema)
+        return writer
+
+    def _send(
+        self, node: CombineNode | SendNode, tuples: Tuples, dest: npt.NDArray[np.int32] | None
+    ) -> Iterator[pa.RecordBatch]:
+        assert self._sender is not None
+        tasks = node.tasks or self._part.parallelism
+        if dest is None:
+            yield from self._sender.copies(node.edge, tuples.rows, tuples.anchors, tasks)
+        else:
+            yield from self._sender.send(node.edge, tuples.rows, tuples.anchors, dest, tasks)
+
+    def _check(self, passage: Passage, key: str, node: End, given: Tuples) -> _Checked:
+        """Fail the messages of rows that could not be held, or have no task to go to."""
+        tuples = passage.alive(given)
+        match node:
+            case WriteNode():
+                bad = {
+                    row: _refused(node.sink, error, tuples.rows, row)
+                    for row, error in self._part.writers[node.sink].check(tuples.rows)
+                }
+                tuples = self._account.fail_rows(passage, tuples, bad)
+                return _Checked(tuples, len(passage.failed))
+            case SendNode():
+                return self._routed(passage, key, node, tuples)
+            case CombineNode() | GatherNode():
+                return self._combined(passage, node, tuples)
+            case JoinSideNode():
+                return _Checked(tuples, len(passage.failed))
+
+    def _routed(self, passage: Passage, key: str, node: SendNode, tuples: Tuples) -> _Checked:
+        router = self._routers[key]
+        while tuples.rows.num_rows and not router.copies:
+            failed = len(passage.failed)
+            try:
+                return _Checked(tuples, failed, dest=router.route(tuples.rows, tuples.task))
+            except RoutingError as error:
+                culprits = range(tuples.rows.num_rows) if error.rows is None else error.rows
+                bad = {
+                    row: Failed(
+                        FailureReason.ERROR,
+                        node.component,
+                        error.texts.get(row, str(error)),
+                        shown_row(tuples.rows, row),
+                    )
+                    for row in culprits
+                }
+            tuples = self._account.fail_rows(passage, tuples, bad)
+        dest = None if router.copies else np.empty(0, np.int32)
+        return _Checked(tuples, len(passage.failed), dest=dest)
+
+    def _combined(self, passage: Passage, node: CombineNode | GatherNode, tuples: Tuples) -> _Checked:
+        group, raw = node.group, self.is_raw(node)
+        tuples = self._account.fail_rows(passage, tuples, _null_keys(group, tuples.rows))
+        if not raw:
+            tuples = self._prepared(passage, group, tuples)
+        failed = len(passage.failed)
+        partial = None if raw else combine(group, tuples.rows)
+        unheld = self._unheld(node, tuples.rows, partial)
+        if unheld:
+            tuples = self._account.fail_rows(passage, tuples, unheld)
+            failed, partial = len(passage.failed), None if raw else combine(group, tuples.rows)
+        dest = None
+        if raw and isinstance(node, CombineNode):
+            dest = task_numbers(tuples.rows, group.keys, node.tasks or self._part.parallelism)
+        return _Checked(tuples, failed, partial, dest)
+
+    def _unheld(
+        self, node: CombineNode | GatherNode, rows: pa.RecordBatch, partial: pa.Table | None
+    ) -> dict[int, Failed]:
+        """The rows whose keys a sink could not hold. A key is checked once, and traced to its rows only where it is bad."""
+        keys = list(node.group.keys)
+        unheld: dict[int, Failed] = {}
+        for sink in node.sinks if keys else ():
+            there = distinct_keys(node.group, rows) if partial is None else partial.select(keys)
+            for distinct in there.combine_chunks().to_batches():
+                refused = dict(self._part.writers[sink].check(distinct))
+                for row, number in rows_with_keys(rows, keys, distinct, refused):
+                    unheld.setdefault(row, _refused(sink, refused[number], rows, row))
+        return unheld
+
+    def _prepared(self, passage: Passage, group: GroupBy, tuples: Tuples) -> Tuples:
+        """What users' combiners make of each row, beside the row; rows that they refuse fail."""
+        if self._pulse is not None and self._pulse.careful:
+            self._pulse.at(self._account.ids_of(tuples.anchors))
+        prepared = prepare(group, tuples.rows, self._pulse)
+        bad = {
+            row: Failed(reason, group.component, error, shown_row(tuples.rows, row))
+            for row, (reason, error) in prepared.failed.items()
+        }
+        return self._account.fail_rows(passage, replace(tuples, rows=prepared.rows), bad)
+
+
+def _refused(sink: str, error: str, rows: pa.RecordBatch, row: int) -> Failed:
+    return Failed(FailureReason.SINK_ERROR, sink, storable_text(error), shown_row(rows, row))
+
+
+def _null_keys(group: GroupBy, rows: pa.RecordBatch) -> dict[int, Failed]:
+    bad: dict[int, Failed] = {}
+    for key in group.keys:
+        column = rows.column(key)
+        if column.null_count:
+            error = f"group key {key!r} is NULL"
+            for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+                bad.setdefault(row, Failed(FailureReason.SINK_ERROR, group.component, error, shown_row(rows, row)))
+    return bad

@@ -1,0 +1,281 @@
+"""An exchange: each task of a stage sends rows to the tasks of the next one, and says what it sent.
+
+Each task sends one control row to every task of the next stage: how many chunks and rows it sent there, and what their XOR
+is; its report travels in one of them. A chunk, notice or control row that is lost, doubled or tripled is seen by whoever
+receives it, with or without shares. Where a task was repeated and sent something else than the first time, its readers may
+have read the one and the other: the control rows carry a mark of all that a run of the task sent, and the marks must agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stormproof.core.arrays import Rows
+from stormproof.core.task.chunk import Chunk, Form, pack, packed_schema, unpack
+from stormproof.core.task.report import TaskReport
+from stormproof.core.task.wire import ACK, ACK_SCHEMA, CONTROL, INIT, INIT_SCHEMA, WireRow, wire_batch, wire_rows
+from stormproof.core.tracking.anchors import Anchors, MessageTable
+from stormproof.core.tracking.share import as_words, mix64, signed, xor_reduce
+
+CHUNK_ROWS_MAX: Final = 65_536
+BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What was sent over one edge to one task.
+
+    `mark` stands for its messages, whatever the order: the XOR of their shares, or without shares a sum of their ids.
+    """
+
+    chunks: int = 0
+    rows: int = 0
+    xor: int = 0
+    mark: int = 0
+
+
+def _checksum(source: int, edge: int, seq: int, payload: bytes | pa.Buffer) -> int:
+    """What stands for a chunk in the XOR of an edge without one share a row."""
+    return zlib.crc32(f"{source} {edge} {seq}".encode()) << 32 | zlib.crc32(payload)
+
+
+class Sender:
+    """One map task's side of an exchange: chunks go out as they come, the control rows at the end."""
+
+    def __init__(self, task: int, tasks: int, messages: MessageTable) -> None:
+        self._task, self._tasks, self._messages = task, tasks, messages
+        self._sent: dict[tuple[int, int], _Sent] = {}
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks of the next stage."""
+        return self._tasks
+
+    def send(
+        self, edge: int, rows: pa.RecordBatch, anchors: Anchors, dest: npt.NDArray[np.int32], tasks: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Send rows, each to the task in `dest`, one of `tasks`."""
+        if rows.num_rows == 0:
+            return
+        if (dest[1:] < dest[:-1]).any():
+            # Small integers are sorted by radix, five to ten times as fast.
+            order = np.argsort(dest.astype(np.uint16) if tasks <= 1 << 16 else dest, kind="stable")
+            rows, anchors, dest = rows.take(pa.array(order)), anchors.take(order), dest[order]
+        bounds = np.searchsorted(dest, np.arange(tasks + 1))
+        yield from self._chunks(edge, rows, anchors, bounds)
+
+    def copies(self, edge: int, rows: pa.RecordBatch, anchors: Anchors, tasks: int) -> Iterator[pa.RecordBatch]:
+        """Send all rows to every task; each copy carries a share of its own."""
+        if rows.num_rows == 0:
+            return
+        for dest, given in enumerate(anchors.deliveries(None, tasks)):
+            bounds = np.zeros(tasks + 1, np.int64)
+            bounds[dest + 1 :] = rows.num_rows
+            yield from self._chunks(edge, rows, given, bounds)
+
+    def _chunks(
+        self, edge: int, rows: pa.RecordBatch, anchors: Anchors, bounds: npt.NDArray[np.int64]
+    ) -> Iterator[pa.RecordBatch]:
+        wire: list[WireRow] = []
+        size = 0
+        for task in range(len(bounds) - 1):
+            begin, end = int(bounds[task]), int(bounds[task + 1])
+            for start in range(begin, end, CHUNK_ROWS_MAX):
+                stop = min(start + CHUNK_ROWS_MAX, end)
+                part = anchors
+                if stop - start < rows.num_rows:
+                    part = anchors.take(np.arange(start, stop, dtype=np.int64))
+                row = self._chunk(task, edge, rows.slice(start, stop - start), part)
+                wire.append(row)
+                size += len(row.payload)
+                if size > BATCH_BYTES_MAX:
+                    yield wire_batch(wire)
+                    wire, size = [], 0
+        if wire:
+            yield wire_batch(wire)
+
+    def _chunk(self, dest: int, edge: int, rows: pa.RecordBatch, anchors: Anchors) -> WireRow:
+        form, packed = pack(rows, anchors, self._messages)
+        sent = self._sent.setdefault((dest, edge), _Sent())
+        row = WireRow(dest, self._task, edge << 2 | form, sent.chunks, packed.serialize())
+        xor = xor_reduce(anchors.share) if anchors.row is None and anchors.share is not None else None
+        self._count(sent, row, rows.num_rows, xor)
+        if anchors.share is not None:
+            sent.mark ^= anchors.xor() if xor is None else xor
+        elif form is not Form.ROWS:
+            ids = packed.column(0)
+            words = as_words((ids if form is Form.PAIRS else ids.flatten()).to_numpy())
+            sent.mark = signed(sent.mark + int(np.add.reduce(mix64(words))))
+        return row
+
+    def _count(self, sent: _Sent, row: WireRow, rows: int, xor: int | None) -> None:
+        sent.chunks += 1
+        sent.rows += rows
+        sent.xor ^= _checksum(row.source, row.edge, row.seq, row.payload) if xor is None else xor
+
+    def notices(self, edge: int, rows: pa.RecordBatch, acker: Rows, ackers: int) -> Iterator[pa.RecordBatch]:
+        """Send notices on their way to the ackers that `acker` names: `edge` is INIT or ACK."""
+        wire: list[WireRow] = []
+        for number in range(ackers):
+            part = rows.filter(pa.array(acker == number))
+            if part.num_rows == 0:
+                continue
+            dest = number % self._tasks
+            sent = self._sent.setdefault((dest, edge), _Sent())
+            row = WireRow(dest, self._task, edge, sent.chunks, part.serialize())
+            self._count(sent, row, part.num_rows, None)
+            sent.mark ^= xor_reduce(as_words(part.column("value").to_numpy()))
+            wire.append(row)
+        if wire:
+            yield wire_batch(wire)
+
+    def relay(self, passing: Iterable[Passing]) -> Iterator[pa.RecordBatch]:
+        """Pass chunks on to the task of the same number in the next stage."""
+        wire: list[WireRow] = []
+        for chunk in passing:
+            sent = self._sent.setdefault((self._task, chunk.row.edge >> 2), _Sent())
+            row = WireRow(self._task, self._task, chunk.row.edge, sent.chunks, chunk.row.payload)
+            self._count(sent, row, chunk.rows, chunk.xor)
+            wire.append(row)
+        if wire:
+            yield wire_batch(wire)
+
+    def control(self, reports: Sequence[TaskReport]) -> pa.RecordBatch:
+        """The control rows, one for every task; the reports travel in one of them."""
+        wire: list[WireRow] = []
+        marks = sorted((dest, edge, s.rows, s.mark) for (dest, edge), s in self._sent.items())
+        run = _digest(marks)
+        for dest in range(self._tasks):
+            edges = {str(e): [s.chunks, s.rows, s.xor] for (d, e), s in self._sent.items() if d == dest}
+            carried = [r.to_json() for r in reports] if dest == self._task % self._tasks else []
+            payload = json.dumps({"edges": edges, "reports": carried, "run": run}).encode()
+            wire.append(WireRow(dest, self._task, CONTROL, 0, payload))
+        return wire_batch(wire)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An edge as its receiver knows it: where it comes from, what its rows are, and whether they only pass through."""
+
+    component: str
+    schema: pa.Schema
+    passes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """A chunk for a later stage: its number of rows, and the XOR of their shares where it has one a row."""
+
+    row: WireRow
+    rows: int
+    xor: int | None
+
+
+@dataclass(slots=True)
+class Received:
+    """What a task was sent: chunks by edge, in an order that does not depend on their arrival, and reports.
+
+    `passing` are chunks for a later stage; `inits` and `acks` are notices for ackers; `copied` has, once each, the
+    chunks that came more than once; `heard` is one for all marks of the runs that sent all this.
+    """
+
+    chunks: dict[int, list[Chunk]]
+    reports: list[TaskReport]
+    violations: list[str]
+    passing: list[Passing] = field(default_factory=list[Passing])
+    inits: list[pa.RecordBatch] = field(default_factory=list[pa.RecordBatch])
+    acks: list[pa.RecordBatch] = field(default_factory=list[pa.RecordBatch])
+    copied: list[Chunk] = field(default_factory=list[Chunk])
+    heard: str = ""
+
+
+def receive(
+    batches: Iterable[pa.RecordBatch], stage: int, task: int, sources: int, ways: Mapping[int, Way], *, tracked: bool
+) -> Received:
+    """Take everything that was sent to a task of a stage by `sources` tasks, checked against their control rows."""
+    rows: list[WireRow] = []
+    controls: dict[int, list[Any]] = {}
+    where = f"task {task} of stage {stage}"
+    received = Received({edge: [] for edge, way in ways.items() if not way.passes}, [], [])
+    for batch in batches:
+        for row in wire_rows(batch):
+            if row.dest != task:
+                received.violations.append(f"{where} received a row of task {row.source} meant for task {row.dest}")
+            if row.edge == CONTROL:
+                controls.setdefault(row.source, []).append(json.loads(bytes(row.payload)))
+            else:
+                rows.append(row)
+    told: dict[tuple[int, int], tuple[int, int, int]] = {}
+    runs: list[str] = []
+    for source in range(sources):
+        copies = controls.pop(source, [])
+        if len(copies) != 1:
+            received.violations.append(f"{where} received {len(copies)} control rows of task {source} instead of 1")
+        for control in copies[:1]:
+            runs.append(control["run"])
+            received.reports += [TaskReport.from_json(parts) for parts in control["reports"]]
+            for edge, (count, number, xor) in control["edges"].items():
+                told[source, int(edge)] = (count, number, xor)
+    received.violations += [f"{where} received control rows of an unknown task {source}" for source in controls]
+    received.heard = _digest(runs)
+    rows.sort(key=lambda row: (_edge_of(row), row.source, row.seq))
+    found: dict[tuple[int, int], _Sent] = {}
+    seen: dict[tuple[int, int, int], int] = {}
+    for row in rows:
+        key = (row.source, row.edge, row.seq)
+        seen[key] = seen.get(key, 0) + 1
+        sent = found.setdefault((row.source, _edge_of(row)), _Sent())
+        number, xor = _taken(received, row, ways, tracked=tracked, again=seen[key] == 2)
+        sent.chunks += 1
+        sent.rows += number
+        sent.xor ^= _checksum(row.source, row.edge, row.seq, row.payload) if xor is None else xor
+    for source, edge in sorted(told.keys() | found.keys()):
+        sent = found.get((source, edge), _Sent())
+        here, there = (sent.chunks, sent.rows, sent.xor), told.get((source, edge), (0, 0, 0))
+        if here != there:
+            name = ways[edge].component if edge in ways else f"edge {edge}"
+            received.violations.append(
+                f"{where} received {here[1]} rows in {here[0]} chunks of task {source} for {name!r}, {there[1]} in "
+                f"{there[0]} were sent; their XOR {'agrees' if here[2] == there[2] else 'differs'}"
+            )
+    return received
+
+
+def _edge_of(row: WireRow) -> int:
+    return row.edge >> 2 if row.edge >= 0 else row.edge
+
+
+def _taken(
+    received: Received, row: WireRow, ways: Mapping[int, Way], *, tracked: bool, again: bool
+) -> tuple[int, int | None]:
+    """Put a wire row where it belongs; its number of rows, and the XOR of its shares where it has one a row."""
+    buffer = pa.py_buffer(row.payload)
+    if row.edge in {INIT, ACK}:
+        notices = pa.ipc.read_record_batch(buffer, INIT_SCHEMA if row.edge == INIT else ACK_SCHEMA)
+        (received.inits if row.edge == INIT else received.acks).append(notices)
+        return notices.num_rows, None
+    edge, form = row.edge >> 2, Form(row.edge & 3)
+    way = ways[edge]
+    packed = pa.ipc.read_record_batch(buffer, packed_schema(form, way.schema, tracked=tracked))
+    chunk = unpack(form, packed, way.schema, tracked=tracked)
+    xor = xor_reduce(chunk.share) if chunk.row is None and chunk.share is not None else None
+    if way.passes:
+        received.passing.append(Passing(row, packed.num_rows, xor))
+    else:
+        received.chunks[edge].append(chunk)
+    if again:
+        received.copied.append(chunk)
+    return packed.num_rows, xor
+
+
+def _digest(values: Sequence[object]) -> str:
+    return hashlib.blake2b(repr(values).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,260 @@
+"""Runs tuples through the nodes of a stage: functions, bolts, groups and joins, up to where they end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.arrays import Rows
+from stormproof.core.bolt import ArrowBolt, BoltContext, Ran, fresh
+from stormproof.core.bolt.runner import BoltRunner
+from stormproof.core.convert import no_rows
+from stormproof.core.graph.aggregation import GroupBy
+from stormproof.core.graph.plan import BoltNode, GatherNode, JoinNode, OperationNode, StagePlan
+from stormproof.core.message import FailureReason
+from stormproof.core.pulse import Pulse
+from stormproof.core.task.account import Account
+from stormproof.core.task.combine import Combiner
+from stormproof.core.task.cut import StageJob
+from stormproof.core.task.ends import Ends
+from stormproof.core.task.gather import evaluate
+from stormproof.core.task.join import join_rows
+from stormproof.core.task.operate import apply, input_text
+from stormproof.core.task.passage import Failed, Observer, Passage, Tuples, shown_row
+from stormproof.core.tracking.anchors import Anchors, BoltInputs, joined
+from stormproof.core.tracking.share import split_one
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A bolt at work in this task. `most` is the largest number of subscribers that any of its streams has."""
+
+    runner: BoltRunner
+    inputs: BoltInputs
+    most: int
+
+
+class Nodes:
+    """The nodes of one task. Tuples go from node to node within a passage; what ends is kept there, for `Ends`."""
+
+    def __init__(
+        self,
+        part: StageJob,
+        plan: StagePlan,
+        task: int,
+        pulse: Pulse | None,
+        observe: Observer | None,
+        account: Account,
+        ends: Ends,
+    ) -> None:
+        self._part, self._plan, self._task, self._pulse, self._observe = part, plan, task, pulse, observe
+        self._account, self._ends = account, ends
+        self._bolts: dict[str, _Running] = {}
+
+    def start(self) -> None:
+        """Prepare the bolts; whatever comes then, `stop` closes those that were prepared."""
+        for key, node in self._plan.nodes.items():
+            if isinstance(node, BoltNode):
+                self._bolts[key] = self._started(node)
+
+    def stop(self) -> None:
+        """The task is given up: close the bolts."""
+        for bolt in self._bolts.values():
+            bolt.runner.close()
+
+    def _started(self, node: BoltNode) -> _Running:
+        part = self._part
+        consumers = {name: tasks or part.parallelism for name, tasks in node.consumers.items()}
+        context = BoltContext(
+            component=node.component,
+            task=self._task,
+            tasks=part.tasks[part.stage],
+            consumers=consumers,
+            seed=part.seed,
+            params=part.resources,
+        )
+        direct = {stream: min(consumers[name] for name in names) for stream, names in node.direct.items()}
+        runner = BoltRunner(node.component, fresh(node.bolt), node.streams, direct, context)
+        most = max((len(children) for children in node.children.values()), default=1)
+        return _Running(runner, BoltInputs(tracked=part.tracked), max(most, 1))
+
+    def at_end(self, key: str) -> Passage | None:
+        """What a node gives at the end of the task, once all that it takes from is at its end; None: it gives nothing."""
+        passage = Passage()
+        match self._plan.nodes[key]:
+            case BoltNode() as node:
+                running = self._bolts[key]
+                self._ran(passage, node, running, running.runner.finish(self._pulse))
+            case GatherNode() as node:
+                self._gathered(passage, key, node)
+            case JoinNode() as node:
+                self._join(passage, node)
+            case _:
+                return None
+        return passage
+
+    def deliver(
+        self,
+        passage: Passage,
+        tuples: Tuples,
+        counts: Rows | None,
+        children: tuple[str, ...],
+        component: str,
+        stream: str = "default",
+    ) -> None:
+        """Hand tuples to every subscriber. `counts`: how many of them were made of each of the anchored ones, whose
+        shares are still to be split; None where each tuple has its own. A child is one delivery, so the split counts those.
+        """
+        self._account.report.tuples += tuples.rows.num_rows * len(children)
+        if self._observe is not None:
+            self._observe(component, stream, tuples.rows)
+        for key, anchors in zip(children, tuples.anchors.deliveries(counts, len(children)), strict=True):
+            self.hand(passage, key, Tuples(tuples.rows, anchors, tuples.task), component, stream)
+
+    def hand(self, passage: Passage, key: str, tuples: Tuples, component: str, stream: str) -> None:
+        """Hand a component's tuples to one node."""
+        node = self._plan.nodes[key]
+        match node:
+            case OperationNode():
+                self._operate(passage, passage.alive(tuples), node)
+            case BoltNode():
+                self._bolt(passage, passage.alive(tuples), node, component, stream)
+            case JoinNode():
+                raise AssertionError(f"{node.component!r} takes tuples by its sides")
+            case _:
+                passage.ends.append((key, node, tuples))
+
+    def evaluated(
+        self, passage: Passage, group: GroupBy, parts: list[Tuples], children: tuple[str, ...], component: str
+    ) -> None:
+        """Rows that were not combined before, to the results of their groups.
+
+        Where each message gets a verdict of its own, a result is anchored to every message that went into its group; else
+        to many together.
+        """
+        rows, anchors = self._put_together(parts, group.given)
+        self._note(anchors)
+        result = evaluate(group, rows, self._pulse)
+        if result.failed:
+            for row, (reason, error) in sorted(result.failed.items()):
+                failed = Failed(reason, component, error, shown_row(rows, row))
+                self._account.fail_row(passage, anchors, row, failed)
+            anchors = anchors.only(result.group_of_row >= 0)
+        of_row = result.group_of_row[result.group_of_row >= 0]
+        groups, of_pair, share = len(result.counts), of_row[anchors.row_of_pairs()], anchors.share
+        if self._part.ackers:
+            order = np.argsort(of_pair, kind="stable")
+            message = anchors.messages()[order]
+            by_group = Anchors(groups, of_pair[order], message, None if share is None else share[order])
+        else:
+            total = None if share is None else np.zeros(groups, np.uint64)
+            if total is not None and share is not None:
+                np.bitwise_xor.at(total, of_pair, share)
+            by_group = Anchors(groups, None, None, total)
+        passage.acked.append(by_group.only(result.counts == 0))
+        self.deliver(passage, Tuples(result.rows, by_group), result.counts, children, component)
+
+    def merged(self, combiner: Combiner) -> Tuples:
+        """Results of groups that were combined: each is anchored to many messages together."""
+        rows = combiner.finish()
+        share = split_one(combiner.share, rows.num_rows) if self._part.tracked else None
+        return Tuples(rows, Anchors(rows.num_rows, None, None, share))
+
+    def _gathered(self, passage: Passage, key: str, node: GatherNode) -> None:
+        """What this task grouped for itself, at its end."""
+        if self._ends.is_raw(node):
+            waiting = self._ends.waiting(key)
+            if waiting:
+                self.evaluated(passage, node.group, waiting, node.children, node.component)
+            return
+        made = self.merged(self._ends.combiner(key))
+        if made.rows.num_rows:
+            self.deliver(passage, made, None, node.children, node.component)
+
+    def _join(self, passage: Passage, node: JoinNode) -> None:
+        """Both sides are there: join them."""
+        left, right = (
+            self._put_together(self._ends.waiting(f"{node.component}<{side}"), schema)
+            for side, schema in ((0, node.on.left), (1, node.on.right))
+        )
+        made = join_rows(node.on, left, right, len(node.children))
+        passage.acked += made.unmatched
+        self._account.report.tuples += made.rows.num_rows * len(node.children)
+        if self._observe is not None:
+            self._observe(node.component, "default", made.rows)
+        self._account.anchored_together(made.deliveries[0])
+        for key, anchors in zip(node.children, made.deliveries, strict=True):
+            self.hand(passage, key, Tuples(made.rows, anchors), node.component, "default")
+
+    def _put_together(self, parts: list[Tuples], schema: pa.Schema) -> tuple[pa.RecordBatch, Anchors]:
+        if not parts:
+            return no_rows(schema), Anchors.none(0, tracked=self._part.tracked)
+        return pa.concat_batches([p.rows for p in parts]), joined([p.anchors for p in parts])
+
+    def _note(self, anchors: Anchors) -> None:
+        """Tell a careful pulse the message of each tuple, before user code gets them one by one."""
+        if self._pulse is not None and self._pulse.careful:
+            self._pulse.at(self._account.ids_of(anchors))
+
+    def _operate(self, passage: Passage, tuples: Tuples, node: OperationNode) -> None:
+        self._note(tuples.anchors)
+        applied = apply(node, tuples.rows, self._pulse)
+        rows, counts, anchors = applied.rows, applied.counts, tuples.anchors
+        if applied.failed:
+            for row, error in sorted(applied.failed.items()):
+                reason = FailureReason.FAILED if row in applied.refused else FailureReason.ERROR
+                failed = Failed(reason, node.component, error, input_text(node, tuples.rows, row))
+                self._account.fail_row(passage, anchors, row, failed)
+            good = np.ones(tuples.rows.num_rows, np.bool_)
+            good[list(applied.failed)] = False
+            # The failed rows' tuples go before anybody sees them; so do those of the same message's other rows.
+            mask = passage.mask(anchors)
+            good = good if mask is None else good & mask
+            rows = rows.filter(pa.array(good if counts is None else np.repeat(good, counts)))
+            anchors = anchors.only(good)
+            counts = None if counts is None else counts[good]
+        if counts is not None:
+            passage.acked.append(anchors.only(counts == 0))
+        self.deliver(passage, Tuples(rows, anchors), counts, node.children, node.component)
+
+    def _bolt(self, passage: Passage, tuples: Tuples, node: BoltNode, component: str, stream: str) -> None:
+        if tuples.rows.num_rows == 0:
+            return
+        running = self._bolts[node.component]
+        running.inputs.append(tuples.anchors)
+        # An ArrowBolt keeps no state, by contract: as with a function, nothing of a message stays behind in it.
+        if passage.number and tuples.anchors.message is not None and not isinstance(node.bolt, ArrowBolt):
+            passage.seen(tuples.anchors.message)
+        self._note(tuples.anchors)
+        self._ran(passage, node, running, running.runner.run(tuples.rows, component, stream, self._pulse))
+
+    def _ran(self, passage: Passage, node: BoltNode, running: _Running, ran: Ran) -> None:
+        inputs = running.inputs
+        made: list[tuple[str, str, Tuples]] = []
+        for stream, emitted in ran.emitted.items():
+            children, number = node.children[stream], emitted.rows.num_rows
+            self._account.report.tuples += number * len(children)
+            if self._observe is not None:
+                self._observe(node.component, stream, emitted.rows)
+            deliveries = inputs.emit(
+                number,
+                emitted.anchor_row,
+                emitted.anchor_input,
+                emitted.anchor_ordinal,
+                len(children),
+                running.most,
+            )
+            if deliveries and deliveries[0].row is not None:
+                self._account.anchored_together(deliveries[0])
+            for key, anchors in zip(children, deliveries, strict=True):
+                made.append((key, stream, Tuples(emitted.rows, anchors, emitted.task)))
+        if len(ran.acked):
+            passage.acked.append(inputs.rest(ran.acked))
+        for failed in ran.failed:
+            rest = inputs.rest(np.array([failed.handle]))
+            why = Failed(failed.reason, node.component, failed.error, failed.input)
+            self._account.fail_row(passage, rest, 0, why)
+        for key, stream, tuples in made:
+            self.hand(passage, key, tuples, node.component, stream)

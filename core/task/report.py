@@ -1,0 +1,145 @@
+"""What a task has to say, and all that the tasks said as one report of the job."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stormproof.core.errors import Json
+from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.sink import PreparedFile, files_to_json
+from stormproof.core.task.wire import SUMMARY, WireRow, wire_batch, wire_rows
+from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.share import signed, xor_signed
+
+
+@dataclass(slots=True)
+class TaskReport:
+    """What one task has to say; it counts only where the task succeeded. See `JobReport` for the words."""
+
+    stage: int
+    task: int
+    read_messages: int = 0
+    read_xor: int = 0
+    ack_xor: int = 0
+    tuples: int = 0
+    failures: list[MessageFailure] = field(default_factory=list[MessageFailure])
+    files: list[PreparedFile] = field(default_factory=list[PreparedFile])
+    violations: list[str] = field(default_factory=list[str])
+    late: list[MessageFailure] = field(default_factory=list[MessageFailure])
+    late_xor: int = 0
+    lost: list[MessageFailure] = field(default_factory=list[MessageFailure])
+    together: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    unanchored: int = 0
+    heard: str = ""
+    """The marks of the runs that it was sent by, of all tasks of the stage before."""
+
+    def ack(self, xor: int) -> None:
+        """Add acked shares, by their XOR."""
+        self.ack_xor = signed(self.ack_xor ^ xor)
+
+    def to_json(self) -> list[Json]:
+        """As it travels."""
+        return [
+            self.stage,
+            self.task,
+            self.read_messages,
+            self.read_xor,
+            self.ack_xor,
+            self.tuples,
+            _failures_to_json(self.failures),
+            files_to_json(self.files),
+            list[Json](self.violations),
+            _failures_to_json(self.late),
+            self.late_xor,
+            _failures_to_json(self.lost),
+            base64.b64encode(np.ascontiguousarray(self.together).tobytes()).decode(),
+            self.unanchored,
+            self.heard,
+        ]
+
+    @classmethod
+    def from_json(cls, parts: Any) -> TaskReport:
+        """As it was sent."""
+        (
+            stage, task, messages, read_xor, ack_xor, tuples, failures, files, violations,
+            late, late_xor, lost, together, unanchored, heard,
+        ) = parts  # fmt: skip
+        return cls(
+            stage,
+            task,
+            messages,
+            read_xor,
+            ack_xor,
+            tuples,
+            _failures_from_json(failures),
+            [PreparedFile(**file) for file in files],
+            violations,
+            _failures_from_json(late),
+            late_xor,
+            _failures_from_json(lost),
+            np.frombuffer(base64.b64decode(together), np.int64).reshape(-1, 2),
+            unanchored,
+            heard,
+        )
+
+
+def _failures_to_json(failures: Sequence[MessageFailure]) -> list[Json]:
+    return [[f.id, f.origin, f.token, f.reason.value, f.component, f.error, f.input] for f in failures]
+
+
+def _failures_from_json(parts: Any) -> list[MessageFailure]:
+    return [
+        MessageFailure(MessageId(id_), origin, Token(token), FailureReason(reason), component, error, input_)
+        for id_, origin, token, reason, component, error, input_ in parts
+    ]
+
+
+def summary(stage: int, task: int, reports: Sequence[TaskReport]) -> pa.RecordBatch:
+    """A task of the last stage's one row for the driver."""
+    return wire_batch([WireRow(0, task, SUMMARY, stage, json.dumps([r.to_json() for r in reports]).encode())])
+
+
+def job_report(batches: Iterable[pa.RecordBatch], tasks: Sequence[int], steps_ms: dict[str, float]) -> JobReport:
+    """All summaries as one report; `tasks` is the number of tasks of each stage, and each must have reported once."""
+    heard: dict[tuple[int, int], TaskReport] = {}
+    violations: list[str] = []
+    for batch in batches:
+        for row in wire_rows(batch):
+            for parts in json.loads(bytes(row.payload)):
+                report = TaskReport.from_json(parts)
+                if (report.stage, report.task) in heard:
+                    violations.append(f"task {report.task} of stage {report.stage} reported twice")
+                heard[report.stage, report.task] = report
+    for stage, number in enumerate(tasks):
+        missing = [task for task in range(number) if (stage, task) not in heard]
+        violations += [f"task {task} of stage {stage} did not report" for task in missing]
+    reports = [heard[key] for key in sorted(heard)]
+    for stage in range(1, len(tasks)):
+        if len({report.heard for report in reports if report.stage == stage}) > 1:
+            violations.append(
+                f"the tasks of stage {stage} did not all read the same run of a task of stage {stage - 1}: it was "
+                "repeated, and sent something else than before, so a function or a reader in it is not deterministic"
+            )
+    return JobReport(
+        read_messages=sum(r.read_messages for r in reports),
+        read_xor=xor_signed(r.read_xor for r in reports),
+        ack_xor=xor_signed(r.ack_xor for r in reports),
+        failures=tuple(f for r in reports for f in r.failures),
+        files=tuple(sorted((f for r in reports for f in r.files), key=lambda f: (f.sink, f.path))),
+        violations=(*violations, *(v for r in reports for v in r.violations)),
+        tuples=sum(r.tuples for r in reports),
+        steps_ms=steps_ms,
+        late=tuple(f for r in reports for f in r.late),
+        late_xor=xor_signed(r.late_xor for r in reports),
+        together=np.concatenate([r.together for r in reports]) if reports else np.empty((0, 2), np.int64),
+        lost=tuple(f for r in reports for f in r.lost),
+        unanchored=sum(r.unanchored for r in reports),
+    )

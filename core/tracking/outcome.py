@@ -1,0 +1,98 @@
+"""What can become of a batch: each outcome is acted on by whoever ran its attempts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from stormproof.core.errors import TasksBroken
+from stormproof.core.message import MessageFailure
+from stormproof.core.tracking.report import JobReport
+
+
+class AttemptEnd(StrEnum):
+    """Why an attempt was followed by another."""
+
+    JOB_FAILED = "job_failed"
+    UNVERIFIED = "unverified"
+    MOOT = "moot"
+    """Messages failed after their tuples had gone on: the batch runs again without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedIn:
+    """A message that failed, or was returned with one that failed, and the attempt in which it did."""
+
+    failure: MessageFailure
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Everything adds up: what was written may be committed, and all messages but these be confirmed."""
+
+    report: JobReport
+    failed: tuple[FailedIn, ...]
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllFailed:
+    """No message is left: nothing may be written, and each is to be failed, or returned, as named."""
+
+    failed: tuple[FailedIn, ...]
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """The batch goes back in parts: the suspects alone, or two halves where there are none. No failure counts."""
+
+    end: AttemptEnd
+    """How its last attempt ended."""
+    reason: str
+    alone: tuple[int, ...]
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The verdict stayed wrong and names nobody: stop, and write nothing."""
+
+    error: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """Under at-most-once: the one attempt came to nothing, and nothing comes back."""
+
+    end: AttemptEnd
+    """How the attempt ended."""
+    reason: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Unrelated messages, or under at-most-once batches, ended with one error outside user code: stop, blame nobody."""
+
+    error: str
+    outside: str
+    messages: int
+    attempts: int
+
+    def raised(self, where: str) -> TasksBroken:
+        """The error that ends the run."""
+        return TasksBroken(
+            f"{where}: {self.messages} unrelated messages in a row failed alone with one error outside user code "
+            f"({self.outside}), and nothing else went through in between: {self.error}. No message is to blame, and none "
+            "was counted a failure for it. Repair what the error names, then start the run again: it goes on from there",
+            error=self.error,
+            outside=self.outside,
+            messages=self.messages,
+        )
+
+
+Outcome: TypeAlias = Complete | AllFailed | Divided | GivenUp | Abandoned | Broken

@@ -1,0 +1,433 @@
+"""One driver's hold on a Delta table: what the table's log says of it, the commit under the log's check, and its claim."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
+from stormproof.core.failpoint import failpoint
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta import claims, durable
+from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files
+from stormproof.sinks.delta.failures import may_pass, os_error, panics_as_errors, shown
+from stormproof.sinks.delta.log import (
+    APPLICATION,
+    DeltaLog,
+    OurCommit,
+    Reach,
+    Undo,
+    commit_metadata,
+    undo_metadata,
+)
+from stormproof.sinks.delta.newest import NewestTable
+from stormproof.sinks.delta.rows import HOOKS, RowsToPut
+from stormproof.sinks.delta.table import column_limits, require_table
+from stormproof.sinks.delta.torn import put_torn_aside
+from stormproof.sinks.protocol import (
+    CommitOutcome,
+    Decision,
+    EvidenceReport,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    SinkProblem,
+    StoreRecord,
+    decide,
+)
+
+COMMIT_RETRIES_MAX: Final = 15
+"""How often delta-rs may try again behind other writers' commits; a commit of our own application ends it at once."""
+
+CLAIM_TRIES_MAX: Final = 20
+"""Changes of others that may come between a look at the table's properties and our own change of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """What the table holds for us: `commit` is None where its log entry is gone. `restored`: the version of a RESTORE that
+    took its rows back, and kept the transaction identifier.
+    """
+
+    txid: int
+    commit: OurCommit | None
+    restored: int | None = None
+
+    @property
+    def held(self) -> Held:
+        return Held(self.txid, None if self.commit is None else self.commit.digest)
+
+
+class TableHold(StoreRecord):
+    """What a Delta sink and a map in a Delta table have in common; `rows` is what they bring in.
+
+    A session that is `reading` is not refused a table that cannot be written to.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        rows: RowsToPut,
+        *,
+        identity: SinkIdentity,
+        input_: SinkInput,
+        epoch: int,
+        reading: bool,
+    ) -> None:
+        self.identity = identity
+        self.input = input_
+        self.log = DeltaLog(path)
+        self.where = f"sink {identity.sink!r} ({path})"
+        self._rows = rows
+        self._epoch = epoch
+        self._application = identity.application_id
+        self._newest = NewestTable(self.log, self.where)
+        table = DeltaTable(path)
+        if not reading:
+            require_table(table, input_, self.where)
+        self.limits = column_limits(table, input_)
+        self._table_id = str(table.metadata().id)
+
+    @property
+    def table_id(self) -> str:
+        """The table's own id, made when it is created."""
+        return self._table_id
+
+    def load(self) -> DeltaTable:
+        """The table at its newest version; see `NewestTable.load`."""
+        return self._newest.load()
+
+    def forget(self) -> None:
+        """Load it anew the next time."""
+        self._newest.forget()
+
+    def writers(self) -> Iterator[str]:
+        """The applications that committed here, newest first, as far back as the log goes; empty for others' versions."""
+        for entry in self.log.back_from(self._newest.load().version()):
+            yield str(entry.info.get(APPLICATION, ""))
+
+    def check_position(self, table: DeltaTable, *, same_table: bool) -> None:
+        """Look what the table holds.
+
+        Raises:
+            PositionMismatch: its rows were taken back by a RESTORE, or `same_table` is asked for and it is another one.
+        """
+        self._position(table, same_table=same_table)
+
+    def other_incarnations(self) -> tuple[str, ...]:
+        """Other lives that committed here, as far back as the log goes."""
+        entries = self.log.back_from(self._newest.load().version())
+        found = (self.identity.other_life(str(entry.info.get(APPLICATION))) for entry in entries)
+        return tuple(sorted({incarnation for incarnation in found if incarnation is not None}))
+
+    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
+        """Put this life's name among the table's properties; see the protocol."""
+        for _ in range(CLAIM_TRIES_MAX):
+            table = self._newest.load()
+            if claims.is_claimed(table, self.identity):
+                durable.sync_version(self.log, table.version())
+                return ()
+            strangers = tuple(life for life in claims.lives(table, self.identity) if life not in accepted)
+            if strangers:
+                return strangers
+            self._put_claim(table, claims.CLAIMED)
+        raise StoreUnavailable(f"{self.where}: others change the table's properties all the time; tried again")
+
+    def release(self) -> bool:
+        """Mark that property as released."""
+        for _ in range(CLAIM_TRIES_MAX):
+            table = self._newest.load()
+            if not claims.is_claimed(table, self.identity):
+                return False
+            if self._put_claim(table, claims.RELEASED):
+                return True
+        raise StoreUnavailable(f"{self.where}: others change the table's properties all the time; try again")
+
+    def _put_claim(self, table: DeltaTable, value: str) -> bool:
+        """Whether it was put; not so where another writer came first."""
+        try:
+            with panics_as_errors():
+                claims.put(table, self.identity, value)
+        except CommitFailedError:
+            return False
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailable(f"{self.where}: the table cannot be claimed: {shown(error)}") from error
+        finally:
+            self._newest.forget()
+        durable.sync_version(self.log, self._newest.load().version())
+        return True
+
+    def held(self) -> Held | None:
+        """The last transaction in the table's log, read afresh.
+
+        Raises:
+            PositionMismatch: the table was restored to a state from before it, or is another table.
+            SinkRefused: the table is gone.
+            StoreUnavailable: it cannot be read.
+        """
+        position = self._position(self._newest.load(), same_table=True)
+        return None if position is None else position.held
+
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+        """Adopt one transaction, by the table of `decide`; see the protocol."""
+        where = f"{self.where}, txid {transaction.txid}"
+        table = self._newest.load()
+        position = self._position(table, same_table=checked)
+        if checked and decide(self.identity, transaction, self._known(table, transaction, position)) is Decision.SKIP:
+            self._require_live(position)
+            self._sync(position.commit if position is not None else None, after=None)
+            return CommitOutcome.ALREADY_HELD
+        if position is not None and position.commit is not None and position.commit.epoch > self._epoch:
+            raise Fenced(
+                f"{where}: epoch {position.commit.epoch} has committed here, this is epoch {self._epoch}",
+                epoch=self._epoch,
+            )
+        self._rows.check(table, transaction, where)
+        read_version = table.version()
+        properties = self._properties(transaction, position, checked=checked)
+        failpoint("delta.after_check")
+        problem: DeltaError | OSError | ValueError | None = None
+        try:
+            with panics_as_errors():
+                self._rows.put(table, transaction, properties)
+        except (DeltaError, OSError, ValueError) as error:
+            problem = error
+        failpoint("delta.after_log_entry")
+        # Read again, whatever was answered: only the log says whether the entry is there, and in which version.
+        commit = self._find(transaction, after=read_version)
+        if commit is None:
+            if problem is None and self._was_cleaned(transaction, after=read_version):
+                failpoint("delta.after_sync")
+                return CommitOutcome.APPLIED
+            raise self._refusal(problem, where) from problem
+        known = read_version if position is None or position.commit is None else position.commit.version
+        self._sync(commit, after=min(known, commit.version - 1))
+        self._clean(commit)
+        failpoint("delta.after_sync")
+        return CommitOutcome.APPLIED
+
+    def evidence(self, first: int, last: int | None) -> EvidenceReport:
+        """What the table's log says of each txid, and what it says happened to its files since."""
+        return evidence_of(
+            self.log,
+            self._newest.load(),
+            self._application,
+            table_id=self._table_id,
+            fold=self.input.is_by_key,
+            first=first,
+            last=last,
+        )
+
+    def keep_held(self) -> None:
+        """See that the files of the last commit are there, and sync it."""
+        position = self._position(self._newest.load(), same_table=True)
+        self._require_live(position)
+        self._sync(None if position is None else position.commit, after=None)
+
+    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
+        """Take a fold back whose commit is the table's newest version and whose files were lost; see the protocol."""
+        where = f"{self.where}, txid {transaction.txid}"
+        if not self.input.is_by_key:
+            return None  # its files are the prepared ones: they must be put back
+        put_torn_aside(self.log, where)
+        table = self._newest.load()
+        position = self._position(table, same_table=True)
+        if position is None or position.commit is None or position.held != Held(transaction.txid, transaction.digest):
+            return None
+        lost = self._lost_of(position.commit)
+        if not lost:
+            return None
+        version, newest = position.commit.version, table.version()
+        if version != newest:
+            raise SinkRefused(
+                f"{where}: version {version} lost {lost[0]}, and versions up to {newest} came after it: they would be taken "
+                f"back, too. Put the file back, or RESTORE the table to version {version - 1} and write the later "
+                "versions' rows again; then retry",
+                problem=SinkProblem.FILE_LOST,
+                files=list(lost),
+            )
+        self._rows.check(table, transaction, where)
+        undo = Undo(version, transaction.previous)
+        try:
+            table.restore(
+                version - 1,
+                commit_properties=CommitProperties(custom_metadata=undo_metadata(self._application, undo)),
+                post_commithook_properties=HOOKS,
+            )
+        except (DeltaError, OSError, ValueError) as error:
+            kind = StoreUnavailable if may_pass(error) else SinkRefused
+            raise kind(f"{where}: version {version - 1} cannot be restored: {shown(error)}") from error
+        durable.sync_version(self.log, self._newest.load().version())
+        return (
+            f"version {version} had lost {'; '.join(lost[:5])}; the table is as in version {version - 1} again, and the "
+            "batch is merged from its prepared files"
+        )
+
+    def count_rows(self, limit: int) -> int:
+        """The rows of the newest version by the statistics of its files; `limit` where a file has none."""
+        counted = self._newest.load().get_add_actions(flatten=True).column("num_records").to_pylist()
+        return limit if None in counted else min(sum(counted), limit)
+
+    def take_table(self, last: PreparedTransaction | None) -> None:
+        """Where the log does not hold `last`, or a RESTORE took it back, put its identifier there, with the rows that there
+        are.
+        """
+        position = self._position(self._newest.load(), same_table=False)
+        ledger = None if last is None else last.txid
+        if position is not None and (ledger is None or position.txid > ledger):
+            raise PositionMismatch(
+                f"{self.where}: the table holds txid {position.txid}, the ledger says {ledger}; inspect with: stormproof "
+                f"audit verify {self.identity.topology}",
+                held=position.txid,
+                ledger=ledger,
+            )
+        if last is not None and (position is None or position.txid < last.txid or position.restored is not None):
+            self.commit(last, checked=False)
+
+    def _position(self, table: DeltaTable, *, same_table: bool) -> _Position | None:
+        if same_table and str(table.metadata().id) != self._table_id:
+            raise PositionMismatch(
+                f"{self.where}: the table is now {table.metadata().id}, it was {self._table_id} when it was opened; "
+                f"inspect with: stormproof audit verify {self.identity.topology}",
+                table_id=str(table.metadata().id),
+                expected=self._table_id,
+            )
+        txid = table.transaction_version(self._application)
+        if txid is None:
+            return None
+        reach = Reach()
+        undone: Undo | None = None
+        for entry in self.log.back_from(table.version()):
+            undo = entry.undo(self._application)
+            if undo is not None and undone is None:
+                # The identifier still names what was taken back.
+                undone = undo
+                if undo.holds is None:
+                    return None
+                txid = undo.holds
+            restored = reach.taken_back_by(entry)
+            ours = entry.ours(self._application)
+            if ours is not None and ours.txid == txid and (undone is None or ours.version < undone.version):
+                if same_table and restored is not None:
+                    raise PositionMismatch(
+                        f"{self.where}: version {restored} restored the table to before version {ours.version}, "
+                        f"which holds txid {txid}: its rows are gone; inspect with: stormproof audit verify "
+                        f"{self.identity.topology}. RESTORE the table to version {restored - 1}; or give the rows up, on "
+                        f"record: stormproof ledger adopt-table {self.identity.topology} {self.identity.sink} "
+                        "--accept-loss",
+                        txid=txid,
+                        version=restored,
+                    )
+                return _Position(txid, ours, restored)
+        return _Position(txid, None)
+
+    def _properties(
+        self, transaction: PreparedTransaction, position: _Position | None, *, checked: bool
+    ) -> CommitProperties:
+        # Unchecked commits may come late; the identifier never goes back.
+        version = transaction.txid if checked or position is None else max(position.txid, transaction.txid)
+        return CommitProperties(
+            custom_metadata=commit_metadata(self._application, transaction, self._epoch, checked=checked),
+            max_commit_retries=COMMIT_RETRIES_MAX,
+            # Without a time the engines disagree on when an identifier expires.
+            app_transactions=[Transaction(self._application, version, time.time_ns() // 1_000_000)],
+        )
+
+    def _known(self, table: DeltaTable, transaction: PreparedTransaction, position: _Position | None) -> Held | None:
+        """What the table holds, where a clean-up has taken the log entry that says it: the identifier is in the checkpoint,
+        and so are the files. Prepared files have names that nobody else's have, so where all of them are the table's own,
+        it holds this very transaction. Of a MERGE nothing is left to tell.
+        """
+        if position is None or position.commit is not None:
+            return None if position is None else position.held
+        if position.txid != transaction.txid or self.input.is_by_key or not transaction.rows:
+            return position.held
+        live = live_files(table)
+        whole = all(live.get(file.path) == file.bytes for file in transaction.files if file.rows)
+        return Held(position.txid, transaction.digest if whole else None)
+
+    def _was_cleaned(self, transaction: PreparedTransaction, *, after: int) -> bool:
+        """Whether a foreign clean-up took the entry of a commit that was answered for, before it was read: then a checkpoint
+        stands for it, which is synced in its place.
+        """
+        table = self._newest.load()
+        version = table.version()
+        cleaned = [c for c in self.log.checkpoints() if after < c <= version]
+        if table.transaction_version(self._application) != transaction.txid or not cleaned:
+            return False
+        durable.sync_checkpoints(self.log, table, cleaned, live=self.input.is_by_key)
+        return True
+
+    def _find(self, transaction: PreparedTransaction, *, after: int) -> OurCommit | None:
+        for entry in self.log.on_from(after + 1):
+            ours = entry.ours(self._application)
+            if ours is not None and ours.txid == transaction.txid and ours.digest == transaction.digest:
+                return ours
+        return None
+
+    def _refusal(self, problem: Exception | None, where: str) -> SinkRefused | StoreUnavailable:
+        """What a commit that left no log entry is: what may pass by itself is transient, all else is for good."""
+        if problem is None:
+            return StoreUnavailable(f"{where}: the commit was answered, and the table's log does not have it")
+        if may_pass(problem):
+            return StoreUnavailable(
+                f"{where}: the commit failed, and nothing was written: {shown(problem)}", errno=os_error(str(problem))
+            )
+        return SinkRefused(f"{where}: the table refuses it, and nothing was written: {shown(problem)}")
+
+    def _sync(self, commit: OurCommit | None, *, after: int | None) -> None:
+        """Make a commit survive a power loss, with all versions between our last one (`after`; None: look for it) and it."""
+        if commit is None:
+            return  # its entry is older than the log's retention
+        if after is None:
+            older = self.log.back_from(commit.version - 1)
+            after = next((e.version for e in older if e.ours(self._application) is not None), commit.version - 1)
+        durable.sync_versions(self.log, after + 1, commit.version)
+
+    def _clean(self, commit: OurCommit) -> None:
+        """Have delta-rs remove log entries beyond their retention, once the checkpoint that stands for them is synced."""
+        if self.log.files.stat(self.log.checkpoint_path(commit.version)) is None:
+            return
+        table = self._newest.load()
+        if table.metadata().configuration.get("delta.enableExpiredLogCleanup", "true") != "false":
+            table.cleanup_metadata()
+
+    def _require_live(self, position: _Position | None) -> None:
+        """A commit that is found counts only if its live files are on disk: a power loss may take them, not the log."""
+        if position is None or position.commit is None:
+            return
+        lost = self._lost_of(position.commit)
+        if lost:
+            way_on = (
+                f"`retry` takes version {position.commit.version} back, as long as it is the newest, and merges the batch "
+                "again from its prepared files"
+                if self.input.is_by_key
+                else "put the file back"
+            )
+            raise SinkRefused(
+                f"{self.where}: file lost: version {position.commit.version} holds txid {position.txid}, but "
+                f"{'; '.join(lost[:5])}; it was lost after the commit; {way_on}",
+                problem=SinkProblem.FILE_LOST,
+                files=list(lost),
+            )
+
+    def _lost_of(self, commit: OurCommit) -> list[str]:
+        entry = self.log.entry(commit.version)
+        if entry is None:
+            return []
+        # Adopted files were synced before they were prepared; those of a MERGE by nobody, until its commit is.
+        return lost_files(self.log, entry, self.log.tail(self._newest.load().version()), decode=self.input.is_by_key)
+
+    def adopted(self) -> frozenset[str]:
+        """Files that a version still in the log has added: those are the table's, whatever the ledger says."""
+        if self.input.is_by_key:
+            return frozenset()
+        live = {os.path.relpath(uri, self.log.table) for uri in self._newest.load().file_uris()}
+        logged = {file.path for v in self.log.versions() if (e := self.log.entry(v)) is not None for file in e.added}
+        return frozenset(live | logged)

@@ -1,0 +1,67 @@
+"""How a Delta table is opened: what a power loss left is put aside, a missing table is made, its folders are synced."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta.claims import properties_of
+from stormproof.sinks.delta.failures import panics_as_errors, shown
+from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL
+from stormproof.sinks.delta.torn import put_torn_aside
+from stormproof.sinks.files import files_at
+from stormproof.sinks.protocol import SinkIdentity, SinkProblem
+
+
+@contextmanager
+def opening(where: str) -> Generator[str]:
+    """Around what opens the table: errors of delta-rs and of the file system as ours. Gives `where`, which they name.
+
+    Raises:
+        SinkRefused: there is no table.
+        StoreUnavailable: it cannot be opened.
+    """
+    try:
+        with panics_as_errors():
+            yield where
+    except TableNotFoundError as error:
+        raise SinkRefused(
+            f"{where}: there is no Delta table: {shown(error)}", problem=SinkProblem.TABLE_GONE
+        ) from error
+    except (DeltaError, OSError) as error:
+        raise StoreUnavailable(f"{where}: the table cannot be opened: {shown(error)}") from error
+
+
+def prepare_table(path: str, identity: SinkIdentity, input_: SinkInput, where: str, *, create: bool) -> None:
+    """Have a table be there that a driver may write to.
+
+    Raises:
+        SinkRefused: there is none and it is not to be made, or a power loss took more than its newest log entry.
+    """
+    put_torn_aside(DeltaLog(path), where)
+    if not DeltaTable.is_deltatable(path):
+        if not create:
+            raise SinkRefused(f"{where}: there is no Delta table", problem=SinkProblem.TABLE_GONE)
+        _create(path, identity, input_)
+    files_at(path).settle_folder(path)
+
+
+def _create(path: str, identity: SinkIdentity, input_: SinkInput) -> None:
+    files, log = files_at(path), DeltaLog(path)
+    files.make_folder(path)
+    DeltaTable.create(
+        path,
+        Schema.from_arrow(input_.schema.empty_table().schema),
+        mode="ignore",
+        configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **properties_of(identity)},
+        raise_if_key_not_exists=False,
+    )
+    files.sync(log.entry_path(0))
+    files.sync_folder(log.folder)
+    files.sync_folder(path)

@@ -1,0 +1,78 @@
+"""How rows get into a Delta table: by adopting prepared files, or by one MERGE that upserts or folds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+from deltalake.transaction import AddAction
+
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta.folds import fold_expression, quoted
+from stormproof.sinks.delta.merged import MERGED_FILES
+from stormproof.sinks.protocol import PreparedTransaction
+
+HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+"""Old log entries go only when the checkpoint that stands for them is synced, which is ours to do."""
+
+
+class RowsToPut(Protocol):
+    """The rows of a transaction: what a sink has in prepared files, and a map in memory."""
+
+    def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
+        """Look whether they are all there, and the table can hold them.
+
+        Raises:
+            SinkRefused: not so.
+        """
+        ...
+
+    def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
+        """Bring them into the table, in one version."""
+        ...
+
+
+def adopt_files(table: DeltaTable, files: Sequence[AddAction], properties: CommitProperties) -> None:
+    """Add files that are in the table's folder already; none is a version of its own, too."""
+    table.create_write_transaction(
+        list(files), "append", table.schema(), commit_properties=properties, post_commithook_properties=HOOKS
+    )
+
+
+def merge_rows(
+    table: DeltaTable,
+    rows: pa.Table | pa.RecordBatchReader,
+    input_: SinkInput,
+    properties: CommitProperties,
+    *,
+    streamed: bool = False,
+) -> None:
+    """MERGE rows by their keys: a column that has a fold is folded, every other one replaced. At least one row: an empty
+    MERGE commits nothing, not even its transaction identifier.
+    """
+    schema, folds = input_.schema, input_.folds
+    added = {quoted(name): f"s.{quoted(name)}" for name in schema.names}
+    changed = {
+        quoted(name): fold_expression(name, schema.field(name).type, folds[name])
+        if name in folds
+        else added[quoted(name)]
+        for name in schema.names
+        if name not in input_.keys
+    }
+    (
+        table.merge(
+            rows,
+            " AND ".join(f"t.{quoted(key)} = s.{quoted(key)}" for key in input_.keys),
+            source_alias="s",
+            target_alias="t",
+            streamed_exec=streamed,
+            writer_properties=MERGED_FILES,
+            commit_properties=properties,
+            post_commithook_properties=HOOKS,
+        )
+        .when_matched_update(changed)
+        .when_not_matched_insert(added)
+        .execute()
+    )

@@ -1,0 +1,243 @@
+"""The one way to files: what sinks, staging and states ask of the place where prepared files and tables lie.
+
+`files_at` gives the implementation for an address. There is one, for local folders; an object store is one more class here,
+for which a sync is nothing to do and a new file is one that must not be there yet.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+PRIVATE_FILE: Final = 0o600
+PRIVATE_FOLDER: Final = 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What a file is now. Two states are equal where it is the very same file, unchanged."""
+
+    size: int
+    modified_ns: int
+    identity: tuple[int, int]
+
+
+class NewFile(Protocol):
+    """A file that is being written."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append all of it."""
+        ...
+
+    def sync(self) -> None:
+        """Have what was written outlive a power loss; its name is `sync_folder`'s."""
+        ...
+
+    def close(self) -> None:
+        """No more is written."""
+        ...
+
+
+class Files(Protocol):
+    """Files by their paths, and their durability.
+
+    Every method raises `OSError` where the place refuses or does not answer; `FileNotFoundError` only where it says so.
+    """
+
+    def write_new(self, path: str, *, private: bool) -> NewFile:
+        """Begin a file that must not be there; a `private` one is for this user alone.
+
+        Raises:
+            FileExistsError: it is there.
+        """
+        ...
+
+    def open(self, path: str) -> BufferedReader:
+        """Open for reading, from its beginning.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        ...
+
+    def open_native(self, path: str) -> pa.NativeFile:
+        """The same for Arrow's readers.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        ...
+
+    def stat(self, path: str) -> FileState | None:
+        """What it is now; None where it is not there."""
+        ...
+
+    def list(self, folder: str) -> list[str]:
+        """The names in a folder, in no order; none where there is no such folder."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; one that is gone is fine."""
+        ...
+
+    def rename(self, path: str, to: str) -> None:
+        """Give a file another name in its folder."""
+        ...
+
+    def sync(self, path: str) -> None:
+        """Have a file's content outlive a power loss, whoever wrote it.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        ...
+
+    def sync_folder(self, folder: str) -> None:
+        """Have the names in a folder outlive a power loss."""
+        ...
+
+    def make_folder(self, folder: str, *, private: bool = False) -> None:
+        """Make a folder and its parents, each synced into its own parent; a `private` one, if it is made here, is for this
+        user alone, whatever the umask.
+        """
+        ...
+
+    def settle_folder(self, folder: str, *, private: bool = False) -> None:
+        """Make a folder as `make_folder` does, and sync every folder on the way to it, as far as they may be opened.
+
+        A folder that is there may owe its name to somebody who was killed before syncing it: everything below would be
+        lost with the name.
+        """
+        ...
+
+    def locked(self, folder: str) -> AbstractContextManager[None]:
+        """Keep everybody else who asks for this out, until the context ends."""
+        ...
+
+
+class LocalFiles(Files):
+    """Files in folders of this machine."""
+
+    def write_new(self, path: str, *, private: bool) -> NewLocalFile:
+        """Open with O_EXCL, in a folder that is there."""
+        return NewLocalFile(path, private=private)
+
+    def open(self, path: str) -> BufferedReader:
+        """Open for reading."""
+        return open(path, "rb")
+
+    def open_native(self, path: str) -> pa.NativeFile:
+        """Open for Arrow's readers."""
+        return pa.OSFile(path, "rb")
+
+    def stat(self, path: str) -> FileState | None:
+        """By device, inode, size and time of the last write."""
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return FileState(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
+
+    def list(self, folder: str) -> list[str]:
+        """The names in the folder."""
+        return os.listdir(folder) if os.path.isdir(folder) else []
+
+    def remove(self, path: str) -> None:
+        """Unlink; the folder is not synced."""
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def rename(self, path: str, to: str) -> None:
+        """Rename; the folder is not synced."""
+        os.rename(path, to)
+
+    def sync(self, path: str) -> None:
+        """Fsync the file."""
+        self._sync(path, os.O_RDONLY)
+
+    def sync_folder(self, folder: str) -> None:
+        """Fsync the folder."""
+        self._sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+    def _sync(self, path: str, flags: int) -> None:
+        fd = os.open(path, flags)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def make_folder(self, folder: str, *, private: bool = False) -> None:
+        """Make it, and sync what was made into its parents."""
+        path = Path(folder)
+        missing = [p for p in (path, *path.parents) if not p.exists()]
+        if private and missing:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # another task was faster, and made it so
+                path.mkdir(mode=PRIVATE_FOLDER)
+                path.chmod(PRIVATE_FOLDER)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            self.sync_folder(str(made.parent))
+
+    def settle_folder(self, folder: str, *, private: bool = False) -> None:
+        """Make it, and sync every folder above it."""
+        self.make_folder(folder, private=private)
+        for parent in Path(folder).absolute().parents:
+            try:
+                self.sync_folder(str(parent))
+            except PermissionError:
+                return  # not ours, so it is older than we are
+
+    @contextmanager
+    def locked(self, folder: str) -> Generator[None]:
+        """Hold an flock on the folder."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+class NewLocalFile:
+    """A new file on a local disk."""
+
+    def __init__(self, path: str, *, private: bool) -> None:
+        # A table's own file is as readable as the umask has it, as those that Spark and delta-rs write there.
+        mode = PRIVATE_FILE if private else 0o666
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        if private:
+            os.fchmod(self._fd, mode)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append all of it."""
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view):
+            done += os.write(self._fd, view[done:])
+
+    def sync(self) -> None:
+        """Fsync it."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self._fd)
+
+
+_LOCAL: Final = LocalFiles()
+
+
+def files_at(address: str) -> Files:
+    """What reads and writes the files at an address: that of a file or a folder. All are local paths yet."""
+    del address
+    return _LOCAL

@@ -1,0 +1,300 @@
+"""The guard of a Postgres sink: a row that says which txid its table holds, and the evidence of each txid beside it.
+
+A guard row without a txid is a claim: its life has the table, and has committed nothing to it yet. All that is here runs in
+the caller's transaction, so guard, evidence and rows move together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import psycopg
+
+from stormproof.core.errors import PositionMismatch, SinkRefused
+from stormproof.core.failpoint import failpoint
+from stormproof.sinks.abilities import RefusedRow
+from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.bookkeeping import MINE
+from stormproof.sinks.postgres.table import TableName, find_oid
+from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity, SinkProblem
+
+# Unchecked, a txid may be written again by a later attempt, which is the one that the ledger names in the end.
+_LATER_WINS: Final = (
+    "on conflict (topology, incarnation, sink, txid) do update "
+    "set rows = excluded.rows, digest = excluded.digest, epoch = excluded.epoch, committed_at = excluded.committed_at"
+)
+
+
+class Guard:
+    """The guard of one sink of one life over the table of this name. `epoch` None: for reading only."""
+
+    def __init__(self, identity: SinkIdentity, name: TableName, epoch: int | None, where: str) -> None:
+        self._identity = identity
+        self._name = name
+        self._epoch = epoch
+        self._where = where
+        self._mine = bookkeeping.mine(identity)
+        self._server = ""
+
+    def table_id(self, connection: psycopg.Connection) -> str | None:
+        """Server, database and oid of the table that has the name now; None where none has."""
+        oid = find_oid(connection, self._name)
+        if oid is None:
+            return None
+        if not self._server:
+            row = connection.execute(
+                "select (select system_identifier from pg_control_system())::text || '/' || oid::text "
+                "from pg_database where datname = current_database()"
+            ).fetchone()
+            self._server = "" if row is None else str(row[0])
+        return f"{self._server}/{oid}"
+
+    def gone(self) -> SinkRefused:
+        """The error for a table that is not there."""
+        return SinkRefused(f"{self._where}: there is no such table, it is gone", problem=SinkProblem.TABLE_GONE)
+
+    # -- claims ------------------------------------------------------------------------------------------------------
+
+    def claim(self, connection: psycopg.Connection) -> None:
+        """Have the guard row be there; from then on it is only moved."""
+        connection.execute(
+            "insert into stormproof_sink.guard (topology, incarnation, sink, table_name, table_id, epoch) "
+            "values (%(topology)s, %(incarnation)s, %(sink)s, %(table_name)s, %(table_id)s, %(epoch)s) "
+            "on conflict (topology, incarnation, sink) do nothing",
+            {
+                **self._mine,
+                "table_name": str(self._name),
+                "table_id": self.table_id(connection),
+                "epoch": self._epoch,
+            },
+        )
+
+    def is_claimed(self, connection: psycopg.Connection) -> bool:
+        """Whether this life has the table already."""
+        found = connection.execute(f"select 1 from stormproof_sink.guard where {MINE}", self._mine)
+        return found.fetchone() is not None
+
+    def release(self, connection: psycopg.Connection) -> bool:
+        """Take the claim back, if nothing was committed under it; whether there was one."""
+        removed = connection.execute(
+            f"delete from stormproof_sink.guard where {MINE} and last_txid is null", self._mine
+        )
+        return removed.rowcount > 0
+
+    def follow(self, connection: psycopg.Connection, table_id: str | None) -> None:
+        """A table that never held a txid was made again: the claim is of the new one."""
+        connection.execute(
+            f"update stormproof_sink.guard set table_id = %(table_id)s where {MINE} and last_txid is null",
+            {**self._mine, "table_id": table_id},
+        )
+
+    def other_lives(self, connection: psycopg.Connection, table_id: str, *, committed: bool) -> tuple[str, ...]:
+        """The other lives that have this table, named as `SinkIdentity.other_life` does; or those that `committed` to it."""
+        rows = connection.execute(
+            "select distinct topology, incarnation from stormproof_sink.guard where table_id = %s "
+            + ("and last_txid is not null " if committed else "")
+            + "order by 1, 2",
+            (table_id,),
+        ).fetchall()
+        found = (self._identity.life_of(str(topology), str(incarnation)) for topology, incarnation in rows)
+        return tuple(life for life in found if life is not None)
+
+    def other_sink(self, connection: psycopg.Connection, table_id: str) -> tuple[str, str] | None:
+        """Topology and name of another sink that committed to this table; None where there is none."""
+        return connection.execute(
+            "select topology, sink from stormproof_sink.guard where table_id = %(table_id)s "
+            "and last_txid is not null and (topology, sink) <> (%(topology)s, %(sink)s) limit 1",
+            {**self._mine, "table_id": table_id},
+        ).fetchone()
+
+    # -- position ----------------------------------------------------------------------------------------------------
+
+    def held(self, connection: psycopg.Connection) -> Held | None:
+        """The last transaction.
+
+        Raises:
+            PositionMismatch: the guard was moved with another table of this name.
+            SinkRefused: the table is gone.
+        """
+        return self._read(connection, "", same_table=True)
+
+    def lock(self, connection: psycopg.Connection, *, same_table: bool) -> Held | None:
+        """What is held, with the guard row locked, which is made where nobody has claimed the table."""
+        if find_oid(connection, self._name) is not None:
+            self.claim(connection)
+        return self._read(connection, "for update", same_table=same_table)
+
+    def _read(self, connection: psycopg.Connection, lock: str, *, same_table: bool) -> Held | None:
+        row = connection.execute(
+            f"select last_txid, last_digest, table_id from stormproof_sink.guard where {MINE} {lock}".encode(),
+            self._mine,
+        ).fetchone()
+        if row is None or row[0] is None:
+            return None
+        txid, digest, table_id = row
+        current = self.table_id(connection)
+        if same_table and current is None:
+            raise self.gone()
+        if same_table and table_id != current:
+            raise PositionMismatch(
+                f"{self._where}: txid {txid} went to table {table_id}, the table is now {current}; {self._inspect}",
+                held=txid,
+                table_id=current,
+                expected=table_id,
+            )
+        return Held(txid, digest)
+
+    def move(self, connection: psycopg.Connection, transaction: PreparedTransaction, *, checked: bool) -> None:
+        """Have the guard name this transaction.
+
+        Raises:
+            PositionMismatch: it does not name the one before it.
+        """
+        said = {**self._said(transaction), "table_id": self.table_id(connection)}
+        if checked:
+            moved = connection.execute(
+                "update stormproof_sink.guard set last_txid = %(txid)s, last_digest = %(digest)s, "
+                "table_id = %(table_id)s, epoch = %(epoch)s, updated_at = now() "
+                f"where {MINE} and last_txid is not distinct from %(previous)s",
+                said,
+            ).rowcount
+        else:
+            moved = connection.execute(
+                "update stormproof_sink.guard set "
+                "last_digest = case when last_txid > %(txid)s then last_digest else %(digest)s end, "
+                "last_txid = greatest(last_txid, %(txid)s), table_id = %(table_id)s, epoch = %(epoch)s, "
+                f"updated_at = now() where {MINE}",
+                said,
+            ).rowcount
+        if moved != 1:
+            raise PositionMismatch(
+                f"{self._where}: {moved} guard rows were moved from txid {transaction.previous} to {transaction.txid} "
+                f"instead of one; {self._inspect}",
+                txid=transaction.txid,
+                previous=transaction.previous,
+            )
+
+    def take_table(self, connection: psycopg.Connection, last: PreparedTransaction | None) -> None:
+        """Have the guard speak of the table that is there, and of `last`; its evidence is added where there is none.
+
+        Raises:
+            PositionMismatch: it names a later txid.
+        """
+        said = {
+            **self._said(last or PreparedTransaction(0, None, "", 0, ())),
+            "table_name": str(self._name),
+            "table_id": self.table_id(connection),
+            "epoch": self._epoch or 0,
+        }
+        if last is None:
+            said |= {"txid": None, "digest": None}
+        taken = connection.execute(
+            "insert into stormproof_sink.guard as held "
+            "(topology, incarnation, sink, table_name, table_id, last_txid, last_digest, epoch) values (%(topology)s, "
+            "%(incarnation)s, %(sink)s, %(table_name)s, %(table_id)s, %(txid)s, %(digest)s, %(epoch)s) "
+            "on conflict (topology, incarnation, sink) do update set table_name = excluded.table_name, "
+            "table_id = excluded.table_id, last_txid = excluded.last_txid, last_digest = excluded.last_digest, "
+            "updated_at = now() where held.last_txid is null or held.last_txid <= excluded.last_txid",
+            said,
+        ).rowcount
+        if taken != 1:
+            raise PositionMismatch(
+                f"{self._where}: the guard holds a later txid than {said['txid']}, the ledger's; {self._inspect}",
+                ledger=None if last is None else last.txid,
+            )
+        if last is not None:
+            self._add_evidence(connection, said, "on conflict do nothing")
+
+    # -- evidence ----------------------------------------------------------------------------------------------------
+
+    def add_evidence(
+        self, connection: psycopg.Connection, transaction: PreparedTransaction, rows: int, *, again: bool
+    ) -> None:
+        """Remember what a txid wrote; `again`: it may be there, and is replaced."""
+        said = {**self._said(transaction), "rows": rows}
+        self._add_evidence(connection, said, _LATER_WINS if again else "")
+
+    def _add_evidence(self, connection: psycopg.Connection, said: dict[str, Any], on_conflict: str) -> None:
+        connection.execute(
+            (
+                "insert into stormproof_sink.evidence (topology, incarnation, sink, txid, rows, digest, epoch) "
+                "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(digest)s, %(epoch)s) "
+                + on_conflict
+            ).encode(),
+            said,
+        )
+
+    def add_rejected(self, connection: psycopg.Connection, txid: int, refused: Sequence[RefusedRow]) -> None:
+        """Remember the rows of a txid that its table refused and that were given up."""
+        connection.cursor().executemany(
+            "insert into stormproof_sink.reject (topology, incarnation, sink, txid, file, row, input, sqlstate, error) "
+            "values (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            [(*self._mine.values(), txid, row.file, row.row, row.text, row.sqlstate, row.error) for row in refused],
+        )
+
+    def rejected(self, connection: psycopg.Connection, txid: int) -> list[RefusedRow]:
+        """The rows of a txid that were given up."""
+        rows = connection.execute(
+            f"select file, row, input, sqlstate, error from stormproof_sink.reject where {MINE} and txid = %(txid)s "
+            "order by file, row",
+            {**self._mine, "txid": txid},
+        ).fetchall()
+        return [RefusedRow(*row) for row in rows]
+
+    def entries(self, connection: psycopg.Connection, first: int, last: int | None) -> tuple[Evidence, ...]:
+        """The evidence of txids from `first` to `last`."""
+        rows = connection.execute(
+            f"select txid, digest, rows from stormproof_sink.evidence where {MINE} and txid >= %(first)s "
+            "and (%(last)s::bigint is null or txid <= %(last)s) order by txid",
+            {**self._mine, "first": first, "last": last},
+        ).fetchall()
+        rejected: dict[int, int] = {}
+        if bookkeeping.has_rejects(connection):
+            found = connection.execute(
+                f"select txid, count(*) from stormproof_sink.reject where {MINE} group by txid", self._mine
+            )
+            rejected = dict(found.fetchall())
+        return tuple(Evidence(txid, digest, count, rejected=rejected.get(txid, 0)) for txid, digest, count in rows)
+
+    def report(
+        self,
+        connection: psycopg.Connection,
+        entries: tuple[Evidence, ...],
+        *,
+        rows_found: int | None,
+        problems: Sequence[str],
+    ) -> EvidenceReport:
+        """These entries with what guard and newest evidence say; `problems` are those of the table itself."""
+        table_id = self.table_id(connection)
+        newest = connection.execute(
+            f"select txid, digest from stormproof_sink.evidence where {MINE} order by txid desc limit 1", self._mine
+        ).fetchone()
+        failpoint("audit.in_sink")
+        guard = connection.execute(
+            f"select last_txid, last_digest, table_id from stormproof_sink.guard where {MINE}", self._mine
+        ).fetchone()
+        last_txid, last_digest, guard_table = (None, None, None) if guard is None else guard
+        found = [*problems]
+        if (last_txid, last_digest) != (newest or (None, None)):
+            found.append(
+                f"the guard row says txid {last_txid} with digest {last_digest}, the newest evidence row "
+                f"{'does not exist' if newest is None else f'is txid {newest[0]} with digest {newest[1]}'}"
+            )
+        if last_txid is not None and guard_table != table_id:
+            found.append(f"txid {last_txid} went to table {guard_table}, the table is now {table_id}")
+        return EvidenceReport(table_id, entries, last_txid, problems=tuple(found), rows_found=rows_found)
+
+    def _said(self, transaction: PreparedTransaction) -> dict[str, Any]:
+        return {
+            **self._mine,
+            "txid": transaction.txid,
+            "previous": transaction.previous,
+            "rows": transaction.rows,
+            "digest": transaction.digest,
+            "epoch": self._epoch,
+        }
+
+    @property
+    def _inspect(self) -> str:
+        return f"inspect with: stormproof audit verify {self._identity.topology}"

@@ -1,0 +1,197 @@
+"""One driver's hold on a Postgres table: its connection, its fence, its guard, and the checks of the table itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from stormproof.core.postgres.database import Database
+from stormproof.core.sink import SinkInput, SinkMode
+from stormproof.sinks.abilities import warning_of
+from stormproof.sinks.limits import Limits
+from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.durable import require_durable, volatile_relations
+from stormproof.sinks.postgres.fence import Fence
+from stormproof.sinks.postgres.guard import Guard
+from stormproof.sinks.postgres.link import Link
+from stormproof.sinks.postgres.refusals import require_writable, what_can_refuse
+from stormproof.sinks.postgres.table import (
+    Table,
+    TableName,
+    column_limits,
+    create_statement,
+    find_oid,
+    read_table,
+    require_table,
+)
+from stormproof.sinks.protocol import (
+    Decision,
+    EvidenceReport,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    StoreRecord,
+    decide,
+    least_rows,
+)
+
+log = logging.getLogger("stormproof.sink")
+
+COUNTED_ROWS_MAX: Final = 5_000_000
+"""Rows that an audit counts at most in one table: about a second of reading."""
+
+
+class TableHold(StoreRecord):
+    """What a Postgres sink and a map in a Postgres table have in common. `epoch` None: for reading only."""
+
+    def __init__(
+        self, database: Database, name: TableName, identity: SinkIdentity, input_: SinkInput, epoch: int | None
+    ) -> None:
+        self.name = name
+        self.identity = identity
+        self.input = input_
+        self.where = f"sink {identity.sink!r} (table {name} at {database.redacted})"
+        self.limits = Limits()
+        self.guard = Guard(identity, name, epoch, self.where)
+        self._fence = Fence(identity, epoch, self.where)
+        self.link = Link(database, identity.sink, self.where, None if epoch is None else self._fence.enter)
+        self._table_id: str | None = None
+
+    @property
+    def table_id(self) -> str:
+        """Server, database and oid: another after DROP and CREATE, and after dump and restore."""
+        if self._table_id is None:
+            with self.link.transaction() as connection:
+                self._table_id = self.guard.table_id(connection)
+        if self._table_id is None:
+            raise self.guard.gone()
+        return self._table_id
+
+    def take_over(self, *, create: bool) -> None:
+        """Make what is missing, end older epochs' backends, raise the fence, and check the table.
+
+        Raises:
+            Fenced: a newer epoch holds this sink.
+            SinkRefused: the table is missing and not to be made, or cannot hold the rows.
+            StoreUnavailable: Postgres cannot be reached, or somebody holds the fence and will not let go.
+        """
+        if not create:
+            # Before anything is made: this may be another database than the one that the table is in.
+            with self.link.transaction(fenced=False) as connection:
+                self._table(connection)
+        self._fence.take_over(self.link)
+        with self.link.transaction() as connection:
+            self._fence.lock(connection)
+            if find_oid(connection, self.name) is None:
+                if not create:
+                    raise self.guard.gone()
+                bookkeeping.one_at_a_time(connection)
+                connection.execute(create_statement(self.name, self.input))
+            table = self._table(connection)
+            require_table(table, self.input, self.where)
+            require_durable(connection, table.oid, self.where)
+            require_writable(connection, table.oid, self.input, self.where)
+            refusing = what_can_refuse(connection, table.oid, self.input)
+            self.limits = column_limits(table, self.input)
+            self._table_id = self.guard.table_id(connection)
+            self.guard.follow(connection, self._table_id)
+        if refusing:
+            log.warning("%s: %s", self.where, warning_of(refusing))
+
+    def begin(self, connection: psycopg.Connection, transaction: PreparedTransaction, *, checked: bool) -> Decision:
+        """Take the fence and the guard in this database transaction; whether to commit, by the table of `decide`."""
+        self._fence.lock(connection)
+        held = self.guard.lock(connection, same_table=checked)
+        return decide(self.identity, transaction, held) if checked else Decision.COMMIT
+
+    def checked_table(self, connection: psycopg.Connection, where: str) -> Table:
+        """The table as it is now.
+
+        Raises:
+            SinkRefused: it is gone, or cannot hold the rows.
+        """
+        table = self._table(connection)
+        require_table(table, self.input, where)
+        return table
+
+    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
+        """Have a guard row without a txid speak of the table; see the protocol."""
+        with self.link.transaction() as connection:
+            self._fence.lock(connection)
+            bookkeeping.one_at_a_time(connection)
+            if self.guard.is_claimed(connection):
+                return ()
+            lives = self.guard.other_lives(connection, self.table_id, committed=False)
+            strangers = tuple(life for life in lives if life not in accepted)
+            if not strangers:
+                self.guard.claim(connection)
+        return strangers
+
+    def release(self) -> bool:
+        """Remove that row again, if no txid is in it."""
+        with self.link.transaction() as connection:
+            return bookkeeping.is_made(connection) and self.guard.release(connection)
+
+    def other_incarnations(self) -> tuple[str, ...]:
+        """Other lives that committed here, by their guards."""
+        with self.link.transaction() as connection:
+            if not bookkeeping.is_made(connection):
+                return ()
+            return self.guard.other_lives(connection, self.table_id, committed=True)
+
+    def held(self) -> Held | None:
+        """The last transaction by the guard row, read afresh.
+
+        Raises:
+            PositionMismatch: the guard was moved with another table of this name.
+            SinkRefused: the table is gone.
+        """
+        with self.link.transaction() as connection:
+            return self.guard.held(connection) if bookkeeping.is_made(connection) else None
+
+    def evidence(self, first: int, last: int | None) -> EvidenceReport:
+        """The sink's own evidence rows, and whether guard and table agree with them: all of one instant."""
+        with self.link.snapshot() as connection:
+            if not bookkeeping.is_made(connection):
+                return EvidenceReport(self.guard.table_id(connection), (), None)
+            entries = self.guard.entries(connection, first, last)
+            oid = find_oid(connection, self.name)
+            # Of a map it is not told by what was written: several rows may be of one key, and an updater may write none.
+            counts = self.input.mode is not SinkMode.UPSERT and oid is not None
+            least = least_rows([entry.rows for entry in entries], fold=self.input.is_by_key)
+            found = self._count(connection, least) if counts and least <= COUNTED_ROWS_MAX else None
+            volatile = [] if oid is None else volatile_relations(connection, oid)
+            problems = [f"{name} is {what}: a crash of the server loses its rows" for name, what in volatile]
+            return self.guard.report(connection, entries, rows_found=found, problems=problems)
+
+    def count_rows(self, limit: int) -> int:
+        """The rows that are visible now."""
+        with self.link.transaction() as connection:
+            return self._count(connection, limit)
+
+    def take_table(self, last: PreparedTransaction | None) -> None:
+        """Have the guard speak of this table and `last`; its evidence is added where there is none."""
+        with self.link.transaction() as connection:
+            bookkeeping.make(connection)
+            self.guard.take_table(connection, last)
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self.link.close()
+
+    def _count(self, connection: psycopg.Connection, limit: int) -> int:
+        row = connection.execute(
+            sql.SQL("select count(*) from (select 1 from {} limit %s) as counted").format(self.name.identifier),
+            (limit,),
+        ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def _table(self, connection: psycopg.Connection) -> Table:
+        oid = find_oid(connection, self.name)
+        if oid is None:
+            raise self.guard.gone()
+        return read_table(connection, oid)

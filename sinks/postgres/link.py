@@ -1,0 +1,112 @@
+"""The connection of one sink to its database: made when it is needed, anew where it was lost; its errors as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+import psycopg
+
+from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.message import storable_text
+from stormproof.core.postgres.database import Database, connect, may_pass
+from stormproof.core.postgres.rights import explained
+
+LOCK_TIMEOUT_MS: Final = 30_000
+"""How long a commit waits for somebody else's lock on the table before it says so."""
+
+
+class Link:
+    """One connection at a time. `enter` is called in a transaction of each new one that is to be `fenced`."""
+
+    def __init__(
+        self, database: Database, sink: str, where: str, enter: Callable[[psycopg.Connection], None] | None
+    ) -> None:
+        self._database = database
+        self._sink = sink
+        self._where = where
+        self._enter = enter
+        self._connection: psycopg.Connection | None = None
+
+    def connection(self, *, fenced: bool = True) -> psycopg.Connection:
+        """The connection, made anew where it was lost."""
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        made = connect(self._database, application_name=f"stormproof sink {self._sink}"[:63], autocommit=True)
+        # Every rule here reads again after it has waited for a lock: no older snapshot may stand in its way.
+        made.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        with self.errors(), ExitStack() as undo:
+            undo.callback(made.close)
+            made.execute("select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),))
+            if fenced and self._enter is not None:
+                with made.transaction():
+                    self._enter(made)
+            undo.pop_all()
+        self._connection = made
+        return made
+
+    @contextmanager
+    def transaction(self, where: str | None = None, *, fenced: bool = True) -> Generator[psycopg.Connection]:
+        """A transaction; `where` is what errors name."""
+        with self.errors(where):
+            connection = self.connection(fenced=fenced)
+            with connection.transaction():
+                yield connection
+
+    @contextmanager
+    def snapshot(self) -> Generator[psycopg.Connection]:
+        """A transaction that reads one instant: a driver that commits meanwhile is seen whole, or not at all."""
+        with self.transaction() as connection:
+            connection.execute("set transaction isolation level repeatable read, read only")
+            yield connection
+
+    @contextmanager
+    def errors(self, where: str | None = None) -> Generator[None]:
+        """Postgres's errors as ours: what may pass by itself is transient, all else is for good."""
+        where = self._where if where is None else where
+        try:
+            yield
+        except psycopg.Error as error:
+            state = error.sqlstate
+            said = explained(error, self._database, where)
+            if said is not None:
+                self.close()
+                raise said from error
+            if state is None or may_pass(error):
+                # Whether a lost COMMIT took place is unknown: a new connection tells.
+                self.close()
+                raise StoreUnavailable(
+                    f"{where}: {self._database.without_secrets(str(error)).strip()}; read again before acting",
+                    sqlstate=state,
+                ) from error
+            raise _refused(error, where) from error
+
+    def close(self) -> None:
+        """Let the connection go; what was not committed on it is undone."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _refused(error: psycopg.Error, where: str) -> SinkRefused:
+    diagnosis = error.diag
+    parts = [
+        f"{label} {text!r}"
+        for label, text in (
+            ("constraint", diagnosis.constraint_name),
+            ("column", diagnosis.column_name),
+            ("row", diagnosis.message_detail),
+            ("at", diagnosis.context),
+        )
+        if text
+    ]
+    shown = storable_text(diagnosis.message_primary or str(error))
+    return SinkRefused(
+        f"{where}: Postgres refuses it, and nothing was written: {shown}"
+        f"{' (' + ', '.join(parts) + ')' if parts else ''}",
+        sqlstate=error.sqlstate,
+        constraint=diagnosis.constraint_name,
+        column=diagnosis.column_name,
+        row=diagnosis.message_detail,
+    )

@@ -1,0 +1,96 @@
+"""How rows get into a Postgres table: copied as they are, or by key by way of a temporary table and one statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import psycopg
+import pyarrow as pa
+from pgpq import ArrowToPostgresBinaryEncoder
+from psycopg import sql
+
+from stormproof.core.errors import SinkRefused
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.postgres.folds import fold_assignment
+from stormproof.sinks.postgres.table import TableName
+
+_ADDED: Final = sql.Identifier("stormproof_added")
+
+
+def identifiers(names: Iterable[str]) -> sql.Composed:
+    """Column names, with commas between them."""
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def copy_rows(
+    connection: psycopg.Connection,
+    into: sql.Identifier,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    where: str,
+) -> int:
+    """COPY rows into a table, as the types of `schema`; returns how many it took.
+
+    Raises:
+        SinkRefused: a value does not fit its column.
+    """
+    encoder = ArrowToPostgresBinaryEncoder(schema)
+    cursor = connection.cursor()
+    statement = sql.SQL("copy {} ({}) from stdin with (format binary)").format(into, identifiers(schema.names))
+    with cursor.copy(statement) as copy:
+        copy.write(encoder.write_header())
+        for batch in batches:
+            try:
+                copy.write(encoder.write_batch(batch.cast(schema)))
+            except pa.ArrowInvalid as error:
+                raise SinkRefused(f"{where}: a value does not fit its column: {error}") from error
+        copy.write(encoder.finish())
+    return cursor.rowcount
+
+
+class RowsByKey:
+    """Upserts or folds rows into a table, in one transaction of its connection; each key once in a call."""
+
+    def __init__(
+        self, connection: psycopg.Connection, name: TableName, input_: SinkInput, schema: pa.Schema, where: str
+    ) -> None:
+        self._connection = connection
+        self._name = name
+        self._input = input_
+        self._schema = schema
+        self._where = where
+        self._is_made = False
+
+    def add(self, batches: Iterable[pa.RecordBatch]) -> int:
+        """Copy rows into an empty temporary table; returns how many it took."""
+        if self._is_made:
+            self._connection.execute(sql.SQL("truncate {}").format(_ADDED))
+        else:
+            self._connection.execute(
+                sql.SQL("create temporary table {} on commit drop as select {} from {} with no data").format(
+                    _ADDED, identifiers(self._schema.names), self._name.identifier
+                )
+            )
+            self._is_made = True
+        return copy_rows(self._connection, _ADDED, self._schema, batches, self._where)
+
+    def merge(self) -> int:
+        """Bring what was added into the table; returns how many of its rows were made or changed."""
+        # In key order: the index is walked along (a third faster at 100,000 rows), and two writers lock in one order.
+        keys, columns = identifiers(self._input.keys), identifiers(self._schema.names)
+        return self._connection.execute(
+            sql.SQL(
+                "insert into {} as held ({}) select {} from {} order by {} on conflict ({}) do update set {}"
+            ).format(self._name.identifier, columns, columns, _ADDED, keys, keys, self._assignments())
+        ).rowcount
+
+    def _assignments(self) -> sql.Composed:
+        schema, folds = self._input.schema, self._input.folds
+        return sql.SQL(", ").join(
+            fold_assignment(name, schema.field(name).type, folds[name])
+            if name in folds
+            else sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
+            for name in schema.names
+            if name not in self._input.keys
+        )

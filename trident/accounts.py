@@ -1,0 +1,112 @@
+"""What a driver says of its run: the statistics so far, a log line for each batch, and the caller's `on_batch`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from stormproof.core.message import storable_text
+from stormproof.core.process import kept_from_forks
+from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
+from stormproof.trident.transaction import TxnState
+from stormproof.trident.tuning import Step
+
+log = logging.getLogger("stormproof.txn")
+tuning_log = logging.getLogger("stormproof.tuning")
+
+
+class Accounts:
+    """Counts and logs what one run does. `statistics` may be read from any thread."""
+
+    def __init__(self, statistics: RunStatistics, on_batch: Callable[[BatchResult], None] | None) -> None:
+        self.statistics = statistics
+        self._on_batch = on_batch
+
+    def suppressed(self, duplicates: int) -> None:
+        """Count commits that a sink held already."""
+        self.statistics = replace(self.statistics, suppressed=self.statistics.suppressed + duplicates)
+
+    def recovered(self, report: RecoveryReport) -> None:
+        """Count and log a recovery, if it found anything to do."""
+        if not (report.did_something or report.took_over_from):
+            return
+        self.suppressed(len(report.suppressed))
+        self.statistics = replace(self.statistics, recoveries=(*self.statistics.recoveries, report))
+        log.info("recovered %s", json.dumps({"topology": self.statistics.topology, **_summary(report)}))
+
+    def run_ended(self, elapsed_s: float, stopped: str) -> None:
+        """Note how long the run took, and why it ended."""
+        self.statistics = replace(self.statistics, elapsed_s=elapsed_s, stopped=stopped)
+
+    def note_step(self, step: Step | None) -> None:
+        """Log what the tuner changed."""
+        if step is None:
+            return
+        level = logging.WARNING if step.below_reach else logging.INFO
+        line = {
+            "topology": self.statistics.topology,
+            "step": str(step),
+            "why": step.why,
+            "below_reach": step.below_reach,
+        }
+        tuning_log.log(level, "tuning %s", json.dumps(line))
+
+    def ended(self, result: BatchResult) -> None:
+        """Count a batch, log it, and hand its result to the caller's function."""
+        s = self.statistics
+        self.statistics = replace(
+            s,
+            batches=s.batches + 1,
+            messages=s.messages + result.committed_messages,
+            tuples=s.tuples + result.tuples,
+            failed=s.failed + result.failed,
+            failed_by_reason=dict(Counter(s.failed_by_reason) + Counter(result.reasons)),
+            returned=s.returned + result.returned,
+            unanchored=s.unanchored + result.unanchored,
+            dead_letters=s.dead_letters + result.dead_letters,
+            replayed=s.replayed + (result.messages if result.retry else 0),
+            attempts=s.attempts + result.attempts,
+            aborted_batches=s.aborted_batches + (result.state == TxnState.ABORTED.value),
+            abandoned_batches=s.abandoned_batches + (result.state == TxnState.ABANDONED.value),
+        )
+        line = {
+            "topology": self.statistics.topology,
+            "txid": result.txid,
+            "state": result.state,
+            "outcome": result.outcome,
+            "guarantee": self.statistics.guarantee,
+            "epoch": self.statistics.epoch,
+            "attempts": result.attempts,
+            "messages": result.messages,
+            "failed": result.failed,
+            "reasons": result.reasons,
+            "dead_letters": result.dead_letters,
+            "cause": result.cause,
+            "reason": storable_text(result.reason),
+            "returned": result.returned,
+            "unanchored": result.unanchored,
+            "retry": result.retry,
+            "tuples": result.tuples,
+            "steps_ms": {name: round(value, 1) for name, value in result.steps_ms.items()},
+        }
+        log.info("txn %s", json.dumps(line))
+        if self._on_batch is not None:
+            with kept_from_forks():
+                self._on_batch(result)
+
+
+def _summary(report: RecoveryReport) -> dict[str, object]:
+    return {
+        "epoch": report.epoch,
+        "took_over_from": report.took_over_from,
+        "rolled_forward": list(report.rolled_forward),
+        "aborted": list(report.aborted),
+        "abandoned": list(report.abandoned),
+        "confirms_repeated": list(report.confirms_repeated),
+        "suppressed": [list(pair) for pair in report.suppressed],
+        "in_hand": list(report.in_hand),
+        "files_swept": report.files_swept,
+    }
