@@ -159,10 +159,11 @@ class CountsADeathAtEveryRecovery(MemorySource):
 
 class CountsNoDeaths(MemorySource):
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
+        owners = super().recover(epoch, tx)
         with self.rows() as rows:
             for row in rows.unresolved():
-                rows.touch(Lease(row.owner or "", row.epoch), hold=True)
-        return super().recover(epoch, tx)
+                rows.shrink(replace(row, deaths=0))
+        return owners
 
 
 class SplitsNothing(MemorySource):
