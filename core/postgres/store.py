@@ -52,7 +52,10 @@ class StoreConnection:
         self._joined = WeakKeyDictionary[psycopg.Connection, bool]()  # a connection never changes its database
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_idle": {}, "_joined": WeakKeyDictionary()}
+        return {name: value for name, value in self.__dict__.items() if name != "_joined"} | {"_idle": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _joined=WeakKeyDictionary[psycopg.Connection, bool]())
 
     def apart(self) -> StoreConnection:
         """The same, with connections of its own."""
