@@ -82,16 +82,16 @@ def queue_in_every_state(connection: psycopg.Connection) -> None:
         f" after_id, server, timeline) values ('lines', 's', 1, '3:3:', '{now}', '{xid}', 11, {server}{timeline})",
         "insert into stormproof.queue_lapse (queue, subscription, owner, epoch) values ('lines', 's', 'late', 2)",
     )
-    parts = [  # after, last, state, owner, expiry, opened, deaths
-        ("null", 2, "'open', 'one'", LATER, 1, 0),
+    parts: list[tuple[int | None, int, str, str, int, int]] = [  # after, last, state, owner, expiry, opened, deaths
+        (None, 2, "'open', 'one'", LATER, 1, 0),
         (2, 3, "'held', 'two'", "null", 1, 0),
         (3, 4, "'returned', null", "null", 2, 1),
         (4, 6, "'returned', null", "null", 2, 1),
         (6, 7, "'open', 'three'", "clock_timestamp() - interval '1 s'", 3, 1),
     ]
     for after, last, held, expiry, opened, deaths in parts:
-        place = "null, null" if after == "null" else f"'{xid}', {after}"
-        first = 1 if after == "null" else int(after) + 1
+        place = "null, null" if after is None else f"'{xid}', {after}"
+        first = 1 if after is None else after + 1
         run(
             connection,
             "insert into stormproof.queue_slice (queue, subscription, kind, from_snapshot, to_snapshot, after_xid, after_id,"
