@@ -107,7 +107,7 @@ class _Subscription:
     finished: deque[tuple[int, dict[int, _Waiting]]] = field(default_factory=lambda: deque(maxlen=_FINISHED_KEPT))
 
 
-class MemoryStore:
+class MemoryPendingStore:
     """Rows of any number of subscriptions; `what` is what errors call their owner.
 
     Guarantee: a block of `rows` takes effect as a whole, or not at all where it raises.
@@ -157,7 +157,7 @@ class MemoryStore:
         with self.guard:
             return [who.subscription for who in self._subscriptions if (who.kind, who.source) == (kind, source)]
 
-    def for_run(self, database: Database) -> MemoryStore:
+    def for_run(self, database: Database) -> MemoryPendingStore:
         """Itself: runs that read one source share what is pending there."""
         del database
         return self
@@ -176,11 +176,11 @@ class MemoryStore:
 
 
 class MemoryRows:
-    """The rows of one subscription, inside a block of `MemoryStore.rows`; see `PendingRows`."""
+    """The rows of one subscription, inside a block of `MemoryPendingStore.rows`; see `PendingRows`."""
 
     def __init__(
         self,
-        store: MemoryStore,
+        store: MemoryPendingStore,
         who: Subscriber,
         subscriptions: dict[Subscriber, _Subscription],
         numbers: Iterator[int],
@@ -240,8 +240,8 @@ class MemoryRows:
     def free(self) -> SliceRow | None:
         """The first slice that was returned or whose lease ran out."""
         slices = self._sub.slices
-        first = min((id_ for id_, leased in slices.items() if self._is_free(leased)), default=None)
-        return None if first is None else slices[first].row
+        free = (leased.row for leased in slices.values() if self._is_free(leased))
+        return min(free, key=lambda row: (row.path or f"{row.id:020}", row.id), default=None)
 
     def due(self, messages: int) -> Sequence[Retry]:
         """The longest due, in the order of their numbers."""
@@ -270,7 +270,9 @@ class MemoryRows:
         """The slice is returned, and is as in `row` from now on."""
         slices = self._sub.slices
         old = slices[row.id].row
-        small = replace(old, at=row.at, messages=row.messages, bytes=row.bytes, deaths=row.deaths, owner=None)
+        small = replace(
+            old, at=row.at, messages=row.messages, bytes=row.bytes, deaths=row.deaths, path=row.path, owner=None
+        )
         self._put(slices, row.id, _Leased(small))
 
     def open(self, row: SliceRow, lease: Lease) -> SliceRow:

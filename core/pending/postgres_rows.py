@@ -20,7 +20,8 @@ from stormproof.core.source.protocol import Lease
 
 LAPSE_KEPT_DAYS: Final = 7
 
-_ROW: Final = "id, at, messages, bytes, owner, epoch, opened, deaths"
+_ROW: Final = "id, at, messages, bytes, owner, epoch, opened, deaths, path"
+_ORDER: Final = "coalesce(nullif(path, ''), lpad(id::text, 20, '0')) collate \"C\", id"
 _FREE: Final = "(state = 'returned' or (state = 'open' and expires_at <= clock_timestamp()))"
 _NAMED: Final = "kind = %s and source = %s and subscription = %s"
 MINE: Final = f"subscription = (select id from {SCHEMA}.pending_subscription where {_NAMED})"
@@ -108,7 +109,7 @@ class PostgresRows:
         found = self._run(
             f"with me as (select id from {SCHEMA}.pending_subscription where {_NAMED}),"
             f" free as (select {_ROW} from {SCHEMA}.pending_slice where subscription = (select id from me) and {_FREE}"
-            "  order by id limit 1 for update skip locked)"
+            f"  order by {_ORDER} limit 1 for update skip locked)"
             f" select exists (select from {SCHEMA}.pending_retry where subscription = (select id from me)"
             "  and slice is null and not_before <= clock_timestamp()), free.* from me left join free on true",
             *self._key,
@@ -121,8 +122,9 @@ class PostgresRows:
     def insert(self, row: SliceRow, retries: Sequence[int] = ()) -> SliceRow:
         """Insert a returned slice; these retries are its messages from now on."""
         new = (
-            f"insert into {SCHEMA}.pending_slice (subscription, at, messages, bytes, state, epoch, opened, deaths)"
-            f" select id, %s, %s, %s, 'returned', 0, %s, %s from {SCHEMA}.pending_subscription where {_NAMED} returning id"
+            f"insert into {SCHEMA}.pending_slice (subscription, at, messages, bytes, state, epoch, opened, deaths, path)"
+            f" select id, %s, %s, %s, 'returned', 0, %s, %s, %s from {SCHEMA}.pending_subscription where {_NAMED}"
+            " returning id"
         )
         parameters: tuple[object, ...] = (
             None if row.at is None else Jsonb(row.at),
@@ -130,6 +132,7 @@ class PostgresRows:
             row.bytes,
             row.opened,
             row.deaths,
+            row.path,
             *self._key,
         )
         if retries:
@@ -145,11 +148,12 @@ class PostgresRows:
         """The slice with this id is returned, and holds `at`, `messages`, `bytes`, `deaths` from now on."""
         self._run(
             f"update {SCHEMA}.pending_slice set state = 'returned', owner = null, expires_at = null, at = %s,"
-            " messages = %s, bytes = %s, deaths = %s where id = %s",
+            " messages = %s, bytes = %s, deaths = %s, path = %s where id = %s",
             None if row.at is None else Jsonb(row.at),
             row.messages,
             row.bytes,
             row.deaths,
+            row.path,
             row.id,
         )
 

@@ -31,7 +31,8 @@ class SliceRow:
     """Messages that were opened and are not resolved: leased (`owner`), or returned and to be opened again.
 
     `at` says which, in the connector's words; None: retries, which point at the row themselves. `opened` counts how
-    often the slice was opened, `deaths` how many drivers ended while they held it open.
+    often the slice was opened, `deaths` how many drivers ended while they held it open. `path` is its place among the
+    slices that are opened again, as text: a part of a slice comes where the slice came.
     """
 
     id: int
@@ -42,6 +43,11 @@ class SliceRow:
     epoch: int = 0
     opened: int = 0
     deaths: int = 0
+    path: str = ""
+
+    def path_of(self, part: int) -> str:
+        """The place of this slice's n-th part: behind the parts before it, and before whatever came behind the slice."""
+        return f"{self.path or f'{self.id:020}'}.{part:06}"
 
     @property
     def is_retry(self) -> bool:
@@ -147,7 +153,7 @@ class PendingRows(Protocol):
         ...
 
     def free(self) -> SliceRow | None:
-        """The first slice that was returned or whose lease ran out, locked; of the latter `owner` is still set."""
+        """The first slice, by its path, that was returned or whose lease ran out, locked; of the latter `owner` is set."""
         ...
 
     def due(self, messages: int) -> Sequence[Retry]:
@@ -163,7 +169,7 @@ class PendingRows(Protocol):
         ...
 
     def shrink(self, row: SliceRow) -> None:
-        """The slice with this id is returned, and holds `at`, `messages`, `bytes`, `deaths` from now on."""
+        """The slice with this id is returned, and has `at`, `messages`, `bytes`, `deaths`, `path` from now on."""
         ...
 
     def open(self, row: SliceRow, lease: Lease) -> SliceRow:

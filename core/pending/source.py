@@ -300,13 +300,17 @@ class PendingSource(Source):
 
     def _reopened(self, rows: PendingRows, row: SliceRow, lease: Lease, limit: Limit, seed: int) -> Slice:
         """Open a free slice, cut to the limit; one on which drivers died in halves, which are halved again at once."""
+        rest_path = row.path or f"{row.id:020}"
         if row.deaths >= DEATHS_BEFORE_HALVING and row.messages > 1:
-            row = replace(row, deaths=1)
+            rest_path = row.path_of(1)
+            row = replace(row, deaths=1, path=row.path_of(0))
             limit = replace(limit, messages=min(limit.messages, math.ceil(row.messages / 2)))
         retries: Sequence[Retry] = rows.retries(row.id) if row.is_retry else ()
         piece, kept = self._head(row, retries, limit, seed, rows.cursor)
         if (left := row.messages - piece.messages) > 0 and (row.is_retry or piece.rest is not None):
-            rest = replace(row, at=piece.rest, messages=left, bytes=max(0, row.bytes - piece.bytes), owner=None)
+            rest = replace(
+                row, at=piece.rest, messages=left, bytes=max(0, row.bytes - piece.bytes), owner=None, path=rest_path
+            )
             rows.insert(rest, [retry.id for retry in retries[kept:]])
             row = self._shrunk(rows, row, piece)
         elif left:
@@ -489,13 +493,12 @@ class PendingSource(Source):
         else:
             retries, places = (), self.places(row.at, alone, rows.cursor) if alone else ()
         done, rest = 0, row
-        for end in (*inner_ends(row.messages, places), row.messages):
+        for number, end in enumerate((*inner_ends(row.messages, places), row.messages)):
             of_part = retries[done:end]
             limit = Limit(end - done, max(1, row.bytes + 1))
             piece, _ = self._head(rest, of_part, limit, 0, rows.cursor)
-            part = replace(
-                row, at=None if row.is_retry else piece.at, messages=end - done, bytes=piece.bytes, owner=None
-            )
+            part = replace(row, messages=end - done, bytes=piece.bytes, owner=None, path=row.path_of(number))
+            part = replace(part, at=None if row.is_retry else piece.at)
             if done:
                 rows.insert(part, [retry.id for retry in of_part])
             else:

@@ -61,6 +61,7 @@ pending_slice = Table(
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     _of_subscription(),
     Column("at", JSONB, comment="which messages, in the connector's own words; null: the retries that point here"),
+    Column("path", Text, nullable=False, server_default=text("''"), comment="of a part: its place; else empty"),
     Column("messages", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("state", Text, nullable=False),

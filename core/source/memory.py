@@ -16,7 +16,7 @@ from stormproof.core.arguments import require_object, require_text, said_of, sho
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import UsageError
 from stormproof.core.pending.audit import NumberedAudit
-from stormproof.core.pending.memory import MemorySliceReader, MemoryStore
+from stormproof.core.pending.memory import MemoryPendingStore, MemorySliceReader
 from stormproof.core.pending.numbered import NumberedSource
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.source.backoff import Backoff
@@ -32,7 +32,7 @@ class _MemoryAudit(NumberedAudit):
 
 
 class InMemory(NumberedSource):
-    """A source of which all that is pending lies in the memory of the process that made it; see `MemoryStore`."""
+    """A source of which all that is pending lies in the memory of the process that made it; see `MemoryPendingStore`."""
 
     SHOWN_FORM: ClassVar[str] = "NUMBER"
 
@@ -53,7 +53,7 @@ class InMemory(NumberedSource):
             require_object(where, "backoff", backoff, Backoff, "Backoff(base_s=1.0)")
         with said_of(where):
             decoder = decoder_for(schema, unit)
-        self._memory = MemoryStore(where, clock or SystemClock())
+        self._memory = MemoryPendingStore(where, clock or SystemClock())
         super().__init__(name, decoder=decoder, store=self._memory, max_attempts=max_attempts, backoff=backoff, rng=rng)
 
     @classmethod

@@ -182,6 +182,9 @@ def _make_tables() -> None:
         sa.Column(
             "at", JSONB(), comment="which messages, in the connector's own words; null: the retries that point here"
         ),
+        sa.Column(
+            "path", sa.Text(), server_default=sa.text("''"), nullable=False, comment="of a part: its place; else empty"
+        ),
         sa.Column("messages", sa.BigInteger(), nullable=False),
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 
 from stormproof.core.clock import ManualClock
-from stormproof.core.pending.memory import MemoryStore
+from stormproof.core.pending.memory import MemoryPendingStore
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import PendingRows, PendingStore, Subscriber
 from stormproof.core.postgres.database import Database, connect
@@ -35,11 +35,11 @@ class StoreHarness(ABC):
 
 
 class MemoryStoreHarness(StoreHarness):
-    """Over `MemoryStore`."""
+    """Over `MemoryPendingStore`."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.store = MemoryStore("source lines", self.clock)
+        self.store = MemoryPendingStore("source lines", self.clock)
 
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)

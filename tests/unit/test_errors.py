@@ -46,7 +46,7 @@ def defined() -> Iterator[type[StormproofError]]:
     waiting: list[type[StormproofError]] = [StormproofError]
     while waiting:
         cls = waiting.pop()
-        if cls.__module__ == errors.__name__:
+        if vars(errors).get(cls.__name__) is cls:
             yield cls
         waiting.extend(cls.__subclasses__())
 
