@@ -10,7 +10,7 @@ from stormproof.core.pending.rows import At, Subscriber
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OpenedSlice:
     """Messages that were opened together: by a batch, or in a slice that the store still has.
 
     `holder` is for people. `taken`: they left the source with it, so nothing else may hold them. One that is not taken was
@@ -62,7 +62,7 @@ class SliceAudit(Protocol):
         """How many messages were never opened, and how many seconds the oldest has waited; (0, None): not known."""
         ...
 
-    def findings(self, position: At, held: Sequence[Held], trusted: Sequence[At]) -> list[Finding]:
+    def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
         """Overlaps of what was taken, messages before the position that nobody took, and such as nobody can reach.
 
         `held` has the batches first, in their order. Everything up to the furthest of `trusted` counts as handed out once.
@@ -111,7 +111,7 @@ class NumberedAudit:
         del position
         return 0, None
 
-    def findings(self, position: At, held: Sequence[Held], trusted: Sequence[At]) -> list[Finding]:
+    def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
         """Ranges that were taken must cover, once, all that was handed out."""
         known = max((self.reach(at) for at in trusted), default=0)
         pieces = [

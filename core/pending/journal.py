@@ -27,7 +27,7 @@ PAYLOAD_KEPT_S: Final = 3_600
 _TABLE: Final = f"{SCHEMA}.pending_message"
 
 
-class Received(NamedTuple):
+class Delivery(NamedTuple):
     """A message as a server delivered it.
 
     `stable_id` is the same each time the message comes, and no other message's. `handle` is what the server wants for its
@@ -68,7 +68,7 @@ class Journal:
         found = self._run(f"select coalesce(max(number) + 1, 0) from {_TABLE} where {MINE}", *self._key).fetchone()
         return 0 if found is None else int(found[0])
 
-    def write(self, received: Sequence[Received]) -> list[int]:
+    def write(self, received: Sequence[Delivery]) -> list[int]:
         """Write down messages that are new; gives the number of each, new or known.
 
         One that comes again after it was resolved is owed a confirmation again, and counted as suppressed.

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from stormproof.core.arguments import require_seconds, require_whole, said_of
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import StoreUnavailable
-from stormproof.core.pending.journal import Journal, JournalCounts, JournalReader, Received
+from stormproof.core.pending.journal import Delivery, Journal, JournalCounts, JournalReader
 from stormproof.core.pending.numbered import NumberedSource, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At
@@ -92,7 +92,7 @@ class RedeliveringSource(NumberedSource):
     # ---- what a connector says
 
     @abstractmethod
-    def receive(self, limit: int) -> Sequence[Received]:
+    def receive(self, limit: int) -> Sequence[Delivery]:
         """Messages that the server has for us now, at most so many; none where there are none."""
 
     @abstractmethod

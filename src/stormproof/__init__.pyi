@@ -39,10 +39,27 @@ from .core.graph.aggregators import (
     CombinerAggregator as CombinerAggregator,
     ReducerAggregator as ReducerAggregator,
 )
+from .core.graph.components import OutputStream as OutputStream, Subscription as Subscription
 from .core.guarantee import Guarantee as Guarantee
 from .core.message import FailureReason as FailureReason, MessageFailure as MessageFailure
+from .core.pending.batches import batches_of as batches_of
+from .core.pending.journal import Delivery as Delivery
+from .core.pending.numbered import NumberedSource as NumberedSource
+from .core.pending.postgres import PostgresPendingStore as PostgresPendingStore
+from .core.pending.redelivering import RedeliveringSource as RedeliveringSource
+from .core.pending.registry import register_source as register_source
+from .core.pending.source import PendingSource as PendingSource
 from .core.postgres.database import Database as Database
 from .core.settings import Settings as Settings
+from .core.sink import (
+    Fold as Fold,
+    PreparedFile as PreparedFile,
+    SinkInput as SinkInput,
+    SinkMode as SinkMode,
+    SinkWriter as SinkWriter,
+    TaskContext as TaskContext,
+    TaskWriter as TaskWriter,
+)
 from .core.source.backoff import Backoff as Backoff
 from .core.source.dead_letter import DeadLetter as DeadLetter, Disposal as Disposal
 from .core.source.files import FileSource as FileSource
@@ -66,6 +83,19 @@ from .core.source.protocol import (
 from .sinks.delta import DeltaSink as DeltaSink
 from .sinks.memory import MemorySink as MemorySink
 from .sinks.postgres import PostgresSink as PostgresSink
+from .sinks.protocol import (
+    CommitOutcome as CommitOutcome,
+    Decision as Decision,
+    Evidence as Evidence,
+    EvidenceReport as EvidenceReport,
+    Held as Held,
+    PreparedTransaction as PreparedTransaction,
+    Sink as Sink,
+    SinkIdentity as SinkIdentity,
+    SinkSession as SinkSession,
+    decide as decide,
+)
+from .sinks.registry import SinkAddress as SinkAddress, register_sink as register_sink
 from .trident.aggregate import (
     count as count,
     distinct_count as distinct_count,
@@ -75,9 +105,6 @@ from .trident.aggregate import (
     sum_ as sum_,
 )
 from .trident.explain import Explanation as Explanation
-from .trident.streaming.api import exactly_once as exactly_once, feed as feed
-from .trident.streaming.base import ForeachBatch as ForeachBatch
-from .trident.streaming.result import StreamOutcome as StreamOutcome, StreamResult as StreamResult
 from .trident.run import run as run
 from .trident.state.delta import DeltaMap as DeltaMap
 from .trident.state.key_value import (
@@ -107,3 +134,6 @@ from .trident.statistics import (
     RunStatistics as RunStatistics,
 )
 from .trident.stream import GroupedStream as GroupedStream, Stream as Stream, Topology as Topology
+from .trident.streaming.api import exactly_once as exactly_once, feed as feed
+from .trident.streaming.base import ForeachBatch as ForeachBatch
+from .trident.streaming.result import StreamOutcome as StreamOutcome, StreamResult as StreamResult

@@ -20,7 +20,7 @@ from stormproof import PostgresSink, Topology
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import Fenced, StoreUnavailable, UsageError
 from stormproof.core.failpoint import watched
-from stormproof.core.pending.journal import Journal, JournalCounts, Received
+from stormproof.core.pending.journal import Delivery, Journal, JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.settings import Settings
@@ -364,7 +364,7 @@ def test_without_the_unique_key_a_message_is_opened_again_after_it_was_confirmed
 
 
 class AcknowledgesWhatItReceives(ToySource):
-    def receive(self, limit: int) -> Sequence[Received]:
+    def receive(self, limit: int) -> Sequence[Delivery]:
         received = super().receive(limit)
         self.acknowledge([message.handle for message in received])
         return received
@@ -378,7 +378,7 @@ class DiesBeforeItWrites(ToySource):
 
     _arrived = False
 
-    def receive(self, limit: int) -> Sequence[Received]:
+    def receive(self, limit: int) -> Sequence[Delivery]:
         received = super().receive(limit)
         self._arrived = bool(received)
         return received
@@ -404,7 +404,7 @@ def test_a_message_that_is_confirmed_before_it_is_written_down_is_lost(
 
 
 class IgnoresJournal(Journal):
-    def write(self, received: Sequence[Received]) -> list[int]:
+    def write(self, received: Sequence[Delivery]) -> list[int]:
         known = self._known({message.stable_id: message.payload for message in received})
         numbers = super().write([message for message in received if message.stable_id not in known])
         return [*numbers, *[-1] * (len(received) - len(numbers))]

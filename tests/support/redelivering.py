@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from stormproof.core.errors import StoreUnavailable
-from stormproof.core.pending.journal import Received
+from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringSource
 from stormproof.core.postgres.database import Database, connect
 from stormproof.testing import SourceHarness
@@ -108,7 +108,7 @@ class ToySource(RedeliveringSource):
         self.server = server
         self.connection: int | None = None
 
-    def receive(self, limit: int) -> Sequence[Received]:
+    def receive(self, limit: int) -> Sequence[Delivery]:
         if self.connection is None:
             self.connection = self.server.connect()
             self.reconnected()
@@ -117,7 +117,7 @@ class ToySource(RedeliveringSource):
         except StoreUnavailable:
             self.connection = None
             raise
-        return [Received(id_, handle, payload) for handle, id_, payload in delivered]
+        return [Delivery(id_, handle, payload) for handle, id_, payload in delivered]
 
     def acknowledge(self, handles: Sequence[Handle]) -> None:
         if self.connection is not None:

@@ -18,8 +18,8 @@ from stormproof.core.public import shown_as_public
 
 PUBLIC: list[str] = vars(stormproof)["__all__"]
 CLASSES = [name for name in PUBLIC if inspect.isclass(getattr(stormproof, name))]
-AT_HOME = {"DeadLetter", "Slice"}
-"""Their annotations name a type that names itself, which can be resolved in its own module alone."""
+AT_HOME = {"DeadLetter", "Delivery", "SinkAddress", "Slice"}
+"""Their annotations can be resolved in their own modules alone: a named tuple's, and those of a type that names itself."""
 FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(stormproof, name))]
 
 

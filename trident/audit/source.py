@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from psycopg.rows import tuple_row
 
 from stormproof.core.errors import Json, UsageError
-from stormproof.core.pending.audit import Finding, Held
+from stormproof.core.pending.audit import Finding, OpenedSlice
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.registry import connector_of, kinds
 from stormproof.core.pending.rows import PendingRows, Subscriber
@@ -188,7 +188,7 @@ class PendingEvidence:
     def slice_findings(self, txns: Sequence[Txn], forgotten: Sequence[Txn] = ()) -> list[Finding]:
         """Slices of taken batches and of the store's own leases must cover, once, all that was handed out."""
         with self._rows() as rows:
-            audit, held = self._connector.audit(self.who, rows.cursor), list[Held]()
+            audit, held = self._connector.audit(self.who, rows.cursor), list[OpenedSlice]()
             for txn in txns:
                 at = _first_opened(txn)
                 if at is None:
@@ -196,11 +196,11 @@ class PendingEvidence:
                 if not audit.can_read(at):
                     where = f"{self._connector.NOUN} {self.name}"
                     return [Finding(f"txid {txn.txid}: its position in {where} cannot be read", txn.txid)]
-                held.append(Held(at, f"txid {txn.txid} ({txn.state})", txn.txid, is_taken(txn)))
+                held.append(OpenedSlice(at, f"txid {txn.txid} ({txn.state})", txn.txid, is_taken(txn)))
             for row in rows.unresolved():
                 if row.at is not None:
                     of = "the store's returned slice" if row.owner is None else f"the store's slice of {row.owner}"
-                    held.append(Held(row.at, of, None, taken=True))
+                    held.append(OpenedSlice(row.at, of, None, taken=True))
             trusted = [at for txn in forgotten if (at := _first_opened(txn)) is not None and audit.can_read(at)]
             return audit.findings(rows.position() or {}, held, trusted) + self._retry_findings(rows)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from psycopg import Cursor
 
 from stormproof.core.errors import Json
-from stormproof.core.pending.audit import Finding, Held
+from stormproof.core.pending.audit import Finding, OpenedSlice
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.messages import MessageTable, index_ranges_only, unopened
@@ -25,7 +25,7 @@ class _Piece:
     """One interval of a span, and who has it."""
 
     span: Span
-    held: Held
+    held: OpenedSlice
 
     @property
     def low(self) -> Place:
@@ -76,7 +76,7 @@ class QueueAudit:
         """Counted in the message table: the cost grows with them."""
         return unopened(self._cursor, self._table, Position.of(position).unopened_conditions())
 
-    def findings(self, position: At, held: Sequence[Held], trusted: Sequence[At]) -> list[Finding]:
+    def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
         """Spans must cover, once, all that was handed out; and the server must be the one that the queue is of."""
         furthest = max((span for at in trusted if (span := span_of(at)) is not None), key=_reach, default=None)
         pieces: dict[tuple[str, str], list[_Piece]] = defaultdict(list)
