@@ -57,11 +57,14 @@ class Guard:
     # -- claims ------------------------------------------------------------------------------------------------------
 
     def claim(self, connection: psycopg.Connection) -> None:
-        """Have the guard row be there; from then on it is only moved."""
+        """Have the guard row be there, and speak of this table where no txid is in it; from then on it is only moved."""
         connection.execute(
-            "insert into stormproof_sink.guard (topology, incarnation, sink, table_name, table_id, epoch) "
+            "insert into stormproof_sink.guard as held "
+            "(topology, incarnation, sink, table_name, table_id, epoch) "
             "values (%(topology)s, %(incarnation)s, %(sink)s, %(table_name)s, %(table_id)s, %(epoch)s) "
-            "on conflict (topology, incarnation, sink) do nothing",
+            "on conflict (topology, incarnation, sink) do update "
+            "set table_name = excluded.table_name, table_id = excluded.table_id "
+            "where held.last_txid is null and held.table_id is distinct from excluded.table_id",
             {
                 **self._mine,
                 "table_name": str(self._name),
@@ -70,9 +73,15 @@ class Guard:
             },
         )
 
-    def is_claimed(self, connection: psycopg.Connection) -> bool:
-        """Whether this life has the table already."""
-        found = connection.execute(f"select 1 from stormproof_sink.guard where {MINE}", self._mine)
+    def is_claimed(self, connection: psycopg.Connection, table_id: str) -> bool:
+        """Whether this life has the table already: it committed, or it claimed this very one.
+
+        A claim of a table that was dropped says nothing of the one that was made in its place: another life may have it.
+        """
+        found = connection.execute(
+            f"select 1 from stormproof_sink.guard where {MINE} and (last_txid is not null or table_id = %(table_id)s)",
+            {**self._mine, "table_id": table_id},
+        )
         return found.fetchone() is not None
 
     def release(self, connection: psycopg.Connection) -> bool:
@@ -81,13 +90,6 @@ class Guard:
             f"delete from stormproof_sink.guard where {MINE} and last_txid is null", self._mine
         )
         return removed.rowcount > 0
-
-    def follow(self, connection: psycopg.Connection, table_id: str | None) -> None:
-        """A table that never held a txid was made again: the claim is of the new one."""
-        connection.execute(
-            f"update stormproof_sink.guard set table_id = %(table_id)s where {MINE} and last_txid is null",
-            {**self._mine, "table_id": table_id},
-        )
 
     def other_lives(self, connection: psycopg.Connection, table_id: str, *, committed: bool) -> tuple[str, ...]:
         """The other lives that have this table, named as `SinkIdentity.other_life` does; or those that `committed` to it."""

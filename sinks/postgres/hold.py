@@ -98,7 +98,6 @@ class TableHold(StoreRecord):
             refusing = what_can_refuse(connection, table.oid, self.input)
             self.limits = column_limits(table, self.input)
             self._table_id = self.guard.table_id(connection)
-            self.guard.follow(connection, self._table_id)
         if refusing:
             log.warning("%s: %s", self.where, warning_of(refusing))
 
@@ -123,7 +122,7 @@ class TableHold(StoreRecord):
         with self.link.transaction() as connection:
             self._fence.lock(connection)
             bookkeeping.one_at_a_time(connection)
-            if self.guard.is_claimed(connection):
+            if self.guard.is_claimed(connection, self.table_id):
                 return ()
             lives = self.guard.other_lives(connection, self.table_id, committed=False)
             strangers = tuple(life for life in lives if life not in accepted)
