@@ -21,16 +21,16 @@ if ! [ -w "$memory" ] || [ "$(free_kib)" -lt "$need_kib" ] || [ "$(available_kib
     exec "$@"
 fi
 
-folder=$(mktemp -d "$memory/stormproof-tests-XXXXXX")
+folder=$(mktemp -d "$memory/st-XXXXXX") # short: Postgres's sockets have paths of 107 bytes at most
 trap 'rm -rf "$folder"' EXIT
 chmod 755 "$folder" # root's Postgres may run as nobody, who has to reach its data
 
 status=0
-"$@" --basetemp="$folder/run" -o tmp_path_retention_policy=failed || status=$?
+"$@" --basetemp="$folder/r" -o tmp_path_retention_policy=failed || status=$?
 if [ "$status" = 1 ]; then # a test failed
     find "$folder" -path '*/postgres/data' -prune -exec rm -rf {} +
     kept=$(mktemp -d "${TMPDIR:-/tmp}/stormproof-tests-XXXXXX")
-    cp -a "$folder/run" "$kept"
+    cp -a "$folder/r" "$kept"
     echo "what the failed tests left: $kept"
 fi
 exit "$status"

@@ -64,15 +64,15 @@ class RowsByKey:
 
     def add(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Copy rows into an empty temporary table; returns how many it took."""
+        # Each time, for a savepoint that was rolled back may have taken the table with it.
+        self._connection.execute(
+            sql.SQL("create temporary table if not exists {} on commit drop as select {} from {} with no data").format(
+                _ADDED, identifiers(self._schema.names), self._name.identifier
+            )
+        )
         if self._is_made:
             self._connection.execute(sql.SQL("truncate {}").format(_ADDED))
-        else:
-            self._connection.execute(
-                sql.SQL("create temporary table {} on commit drop as select {} from {} with no data").format(
-                    _ADDED, identifiers(self._schema.names), self._name.identifier
-                )
-            )
-            self._is_made = True
+        self._is_made = True
         return copy_rows(self._connection, _ADDED, self._schema, batches, self._where)
 
     def merge(self) -> int:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.arrays import Rows, Words
-from stormproof.core.source import memory
+from stormproof.core.pending import batches, slices
 from stormproof.core.source.protocol import Expectation
 from stormproof.core.task import acker_task, exchange
 from stormproof.core.task import task as task_module
@@ -35,7 +35,8 @@ def tokens_reused(patch: pytest.MonkeyPatch) -> None:
     def tokens(ids: Rows, seed: int) -> Words:
         return mix64(np.full(len(ids), unsigned(seed), np.uint64))
 
-    patch.setattr(memory, "tokens", tokens)
+    for module in (batches, slices):
+        patch.setattr(module, "tokens", tokens)
 
 
 def tokens_counted_by_the_reader(patch: pytest.MonkeyPatch) -> None:
