@@ -271,7 +271,7 @@ def test_a_producer_puts_in_its_own_transaction_and_in_a_users(database: Databas
         assert queue.put([b"%d" % n for n in range(40)]).messages == 40
         with connect(producer, application_name="tests") as connection:
             assert queue.put([b"x"], connection=connection).messages == 1
-        with pytest.raises(MissingRight, match=r"INSERT.*stormproof\.pending_subscription"):
+        with pytest.raises(MissingRight, match=r"SELECT.*stormproof\.pending_subscription"):
             queue.subscribe("a reader", 1)
     with (
         closing(PostgresQueue("absent", database=producer)) as queue,
