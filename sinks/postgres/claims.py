@@ -11,26 +11,27 @@ _MINE: Final = "topology = %(topology)s and incarnation = %(incarnation)s and si
 
 
 def make(connection: psycopg.Connection, claim: Mapping[str, Any]) -> None:
-    """Have the guard row be there; from then on it is only moved."""
+    """Have the guard row be there, and speak of this table where no txid is in it; from then on it is only moved."""
     connection.execute(
-        "insert into stormproof_sink.guard (topology, incarnation, sink, table_name, table_id, epoch) "
+        "insert into stormproof_sink.guard as held (topology, incarnation, sink, table_name, table_id, epoch) "
         "values (%(topology)s, %(incarnation)s, %(sink)s, %(table_name)s, %(table_id)s, %(epoch)s) "
-        "on conflict (topology, incarnation, sink) do nothing",
+        "on conflict (topology, incarnation, sink) do update "
+        "set table_name = excluded.table_name, table_id = excluded.table_id "
+        "where held.last_txid is null and held.table_id is distinct from excluded.table_id",
         claim,
     )
 
 
-def is_made(connection: psycopg.Connection, mine: Mapping[str, Any]) -> bool:
-    """Whether this life has the table already."""
-    return connection.execute(f"select 1 from stormproof_sink.guard where {_MINE}", mine).fetchone() is not None
+def is_made(connection: psycopg.Connection, mine: Mapping[str, Any], table_id: str) -> bool:
+    """Whether this life has the table already: it committed, or it claimed this very one.
 
-
-def follow(connection: psycopg.Connection, mine: Mapping[str, Any], table_id: str | None) -> None:
-    """A table that never held a txid was made again: the claim is of the new one."""
-    connection.execute(
-        f"update stormproof_sink.guard set table_id = %(table_id)s where {_MINE} and last_txid is null",
+    A claim of a table that was dropped says nothing of the one that was made in its place: another life may have it.
+    """
+    found = connection.execute(
+        f"select 1 from stormproof_sink.guard where {_MINE} and (last_txid is not null or table_id = %(table_id)s)",
         {**mine, "table_id": table_id},
     )
+    return found.fetchone() is not None
 
 
 def lives(connection: psycopg.Connection, table_id: str | None) -> list[tuple[str, str]]:

@@ -144,7 +144,6 @@ class PostgresSession:
             refusing = what_can_refuse(connection, table.oid, self._input)
             self._limits = column_limits(table, self._input)
             self._table_id = self._current_table_id(connection)
-            claims.follow(connection, self._mine, self._table_id)
         if refusing:
             log.warning("%s: %s", self._where, warning_of(refusing))
 
@@ -153,7 +152,7 @@ class PostgresSession:
         with self._transaction() as connection:
             self._lock_fence(connection)
             bookkeeping.one_at_a_time(connection)
-            if claims.is_made(connection, self._mine):
+            if claims.is_made(connection, self._mine, self.table_id):
                 return ()
             lives = (self._identity.life_of(*life) for life in claims.lives(connection, self.table_id))
             strangers = tuple(life for life in lives if life is not None and life not in accepted)

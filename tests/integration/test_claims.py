@@ -149,6 +149,27 @@ def claim_each(kind: str, folder: Path, database: Database | None, life: str, ba
 
 
 @pytest.mark.postgres
+def test_a_claim_of_a_dropped_table_gives_no_right_to_the_one_made_in_its_place(
+    tmp_path: Path, database: Database
+) -> None:
+    harness = SinkHarness("postgres-append", tmp_path, database)
+
+    def claimed_by(life: str) -> tuple[str, ...]:
+        identity = SinkIdentity("topology", life, "counts")
+        with closing(harness.sink.open(identity, harness.input, 1)) as session:
+            assert isinstance(session, PostgresSession)
+            return session.claim(())
+
+    assert claimed_by("a") == ()
+    harness.drop()
+    assert claimed_by("b") == ()
+    assert claimed_by("a") == ("b",)
+    assert claimed_by("b") == ()
+    harness.drop()
+    assert claimed_by("a") == ()  # its own claim goes over to a table that nobody has
+
+
+@pytest.mark.postgres
 @pytest.mark.parametrize(("kind", "made"), [("delta-append", True), ("postgres-append", False)])
 def test_of_two_that_claim_at_the_same_instant_one_has_it(
     kind: str, tmp_path: Path, database: Database, *, made: bool
