@@ -11,7 +11,11 @@ def run() -> None:
     """Run, or print where Alembic is offline."""
     connection = context.config.attributes.get("connection")
     if connection is None:
-        context.configure(dialect_name="postgresql", version_table_schema=SCHEMA, literal_binds=True)
+        # The style keeps "%" as it is: the driver's own would have each printed twice, also inside functions.
+        style = {"paramstyle": "named"}
+        context.configure(
+            dialect_name="postgresql", dialect_opts=style, version_table_schema=SCHEMA, literal_binds=True
+        )
     else:
         context.configure(connection=connection, version_table_schema=SCHEMA)
     with context.begin_transaction():

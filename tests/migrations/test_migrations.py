@@ -14,7 +14,7 @@ from support.command_line import command_line_in
 from support.queues import prepared_database
 
 from stormproof.core.errors import SettingsError
-from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.files.tables import metadata as file_tables
 from stormproof.core.source.postgres_queue.tables import PgSnapshot, Xid8
 from stormproof.core.source.postgres_queue.tables import metadata as queue_tables
@@ -60,9 +60,10 @@ def test_two_migrations_at_once_and_a_repeat(database: Database) -> None:
 def test_the_printed_sql_makes_the_same(database: Database) -> None:
     printed: list[str] = []
     sql(printed.append)
-    engine = sa.create_engine(database.sqlalchemy_url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.exec_driver_sql("\n".join(printed))
+    assert "%%" not in "\n".join(printed)  # as a driver wants it, and psql does not
+    with connect(database, application_name="tests", autocommit=True) as connection:
+        connection.execute("\n".join(printed).encode())  # without parameters: as psql runs it
+    engine = sa.create_engine(database.sqlalchemy_url, poolclass=sa.NullPool)
     assert state(engine).up_to_date
     engine.dispose()
 
