@@ -27,8 +27,7 @@ def register_source(connector: type[PendingSource]) -> type[PendingSource]:
         UsageError: another class has this kind.
     """
     kind = connector.KIND
-    known = _registered.setdefault(kind, connector)
-    if kind in _OWN or known.__qualname__ != connector.__qualname__:
+    if kind in _OWN or _registered.get(kind, connector).__qualname__ != connector.__qualname__:
         raise UsageError(f"source kind {kind!r} is taken; give {connector.__name__} another KIND", kind=kind)
     _registered[kind] = connector
     return connector
