@@ -93,11 +93,6 @@ def register_sink(kind: str, open_: OpenSink | str) -> None:
     _KINDS[kind] = open_
 
 
-def sink_kinds() -> tuple[str, ...]:
-    """The kinds that are registered."""
-    return tuple(sorted(_KINDS))
-
-
 def describe_sink(
     sink: Sink, input_: SinkInput, *, files: str | None = None, ledger_database: Database | None = None
 ) -> dict[str, Json]:

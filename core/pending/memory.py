@@ -241,7 +241,7 @@ class MemoryRows:
         """The first slice that was returned or whose lease ran out."""
         slices = self._sub.slices
         free = (leased.row for leased in slices.values() if self._is_free(leased))
-        return min(free, key=lambda row: (row.path or f"{row.id:020}", row.id), default=None)
+        return min(free, key=lambda row: (row.place, row.id), default=None)
 
     def due(self, messages: int) -> Sequence[Retry]:
         """The longest due, in the order of their numbers."""

@@ -45,9 +45,14 @@ class SliceRow:
     deaths: int = 0
     path: str = ""
 
+    @property
+    def place(self) -> str:
+        """What slices that are opened again are ordered by, before their ids."""
+        return self.path or f"{self.id:020}"
+
     def path_of(self, part: int) -> str:
         """The place of this slice's n-th part: behind the parts before it, and before whatever came behind the slice."""
-        return f"{self.path or f'{self.id:020}'}.{part:06}"
+        return f"{self.place}.{part:06}"
 
     @property
     def is_retry(self) -> bool:

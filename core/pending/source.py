@@ -300,7 +300,7 @@ class PendingSource(Source):
 
     def _reopened(self, rows: PendingRows, row: SliceRow, lease: Lease, limit: Limit, seed: int) -> Slice:
         """Open a free slice, cut to the limit; one on which drivers died in halves, which are halved again at once."""
-        rest_path = row.path or f"{row.id:020}"
+        rest_path = row.place
         if row.deaths >= DEATHS_BEFORE_HALVING and row.messages > 1:
             rest_path = row.path_of(1)
             row = replace(row, deaths=1, path=row.path_of(0))
@@ -320,10 +320,8 @@ class PendingSource(Source):
                 slice=position_of(row),
                 found=piece.messages,
             )
-        elif row.at not in (
-            None,
-            piece.at,
-        ):  # what came back holds less than what was opened, and the messages are all there
+        elif row.at not in (None, piece.at):
+            # What came back holds less than what was opened, and the messages are all there.
             row = self._shrunk(rows, row, piece)
         return slice_of(rows.open(row, lease), piece.expected, retries[:kept])
 

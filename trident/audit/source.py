@@ -12,6 +12,7 @@ from psycopg.rows import tuple_row
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.pending.audit import Finding, OpenedSlice
+from stormproof.core.pending.numbered import lowest_unresolved
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.registry import connector_of, kinds
 from stormproof.core.pending.rows import PendingRows, Subscriber
@@ -134,10 +135,7 @@ class PendingEvidence:
     def lowest_unresolved(self) -> int:
         """Of numbered messages: the number below which each is resolved, waits with its payload, or is dead."""
         with self._rows() as rows:
-            starts = [at["range"] for row in rows.unresolved() if (at := row.at) is not None]
-            next_ = (rows.position() or {}).get("next")
-        lows = [start[0] for start in starts if isinstance(start, list)]
-        return min(number for number in (next_, *lows) if isinstance(number, int))
+            return lowest_unresolved(rows)
 
     def waiting(self) -> Mapping[str, WaitingMessage]:
         """The store's retries."""
