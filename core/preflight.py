@@ -23,7 +23,7 @@ from stormproof.core.errors import (
     StoreUnavailable,
     StormproofError,
 )
-from stormproof.core.machine import classified, fault_of, unpickled
+from stormproof.core.machine_faults import classified, fault_of, unpickled
 from stormproof.core.postgres.database import Database, connect
 
 PROBE_BYTES: Final = 64 * 1024
@@ -40,7 +40,7 @@ class Probe(Protocol):
 
         Raises:
             StormproofError: it cannot be had; names the machine, and what to do.
-            Exception: the same, as the machine says it: see `stormproof.core.machine`.
+            Exception: the same, as the machine says it: see `stormproof.core.machine_faults`.
         """
         ...
 

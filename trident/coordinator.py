@@ -27,7 +27,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
-from stormproof.core.machine import own_faults
+from stormproof.core.machine_faults import own_faults
 from stormproof.core.message import FailureReason
 from stormproof.core.source.protocol import Source
 from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied

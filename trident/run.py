@@ -35,7 +35,7 @@ from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import Plan
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.machine import own_faults
+from stormproof.core.machine_faults import own_faults
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.rights import explained
 from stormproof.core.process import kept_from_forks

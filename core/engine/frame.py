@@ -32,7 +32,7 @@ from stormproof.core.engine.spark import (
     require_settings,
 )
 from stormproof.core.errors import StormproofError, UsageError
-from stormproof.core.machine import classified, unpickled
+from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.message import storable_text
 from stormproof.core.schema import parse_schema
 from stormproof.core.sink import PreparedFile, SinkWriter, TaskContext, TaskWriter, files_to_json

@@ -14,7 +14,7 @@ import pyarrow as pa
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import JobFailed, StormproofError, UsageError
 from stormproof.core.job import Job, JobKey
-from stormproof.core.machine import classified
+from stormproof.core.machine_faults import classified
 from stormproof.core.preflight import Probe, first_fault
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader

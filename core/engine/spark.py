@@ -44,7 +44,7 @@ from stormproof.core.errors import (
 )
 from stormproof.core.graph.plan import Plan
 from stormproof.core.job import Job, JobKey
-from stormproof.core.machine import classified, fault_told_by_spark, unpickled
+from stormproof.core.machine_faults import classified, fault_told_by_spark, unpickled
 from stormproof.core.preflight import Probe, first_fault
 from stormproof.core.process import process_life
 from stormproof.core.task.cut import StageJob, stage_jobs

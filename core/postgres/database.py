@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
-from stormproof.core.machine import ADVICE
+from stormproof.core.machine_faults import ADVICE
 from stormproof.core.postgres.session import OwnedConnection, set_up
 from stormproof.core.postgres.startup import require_encoding, require_own_backend, started
 

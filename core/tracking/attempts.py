@@ -17,7 +17,7 @@ import numpy as np
 from stormproof.core.arrays import Rows
 from stormproof.core.errors import BatchUnverified, JobFailed, MachineUnavailable
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.machine import OUTSIDE
+from stormproof.core.machine_faults import OUTSIDE
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token, storable_text
 from stormproof.core.source.protocol import Expectation, Slice, Source
 from stormproof.core.tracking.breaker import Breaker, Breaks, Shortages

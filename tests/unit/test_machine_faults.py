@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from support.memory_run import World
 
-from stormproof.core import machine
+from stormproof.core import machine_faults
 from stormproof.core.clock import SystemClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import (
@@ -27,7 +27,7 @@ from stormproof.core.errors import (
 )
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
-from stormproof.core.machine import OUTSIDE, classified, fault_told_by_spark, unpickled
+from stormproof.core.machine_faults import OUTSIDE, classified, fault_told_by_spark, unpickled
 from stormproof.core.postgres.database import Database
 from stormproof.core.preflight import DatabaseProbe, PackageProbe, Probe, first_fault, marked, package_fingerprint
 from stormproof.core.source.protocol import SliceReader
@@ -248,7 +248,7 @@ def test_as_a_failed_job_the_machines_fault_was_the_messages(
     guarantee: Guarantee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: every message became a dead letter, and the run said that all was well."""
-    monkeypatch.setattr(machine, "fault_of", lambda _: None)
+    monkeypatch.setattr(machine_faults, "fault_of", lambda _: None)
     monkeypatch.setattr(Breaker, "failed_alone", lambda *_: Breaks.COUNT)
     world = world_of(tmp_path)
     statistics = world.run(guarantee, engine=Faulty(NO_SPACE))

@@ -19,7 +19,7 @@ from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.machine import unpickled
+from stormproof.core.machine_faults import unpickled
 from stormproof.core.settings import Settings
 from stormproof.trident.run import run
 
