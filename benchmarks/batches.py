@@ -15,7 +15,7 @@ from benchmarks.harness import Case
 from benchmarks.parquet_source import RepeatedParquet
 from benchmarks.word_count import by_bolt, row_wise, split, vectorised, word_count
 from benchmarks.workbench import Stepper, Workbench, delta_total, require_total, timed
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.guarantee import Guarantee
 from stormproof.sinks.delta import DeltaSink

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stormproof.core.arrow_compute import pc
 from stormproof.core.bolt import Bolt, Tuple
-from stormproof.core.compute import pc
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.protocol import Source
 from stormproof.trident.aggregate import count

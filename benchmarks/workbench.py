@@ -154,7 +154,7 @@ def require_total(found: int, wanted: int, what: str) -> None:
 
 def delta_total(path: Path, column: str = "n") -> int:
     """The sum of a Delta table's column."""
-    from stormproof.core.compute import pc
+    from stormproof.core.arrow_compute import pc
 
     total = sum(
         pc.sum(table).as_py() or 0

@@ -16,7 +16,7 @@ from stormproof.core import failpoint
 from stormproof.core.errors import SettingsError
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import embedded_database
-from stormproof.core.trust import require_trusted
+from stormproof.core.trusted_paths import require_trusted
 
 PREFIX: Final = "STORMPROOF_"
 TOML_FILE: Final = "stormproof.toml"

@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.graph.aggregation import has_extremes
 from stormproof.core.sink import Fold, SinkInput, SinkMode

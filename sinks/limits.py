@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.message import storable_text
 
 _VALUE_SHOWN_MAX = 80

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from stormproof.core.arguments import require_object, require_path
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
+from stormproof.core.forks import OneProcess
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.process import OneProcess
 from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits

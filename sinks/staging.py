@@ -16,10 +16,10 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import Json, SinkRefused
 from stormproof.core.failpoint import failpoint
-from stormproof.core.process import end_if_fork
+from stormproof.core.forks import end_if_fork
 from stormproof.core.sink import PreparedFile, TaskContext
 from stormproof.sinks.files import NewFile, files_at
 from stormproof.sinks.limits import Limits

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from stormproof.core.forks import kept_from_forks
 from stormproof.core.message import storable_text
-from stormproof.core.process import kept_from_forks
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
 from stormproof.trident.transaction import TxnState
 from stormproof.trident.tuning import Step

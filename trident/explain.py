@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from stormproof.core.bolt import AnyBolt
-from stormproof.core.calls import name_of
 from stormproof.core.errors import Json, TopologyError
 from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.compiler import compile_topology
@@ -17,6 +16,7 @@ from stormproof.core.graph.plan import Edge, Plan
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import to_ddl
+from stormproof.core.user_functions import name_of
 from stormproof.trident.query import NewValues, ReadsState, StateQuery
 
 ENGINES: Final = "the engine's number"

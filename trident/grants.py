@@ -13,7 +13,7 @@ from typing import Any, Final
 import psycopg
 
 from stormproof.core.postgres.rights import quoted
-from stormproof.core.role import RoleKind
+from stormproof.core.postgres.role import RoleKind
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA, SCHEMA
 from stormproof.migrations import SCHEMA as LEDGER_SCHEMA
 from stormproof.sinks.postgres import bookkeeping

@@ -16,12 +16,12 @@ import pyarrow as pa
 from stormproof.core.arguments import shown
 from stormproof.core.bolt import ArrowBolt, BoltContext
 from stormproof.core.bolt.api import ArrowRows
-from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import BoltUnavailable, TopologyError, TransientError
 from stormproof.core.graph.checks import require_fields, schema_for
 from stormproof.core.graph.components import Aggregate, BoltComponent, SinkComponent
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.schema import SchemaLike
+from stormproof.core.user_functions import refuse_unfit_call
 from stormproof.trident.state.protocol import MapState, State
 from stormproof.trident.state.sink import StateReader, StateSink
 

@@ -30,6 +30,7 @@ from stormproof.core.errors import (
     UsageError,
 )
 from stormproof.core.failpoint import failpoint
+from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import Plan
@@ -38,7 +39,6 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.machine_faults import own_faults
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.rights import explained
-from stormproof.core.process import kept_from_forks
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit, Source
 from stormproof.migrations import migrate, state

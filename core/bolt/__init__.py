@@ -13,7 +13,7 @@ from stormproof.core.bolt.api import (
 )
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, link_counts
 from stormproof.core.bolt.tuples import DEFAULT_STREAM, Collector, Tuple
-from stormproof.core.usercode import FailTuple
+from stormproof.core.user_errors import FailTuple
 
 __all__ = [
     "DEFAULT_STREAM",

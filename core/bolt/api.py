@@ -15,7 +15,7 @@ import pyarrow as pa
 from stormproof.core.bolt.tuples import DEFAULT_STREAM, Collector, Tuple
 from stormproof.core.errors import UsageError
 from stormproof.core.schema import SchemaLike
-from stormproof.core.usercode import error_text
+from stormproof.core.user_errors import error_text
 
 Streams: TypeAlias = str | Mapping[str, SchemaLike]
 """What a bolt gives out: the schema of its stream "default", or a schema for each stream."""

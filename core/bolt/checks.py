@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from stormproof.core.bolt.api import ArrowBolt, BasicBolt, Bolt
-from stormproof.core.calls import GENERATOR, never_begins, refuse_unfit_call
 from stormproof.core.errors import TopologyError
+from stormproof.core.user_functions import GENERATOR, never_begins, refuse_unfit_call
 
 _CALLS: Final[Mapping[type, Mapping[str, tuple[str, ...]]]] = {
     Bolt: {"prepare": ("context", "collector"), "execute": ("tuple",), "finish": (), "cleanup": ()},

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from stormproof.core.arrays import Rows
 from stormproof.core.bolt.api import AnyBolt, ArrowBolt, BasicBolt, Bolt, BoltContext
+from stormproof.core.bolt.cycle_collector import fewer_collections
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
 from stormproof.core.bolt.tuples import (
     DEFAULT_STREAM,
@@ -26,12 +27,11 @@ from stormproof.core.bolt.tuples import (
     text_of,
     unknown_stream,
 )
-from stormproof.core.convert import arrow_result, nulls_refused
 from stormproof.core.errors import BoltUnavailable, UsageError
-from stormproof.core.garbage import fewer_collections
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.pulse import Pulse
-from stormproof.core.usercode import CAUGHT, blame
+from stormproof.core.python_to_arrow import arrow_result, nulls_refused
+from stormproof.core.user_errors import CAUGHT, blame
 
 P = ParamSpec("P")
 

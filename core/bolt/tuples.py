@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from stormproof.core.arrays import Rows
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
-from stormproof.core.convert import batch_of
 from stormproof.core.errors import JobFailed, UsageError
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.pulse import Pulse
-from stormproof.core.usercode import CAUGHT, blame
+from stormproof.core.python_to_arrow import batch_of
+from stormproof.core.user_errors import CAUGHT, blame
 
 DEFAULT_STREAM: Final = "default"
 

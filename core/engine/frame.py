@@ -19,8 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.taskcontext import TaskContext as SparkTask
 
-from stormproof.core.compute import pc
-from stormproof.core.convert import nulls_refused
+from stormproof.core.arrow_compute import pc
 from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import packed
@@ -34,6 +33,7 @@ from stormproof.core.engine.spark import (
 from stormproof.core.errors import StormproofError, UsageError
 from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.message import storable_text
+from stormproof.core.python_to_arrow import nulls_refused
 from stormproof.core.schema import parse_schema
 from stormproof.core.sink import PreparedFile, SinkWriter, TaskContext, TaskWriter, files_to_json
 

@@ -21,8 +21,7 @@ import filelock
 
 from stormproof.core.engine.java import clone_folder, find_java
 from stormproof.core.errors import SettingsError, StoreUnavailable
-from stormproof.core.places import user_cache
-from stormproof.core.trust import require_trusted
+from stormproof.core.trusted_paths import require_trusted, user_cache
 
 DELTA_VERSION: Final = "4.4.0"
 """The Delta release whose jars were built for the pinned PySpark."""

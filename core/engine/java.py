@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from stormproof.core.errors import SettingsError
-from stormproof.core.places import user_cache
+from stormproof.core.trusted_paths import user_cache
 
 JAVA_VERSIONS: Final = (17, 21, 25)
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)

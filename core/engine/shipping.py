@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from pyspark import cloudpickle
 
-from stormproof.core.calls import name_of, place_of_function
 from stormproof.core.errors import StormproofError, TopologyError
 from stormproof.core.graph.plan import BoltNode, CombineNode, GatherNode, OperationNode, Plan, SendNode
 from stormproof.core.message import storable_text
+from stormproof.core.user_functions import name_of, place_of_function
 
 DEPTH_MAX: Final = 12
 """How deep a culprit is looked for: a global of a function of an attribute of a bolt is three."""

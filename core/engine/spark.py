@@ -42,11 +42,11 @@ from stormproof.core.errors import (
     TransientError,
     UsageError,
 )
+from stormproof.core.forks import process_life
 from stormproof.core.graph.plan import Plan
 from stormproof.core.job import Job, JobKey
 from stormproof.core.machine_faults import classified, fault_told_by_spark, unpickled
 from stormproof.core.preflight import Probe, first_fault
-from stormproof.core.process import process_life
 from stormproof.core.task.cut import StageJob, stage_jobs
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregators import UserAggregation
 from stormproof.core.graph.keys import can_be_key

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from stormproof.core.arguments import instead_of, lacks, said_of, shown
 from stormproof.core.bolt import DEFAULT_STREAM, Streams
-from stormproof.core.calls import never_begins, refuse_unfit_call
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregation import AggregationKind, AnyAggregation
 from stormproof.core.graph.aggregators import UserAggregation, UserKind
@@ -18,6 +17,7 @@ from stormproof.core.graph.components import OperationKind, Subscription, UserFu
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.sink import Fold, SinkSpec
+from stormproof.core.user_functions import never_begins, refuse_unfit_call
 
 NAME_MAX_CHARACTERS: Final = 64
 TASKS_MAX: Final = 1_024

@@ -9,9 +9,9 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.keys import require_key
+from stormproof.core.user_functions import refuse_unfit_call
 
 TaskFunction: TypeAlias = Callable[[pa.RecordBatch, int], object]
 """A custom grouping: rows and the number of tasks to an array of integers, the task number of each row."""

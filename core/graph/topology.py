@@ -17,7 +17,6 @@ import pyarrow as pa
 from stormproof.core.arguments import instead_of, lacks, shown
 from stormproof.core.bolt import DEFAULT_STREAM, ArrowBolt, BasicBolt, Bolt
 from stormproof.core.bolt.checks import refuse_unfit_bolt, refuse_unfit_function
-from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregation import Aggregation, AnyAggregation
 from stormproof.core.graph.checks import (
@@ -60,6 +59,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkInput, SinkSpec, require_mode, require_tables_apart
 from stormproof.core.source.protocol import Source
+from stormproof.core.user_functions import refuse_unfit_call
 
 _WITHOUT_SCHEMA: Final = frozenset({OperationKind.FILTER, OperationKind.PEEK, OperationKind.PROJECT})
 """What gives the tuple itself, or says by itself which fields it gives."""

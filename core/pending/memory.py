@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from stormproof.core.clock import Clock
 from stormproof.core.errors import Json, UsageError
+from stormproof.core.forks import OneProcess
 from stormproof.core.pending.batches import batches_of
 from stormproof.core.pending.rows import (
     At,
@@ -27,7 +28,6 @@ from stormproof.core.pending.rows import (
     WaitingRetry,
 )
 from stormproof.core.postgres.database import Database
-from stormproof.core.process import OneProcess
 from stormproof.core.source.dead_letter import DeadLetter, Disposal, disposal_entry
 from stormproof.core.source.protocol import Lease, SliceReader
 

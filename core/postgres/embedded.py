@@ -31,7 +31,7 @@ from stormproof.core.postgres.server_process import (
     serves,
     system_identifier,
 )
-from stormproof.core.trust import require_trusted
+from stormproof.core.trusted_paths import require_trusted
 
 StopMode = Literal["fast", "immediate"]
 

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from stormproof.core.errors import UsageError
-from stormproof.core.process import process_life
+from stormproof.core.forks import process_life
 
 _SETTINGS: Final = {
     # Else a COMMIT that has returned may be lost in a crash: a prepared batch, a put message, a sink's rows.

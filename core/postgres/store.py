@@ -14,9 +14,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from stormproof.core.errors import StoreUnavailable, UsageError
+from stormproof.core.forks import ProcessLife, process_life
 from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.postgres.rights import explained, note_statement
-from stormproof.core.process import ProcessLife, process_life
 
 LOCK_WAIT_S: Final = 10
 IDLE_IN_TRANSACTION_S: Final = 30

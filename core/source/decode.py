@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
-from stormproof.core.compute import pc
-from stormproof.core.convert import column_of, shown, type_text
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import TopologyError
 from stormproof.core.message import storable_text
+from stormproof.core.python_to_arrow import column_of, shown, type_text
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.source.protocol import Decoded, Decoder
 

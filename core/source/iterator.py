@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arguments import require_function, shown
-from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import FatalError, StoreUnavailable, UsageError
+from stormproof.core.forks import kept_from_forks
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pending.memory import MemorySliceReader
@@ -23,12 +23,12 @@ from stormproof.core.pending.rows import At
 from stormproof.core.pending.slices import expectation_of
 from stormproof.core.pending.source import Next, Piece
 from stormproof.core.postgres.database import Database
-from stormproof.core.process import kept_from_forks
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.decode import Unit
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.memory import InMemory
 from stormproof.core.source.protocol import READER_SCHEMA, Expectation, Lease, Limit, Resolution, Slice, SliceReader
+from stormproof.core.user_functions import refuse_unfit_call
 
 Payload: TypeAlias = bytes | str
 Item: TypeAlias = Payload | tuple[Hashable, Payload] | None

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows, Words
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.tracking.anchors import MANY, MANY_ORIGIN, Anchors, MessageTable
 from stormproof.core.tracking.share import as_signed, as_words
 

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from stormproof.core.convert import column_of
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.graph.aggregators import UserAggregation, arguments
 from stormproof.core.message import FailureReason
 from stormproof.core.pulse import Pulse
+from stormproof.core.python_to_arrow import column_of
 from stormproof.core.task.groups import in_key_order
 from stormproof.core.task.reduce import How, Request, failed_for_group, reduced
-from stormproof.core.usercode import CAUGHT, blame
+from stormproof.core.user_errors import CAUGHT, blame
 
 COMBINE_ROWS_MAX: Final = 262_144
 """Partial rows that a combiner holds before it combines them among themselves: its memory is bounded by its keys."""

@@ -11,17 +11,17 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
-from stormproof.core.compute import pc
-from stormproof.core.convert import batch_of
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import JobFailed
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.aggregators import UserAggregation, UserKind, arguments
 from stormproof.core.message import FailureReason
 from stormproof.core.pulse import Pulse
+from stormproof.core.python_to_arrow import batch_of
 from stormproof.core.task.combine import combine, finish, prepare, results_column, zero
 from stormproof.core.task.groups import members_of
 from stormproof.core.task.reduce import failed_for_group
-from stormproof.core.usercode import CAUGHT, blame
+from stormproof.core.user_errors import CAUGHT, blame
 
 
 @dataclass(frozen=True, slots=True)

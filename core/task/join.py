@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.graph.join import OPEN_LEFT, JoinKind, JoinOn
 from stormproof.core.tracking.anchors import Anchors, overlaid
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows, Words
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.tracking.share import GAMMA, mix64
 
 _BASE: Final = np.uint64(0x9E3779B97F4A7C55)

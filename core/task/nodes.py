@@ -10,11 +10,11 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows
 from stormproof.core.bolt import ArrowBolt, BoltContext, Ran, fresh
 from stormproof.core.bolt.runner import BoltRunner
-from stormproof.core.convert import no_rows
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import BoltNode, GatherNode, JoinNode, OperationNode, StagePlan
 from stormproof.core.message import FailureReason
 from stormproof.core.pulse import Pulse
+from stormproof.core.python_to_arrow import no_rows
 from stormproof.core.task.account import Account
 from stormproof.core.task.combine import Combiner
 from stormproof.core.task.cut import StageJob

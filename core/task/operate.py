@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
-from stormproof.core.convert import arrow_result, batch_of, no_rows, nulls_refused
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.pulse import Pulse
-from stormproof.core.usercode import CAUGHT, blame
+from stormproof.core.python_to_arrow import arrow_result, batch_of, no_rows, nulls_refused
+from stormproof.core.user_errors import CAUGHT, blame
 
 _ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})
 

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
-from stormproof.core.compute import pc
-from stormproof.core.convert import column_of
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import JobFailed
 from stormproof.core.graph.aggregation import DECIMAL_DIGITS_MAX, GroupBy
+from stormproof.core.python_to_arrow import column_of
 from stormproof.core.task.groups import Members
-from stormproof.core.usercode import CAUGHT, blame
+from stormproof.core.user_errors import CAUGHT, blame
 
 _INT64_LIMIT: Final = 1 << 63
 _SUM_ALL: Final = pc.ScalarAggregateOptions(min_count=0)

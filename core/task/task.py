@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.errors import JobFailed
+from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import Entry, StagePlan
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
-from stormproof.core.process import kept_from_forks
 from stormproof.core.pulse import Pulse, running
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import READER_SCHEMA

@@ -35,7 +35,7 @@ from stormproof.core.tracking.outcome import (
 from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.together import touched_by
 from stormproof.core.tracking.verdict import mismatches, misread
-from stormproof.core.usercode import lacked_in
+from stormproof.core.user_errors import lacked_in
 
 log = logging.getLogger("stormproof.attempts")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import lazy_loader
 
-from stormproof.core.public import shown_as_public
+from stormproof.core.public_names import shown_as_public
 
 _attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

@@ -14,8 +14,8 @@ import pytest
 from support.queues import prepared_database
 
 from stormproof import IteratorSource, MemorySink, MemorySource, Settings, Topology
+from stormproof.core.forks import FORK_STATUS, end_if_fork, kept_from_forks, process_life
 from stormproof.core.postgres.database import Database
-from stormproof.core.process import FORK_STATUS, end_if_fork, kept_from_forks, process_life
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 NUMBERS = [b"%d" % n for n in range(9)]

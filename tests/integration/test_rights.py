@@ -25,7 +25,7 @@ from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.errors import MissingRight, SettingsError, StoreUnavailable
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.role import RoleKind
+from stormproof.core.postgres.role import RoleKind
 from stormproof.trident.cli.app import app
 from stormproof.trident.grants import grants_sql, lacking
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS

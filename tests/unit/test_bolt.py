@@ -27,13 +27,13 @@ from stormproof.core.bolt import (
     fresh,
     link_counts,
 )
+from stormproof.core.bolt.cycle_collector import ALLOCATIONS, fewer_collections
 from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.errors import BoltUnavailable, JobFailed, UsageError
-from stormproof.core.garbage import ALLOCATIONS, fewer_collections
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason
 from stormproof.core.pulse import progress, running, suspects
 from stormproof.core.schema import parse_schema
-from stormproof.core.usercode import blame
+from stormproof.core.user_errors import blame
 
 FAILED, ERROR, UNACKED = FailureReason.FAILED, FailureReason.ERROR, FailureReason.UNACKED
 

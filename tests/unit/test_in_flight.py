@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from support.memory_run import World
 
+from stormproof.core.arrow_compute import pc
 from stormproof.core.clock import ManualClock, SystemClock
-from stormproof.core.compute import pc
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, SinkRefused, StoreUnavailable, TransientError
 from stormproof.core.failpoint import armed, watched

@@ -14,7 +14,7 @@ import pytest
 
 import stormproof
 from stormproof.core import errors
-from stormproof.core.public import shown_as_public
+from stormproof.core.public_names import shown_as_public
 
 PUBLIC: list[str] = vars(stormproof)["__all__"]
 CLASSES = [name for name in PUBLIC if inspect.isclass(getattr(stormproof, name))]

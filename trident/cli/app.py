@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stormproof.core.role import RoleKind
+from stormproof.core.postgres.role import RoleKind
 from stormproof.trident.cli import letters_app
 from stormproof.trident.cli.command_group import GuardedGroup
 from stormproof.trident.cli.options import AsJson, By, MessageId, QueueName, SinkName, TopologyName, Txid, Why

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from uuid import uuid4
 
 from stormproof.core.errors import SettingsError, StormproofError
-from stormproof.core.role import RoleKind
+from stormproof.core.postgres.role import RoleKind
 from stormproof.core.settings import Settings
 from stormproof.trident.cli.doctor_database import durability, queues, refusing, rights, writes
 from stormproof.trident.cli.output import Exit, emit, finish, say

@@ -10,7 +10,7 @@ import psycopg
 from stormproof.core.errors import CannotTell, MissingRight, PositionMismatch, SettingsError, StormproofError
 from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.rights import explained
-from stormproof.core.role import RoleKind
+from stormproof.core.postgres.role import RoleKind
 from stormproof.core.settings import Settings
 from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL
 from stormproof.sinks.abilities import warning_of

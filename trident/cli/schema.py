@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stormproof.core.role import RoleKind
+from stormproof.core.postgres.role import RoleKind
 from stormproof.migrations import migrate, sql, state
 from stormproof.trident.cli.output import Exit, emit, finish, printed, say
 from stormproof.trident.cli.stores import opened

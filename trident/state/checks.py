@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from stormproof.core.arguments import instead_of, lacks, shown
-from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import TopologyError
+from stormproof.core.user_functions import refuse_unfit_call
 from stormproof.trident.state.protocol import Merge, StateFactory, StateKind, StateUpdater
 
 KINDS: Final = tuple(kind.value for kind in StateKind)

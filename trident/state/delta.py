@@ -11,7 +11,7 @@ from deltalake import CommitProperties, DeltaTable
 from pyarrow.dataset import dataset
 
 from stormproof.core.arguments import require_path
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import Json, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey

@@ -15,11 +15,11 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from stormproof.core.arguments import require_function, require_object, require_text, require_whole
-from stormproof.core.calls import refuse_unfit_call
 from stormproof.core.errors import Fenced, Json, PositionMismatch, SinkRefused, TopologyError
+from stormproof.core.forks import OneProcess
 from stormproof.core.postgres.database import Database
-from stormproof.core.process import OneProcess
 from stormproof.core.sink import TableKey, shared_table
+from stormproof.core.user_functions import refuse_unfit_call
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity, StoreRecord
 from stormproof.trident.state.abilities import SupportsStoreIdentity

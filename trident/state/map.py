@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
 from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.limits import Limits

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arguments import require_function
-from stormproof.core.calls import refuse_unfit_call
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import SinkRefused
+from stormproof.core.user_functions import refuse_unfit_call
 from stormproof.trident.state.protocol import Merge
 
 

@@ -10,13 +10,13 @@ from typing import cast
 import pyarrow as pa
 
 from stormproof.core.arguments import require_object, require_path
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.failpoint import failpoint
+from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.keys import can_be_key
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.process import kept_from_forks
 from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey, TaskContext, TaskWriter
 from stormproof.core.source.kind import SourceKind
 from stormproof.sinks.abilities import SupportsTakeTable

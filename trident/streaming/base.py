@@ -21,9 +21,9 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.errors import Json, StoreUnavailable, UsageError
+from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.process import kept_from_forks
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
 from stormproof.trident.ledger import events

@@ -13,8 +13,8 @@ from typing import Self
 import pyarrow as pa
 
 from stormproof.core.arguments import require_text, said_of
+from stormproof.core.arrow_compute import pc
 from stormproof.core.clock import Clock
-from stormproof.core.compute import pc
 from stormproof.core.errors import TopologyError, UsageError
 from stormproof.core.pending.numbered import lowest_unresolved
 from stormproof.core.postgres.database import Database

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stormproof.core.arrays import Rows
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import PositionMismatch
 from stormproof.core.pending.batches import reader_batch
 from stormproof.core.source.files.digests import DIGEST_BYTES, ComparedFile, digest_at, digest_of, read_exactly

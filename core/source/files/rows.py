@@ -13,9 +13,9 @@ from typing import Final, cast
 
 import pyarrow as pa
 
-from stormproof.core.compute import pc
-from stormproof.core.convert import nulls_refused
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import UsageError
+from stormproof.core.python_to_arrow import nulls_refused
 from stormproof.core.source.decode import JsonDecoder
 from stormproof.core.source.protocol import Decoded
 

@@ -12,8 +12,8 @@ import re
 import traceback
 from typing import Final
 
+from stormproof.core.forks import end_if_fork
 from stormproof.core.message import FailureReason, storable_text
-from stormproof.core.process import end_if_fork
 
 CAUGHT: Final = BaseException
 """What is caught around a call of a user's code; `blame` lets Ctrl-C through again."""

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
-from stormproof.core.compute import pc
+from stormproof.core.arrow_compute import pc
 from stormproof.core.message import storable_text
-from stormproof.core.usercode import CAUGHT, blame
+from stormproof.core.user_errors import CAUGHT, blame
 
 CULPRIT_MAX_CHARACTERS: Final = 200
 

@@ -1,4 +1,7 @@
-"""Whether only this user, or root, can have put what stands at a path; else it must decide nothing about our process."""
+"""Paths that only this user or root can have written: how one is checked, and the user's cache folder.
+
+What another user could have written must not decide what this process runs.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,24 @@ def require_trusted(path: Path, what: str, instead: str) -> None:
             path=str(path),
             reason=reason,
         )
+
+
+def user_cache() -> Path:
+    """`$XDG_CACHE_HOME/stormproof`, else `~/.cache/stormproof`; it need not exist.
+
+    Raises:
+        SettingsError: this user has no home folder, or another user could have written what is in the folder.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        folder = (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "stormproof"
+    except RuntimeError as error:
+        raise SettingsError(
+            "this user has no home folder; set HOME or XDG_CACHE_HOME to a folder of its own"
+        ) from error
+    if folder.exists():
+        require_trusted(folder, "programs are run from it", "or set XDG_CACHE_HOME to a folder of your own")
+    return folder
 
 
 def _is_private_group(gid: int) -> bool:
