@@ -24,9 +24,10 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit
+from stormproof.migrations import migrate
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.options import RunOptions
-from stormproof.trident.run import driver
+from stormproof.trident.run import driver, ledger_engine
 from stormproof.trident.statistics import BatchResult
 
 LIMIT_BYTES = 2**40
@@ -54,8 +55,14 @@ class Workbench:
 
     @cached_property
     def database(self) -> Database:
-        """The embedded Postgres."""
-        return self.settings.resolve_database()
+        """The embedded Postgres, with the ledger's schema: a rival's queue may be filled before a topology runs."""
+        database = self.settings.resolve_database()
+        engine = ledger_engine(database)
+        try:
+            migrate(engine)
+        finally:
+            engine.dispose()
+        return database
 
     @cached_property
     def session(self) -> SparkSession:
