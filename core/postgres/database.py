@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
-from typing import Final, LiteralString, NamedTuple
+from typing import Final
 from urllib.parse import quote, urlencode
 
 import psycopg
@@ -17,11 +16,11 @@ import sqlalchemy
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
 from stormproof.core.machine_faults import ADVICE
-from stormproof.core.postgres.session import OwnedConnection, set_up
-from stormproof.core.postgres.startup import require_encoding, require_own_backend, started
+from stormproof.core.postgres.owned_connection import OwnedConnection
+from stormproof.core.postgres.pooler import require_own_backend
+from stormproof.core.postgres.session import override_defaults, require_encoding, started
 
 DATABASE_URL_FORM: Final = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 CONNECT_TIMEOUT_S: Final = 10
@@ -201,13 +200,6 @@ class Database:
         return self.redacted
 
 
-class Backend(NamedTuple):
-    """One connection as the server knows it. The start time tells it from a later one with the same pid."""
-
-    pid: int
-    backend_start: datetime
-
-
 def _unsafe_characters(rest: str) -> str | None:
     """A password's own ``@``, ``/`` or ``?`` would be read as its end, and its tail as a host that errors show."""
     before, at, after = rest.partition("@")
@@ -253,8 +245,10 @@ def connect(database: Database, *, application_name: str, autocommit: bool = Fal
             undo.callback(connection.close)
             require_encoding(connection, database.redacted)
             require_own_backend(connection, partial(opened, known), database.redacted)
+            override_defaults(connection)
             undo.pop_all()
-        return set_up(connection, autocommit=autocommit)
+        connection.autocommit = autocommit
+        return connection
 
     try:
         return started(parameters, start, psycopg.OperationalError)
@@ -282,53 +276,3 @@ def _of_this_machine() -> str | None:
     except OSError as error:
         return f"{error.strerror}: {ADVICE.get(error.errno or 0, 'see the logs of this machine')}"
     return None
-
-
-def backend_identity(connection: psycopg.Connection) -> Backend:
-    """The connection itself, as `terminate_backends` would have to name it."""
-    row = connection.execute(
-        "select pid, backend_start from pg_stat_activity where pid = pg_catalog.pg_backend_pid()"
-    ).fetchone()
-    if row is None:
-        raise StoreUnavailable("Postgres does not list this very connection in pg_stat_activity")
-    return Backend(*row)
-
-
-def terminate_backends(
-    connection: psycopg.Connection,
-    backends: Iterable[tuple[int, datetime]],
-    *,
-    timeout_s: float = 10.0,
-    clock: Clock | None = None,
-) -> int:
-    """End these connections, and return only when they are gone; returns how many were still there.
-
-    A pid whose start time differs is somebody else's by now and is left alone; so is `connection` itself.
-
-    Raises:
-        StoreUnavailable: one of them did not end within `timeout_s`.
-    """
-    clock = clock or SystemClock()
-    wanted = list(backends)
-    pids, starts = [pid for pid, _ in wanted], [start for _, start in wanted]
-    there = """
-        from pg_stat_activity a
-        join unnest(%s::int[], %s::timestamptz[]) as w (pid, backend_start) using (pid, backend_start)
-        where a.pid <> pg_backend_pid()
-    """
-
-    def query(columns: LiteralString) -> list[int]:
-        connection.execute("select pg_stat_clear_snapshot()")  # else a transaction sees the first answer again
-        return [row[0] for row in connection.execute("select " + columns + there, (pids, starts))]
-
-    found = query("a.pid, pg_terminate_backend(a.pid)")
-    until_s = clock.monotonic_s() + timeout_s
-    while left := query("a.pid"):
-        if clock.monotonic_s() > until_s:
-            raise StoreUnavailable(
-                f"Postgres backends {left} did not end within {timeout_s} s of pg_terminate_backend; "
-                "look at them in pg_stat_activity",
-                pids=list(left),
-            )
-        clock.sleep(0.01)
-    return len(found)

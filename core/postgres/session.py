@@ -1,15 +1,28 @@
-"""A connection of ours: one process's alone, and set up so that no default of a role or a database breaks a promise."""
+"""What a session needs to keep our promises: no time limit, no default of a role or a database that breaks one, UTF-8."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg.rows import TupleRow
+from psycopg import pq
 
-from stormproof.core.errors import UsageError
-from stormproof.core.forks import process_life
+from stormproof.core.errors import SettingsError
+
+T = TypeVar("T")
+
+ENCODING: Final = "UTF8"
+
+_LIMITS: Final = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
+_TRIED: Final = ((*_LIMITS, "transaction_timeout"), _LIMITS, ())
+"""Limits to lift, until the server takes them: before Postgres 17 it knows no transaction_timeout, and a pooler may forbid
+options altogether."""
+_FORBIDS_OPTIONS: Final = ("unsupported startup parameter", "unrecognized configuration parameter")
+"""Errors of pgbouncer, unless its ignore_startup_parameters names them, and of a pooler that takes options for its own
+settings."""
+_taken = dict[tuple[str | None, ...], int]()
+"""Which of `_TRIED` each server took, so that only the first connection of this process needs several tries."""
 
 _SETTINGS: Final = {
     # Else a COMMIT that has returned may be lost in a crash: a prepared batch, a put message, a sink's rows.
@@ -18,11 +31,7 @@ _SETTINGS: Final = {
     "default_transaction_isolation": "read committed",
     "default_transaction_deferrable": "off",
     # A batch takes as long as it takes; what waits for a lock has a bound of its own.
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "transaction_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
+    **dict.fromkeys(_TRIED[0], "0"),
     # How values and names are read and written as text: floats in all their digits, arrays with NULL, types' names.
     "extra_float_digits": "1",
     "array_nulls": "on",
@@ -31,11 +40,12 @@ _SETTINGS: Final = {
     # A short statement is not worth a compiler.
     "jit": "off",
 }
-"""What our sessions set where role, database or server have another default. Options in the URL are a user's own word."""
+"""What our sessions set where role, database or server have another default. Options in the URL are the user's choice and
+stay."""
 
 _DURABLE: Final = ("on", "local", "remote_write", "remote_apply")
 
-_SET_UP: Final = """
+_OVERRIDE: Final = """
     select set_config(s.name, w.value, false)
     from unnest(%s::text[], %s::text[]) as w (name, value)
     join pg_catalog.pg_settings s on s.name = w.name
@@ -48,57 +58,53 @@ _SET_UP: Final = """
 """
 
 
-class OwnedConnection(psycopg.Connection[TupleRow]):
-    """A connection that only the process that made it can use; in a fork of it every use raises, and closing does nothing.
+def started(parameters: Mapping[str, str], start: Callable[[dict[str, str]], T], errors: type[Exception]) -> T:
+    """What `start` makes of libpq's parameters, with the server's time limits lifted by `options`.
 
-    A fork has the parent's socket: one byte of its own there (a ROLLBACK, or the goodbye of a close) would end up in the
-    middle of the parent's transaction.
+    A limit that a role or a database sets by default, of a millisecond perhaps, cancels even the statement that would
+    lift it. The user's own options come after ours, and win. Where a pooler forbids options, it starts without ours.
+    `errors` is what `start` raises where there is no connection.
     """
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        self._owner = process_life()
-        super().__init__(*arguments, **keywords)
-
-    @property
-    def lock(self) -> Any:
-        """Psycopg's own lock, which every use of the connection takes first.
-
-        Raises:
-            UsageError: this process is a fork of the one that made the connection.
-        """
-        self._require_owner()
-        return self._own_lock
-
-    @lock.setter
-    def lock(self, lock: Any) -> None:
-        self._own_lock = lock
-
-    def wait(self, *arguments: Any, **keywords: Any) -> Any:
-        """Psycopg's own, in the process that made the connection."""
-        self._require_owner()
-        return super().wait(*arguments, **keywords)
-
-    def close(self) -> None:
-        """Close it, in the process that made it; nothing in a fork."""
-        if process_life() == self._owner:
-            super().close()
-
-    def _require_owner(self) -> None:
-        life = process_life()
-        if life != self._owner:
-            raise UsageError(
-                f"process {life.pid} is a fork of process {self._owner.pid}, whose connection to Postgres this is: a fork "
-                "must not use it; have it make its own (a PostgresQueue does so by itself), or end it by os._exit()",
-                process=life.pid,
-                owner=self._owner.pid,
-            )
+    server = tuple(parameters.get(key) for key in ("host", "hostaddr", "port", "service"))
+    for tried in range(_taken.get(server, 0), len(_TRIED)):
+        try:
+            made = start(_lifted(parameters, _TRIED[tried]))
+        except errors as error:
+            if not _TRIED[tried] or not any(text in str(error) for text in _FORBIDS_OPTIONS):
+                raise
+        else:
+            _taken[server] = tried
+            return made
+    raise AssertionError("the last try lifts nothing, and raises what it meets")
 
 
-def set_up(connection: OwnedConnection, *, autocommit: bool) -> OwnedConnection:
-    """Override the defaults that would break a promise, in one statement; closes the connection where that fails."""
-    with ExitStack() as undo:
-        undo.callback(connection.close)
-        connection.execute(_SET_UP, (list(_SETTINGS), list(_SETTINGS.values()), list(_DURABLE)))
-        connection.autocommit = autocommit
-        undo.pop_all()
-    return connection
+def _lifted(parameters: Mapping[str, str], limits: tuple[str, ...]) -> dict[str, str]:
+    known = dict(parameters)
+    options = known.get("options")
+    if options is None:
+        if not limits or "service" in known:
+            return known  # only libpq reads the service's file, and options of ours would replace those in it
+        defaults = {option.keyword: option.val for option in pq.Conninfo.get_defaults()}  # PGOPTIONS, and PGSERVICE's
+        options = (defaults.get(b"options") or b"").decode()
+    return {**known, "options": " ".join([*(f"-c {name}=0" for name in limits), options]).strip()}
+
+
+def override_defaults(connection: psycopg.Connection[Any]) -> None:
+    """Override the defaults of role, database and server that would break a promise, in one statement."""
+    connection.execute(_OVERRIDE, (list(_SETTINGS), list(_SETTINGS.values()), list(_DURABLE)))
+
+
+def require_encoding(connection: psycopg.Connection[Any], where: str) -> None:
+    """Refuse a database (`where`, without secrets) that cannot hold every text: payloads, names and errors are UTF-8.
+
+    Raises:
+        SettingsError: its encoding is another one.
+    """
+    found = connection.info.parameter_status("server_encoding")
+    if found not in (ENCODING, None):
+        raise SettingsError(
+            f"the database {where} has encoding {found}; Stormproof needs {ENCODING}, since other encodings "
+            "cannot hold every message. Make one, and name it instead: CREATE DATABASE name ENCODING 'UTF8' TEMPLATE "
+            "template0 LOCALE 'C'",
+            encoding=found,
+        )

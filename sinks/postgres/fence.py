@@ -1,18 +1,22 @@
-"""The fence of a Postgres sink: a row with the epoch that may write, held while rows are written, and moved by the next."""
+"""The fence of a Postgres sink: a row with the epoch that may write. It is locked while rows are written; the next epoch
+moves it, after it has ended the older epochs' backends.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, NamedTuple
 
 import psycopg
 
 from stormproof.core.errors import Fenced, StoreUnavailable
-from stormproof.core.postgres.database import backend_identity, terminate_backends
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE
 from stormproof.sinks.postgres.link import Link
 from stormproof.sinks.protocol import SinkIdentity
 
+BACKEND_END_TIMEOUT_MS: Final = 10_000
 TAKE_OVER_LOCK_TIMEOUT_MS: Final = 2_000
 TAKE_OVER_TRIES_MAX: Final = 5
 """A backend of an older epoch may come anew between its siblings' end and the new epoch: then it is ended, too."""
@@ -101,3 +105,50 @@ class Fence:
         row = connection.execute(f"select epoch from stormproof_sink.fence where {MINE}", self._mine).fetchone()
         newest = None if row is None else int(row[0])
         return Fenced(f"{self._where}: epoch {newest} holds it, this is epoch {self._epoch}", epoch=self._epoch)
+
+
+class Backend(NamedTuple):
+    """One connection as the server knows it. The start time tells it from a later one with the same pid."""
+
+    pid: int
+    backend_start: datetime
+
+
+def backend_identity(connection: psycopg.Connection) -> Backend:
+    """The backend of this connection, as `terminate_backends` takes it."""
+    row = connection.execute(
+        "select pid, backend_start from pg_stat_activity where pid = pg_catalog.pg_backend_pid()"
+    ).fetchone()
+    if row is None:
+        raise StoreUnavailable("Postgres does not list this very connection in pg_stat_activity")
+    return Backend(*row)
+
+
+def terminate_backends(connection: psycopg.Connection, backends: Iterable[tuple[int, datetime]]) -> int:
+    """End these backends and return, once they are gone, how many of them were still there.
+
+    A pid whose start time differs is somebody else's by now and is left alone; so is `connection` itself.
+
+    Raises:
+        StoreUnavailable: one of them did not end within `BACKEND_END_TIMEOUT_MS`.
+    """
+    wanted = list(backends)
+    pids, starts = [pid for pid, _ in wanted], [start for _, start in wanted]
+    there = """
+        from pg_stat_activity a
+        join unnest(%s::int[], %s::timestamptz[]) as w (pid, backend_start) using (pid, backend_start)
+        where a.pid <> pg_backend_pid()
+    """
+    connection.execute("select pg_stat_clear_snapshot()")  # else a transaction sees its first answer again
+    found = connection.execute(
+        "select pg_terminate_backend(a.pid, %s)" + there, (BACKEND_END_TIMEOUT_MS, pids, starts)
+    ).fetchall()
+    connection.execute("select pg_stat_clear_snapshot()")
+    left = [row[0] for row in connection.execute("select a.pid" + there, (pids, starts))]
+    if left:
+        raise StoreUnavailable(
+            f"Postgres backends {left} did not end within {BACKEND_END_TIMEOUT_MS / 1000:.0f} s of pg_terminate_backend; "
+            "look at them in pg_stat_activity",
+            pids=list(left),
+        )
+    return len(found)

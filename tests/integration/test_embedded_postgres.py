@@ -15,8 +15,9 @@ import pytest
 from support.processes import Child
 
 from stormproof.core.errors import SettingsError, StoreUnavailable
-from stormproof.core.postgres.database import Database, backend_identity, connect, terminate_backends
+from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.sinks.postgres.fence import backend_identity, terminate_backends
 
 pytestmark = pytest.mark.postgres
 

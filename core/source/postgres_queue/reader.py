@@ -15,7 +15,7 @@ from adbc_driver_postgresql import dbapi
 
 from stormproof.core.errors import StoreUnavailable
 from stormproof.core.postgres.database import Database
-from stormproof.core.postgres.startup import started
+from stormproof.core.postgres.session import started
 from stormproof.core.source.protocol import READER_SCHEMA
 
 # Idle connections of this process, by (process, database). A forked child finds its parent's under another process id
