@@ -1,4 +1,4 @@
-"""What an argument of a declaration must be; an error names the thing, the argument, what it is and what it should be."""
+"""Checks of the arguments of declarations; an error names the thing, the argument, its value and what it must be."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stormproof.core.errors import Json, TopologyError, UsageError
 
 
 @contextmanager
-def said_of(where: str, **details: Json) -> Generator[None]:
-    """What is wrong with an argument, such as a schema, is said of the thing that it was given to."""
+def error_prefix(where: str, **details: Json) -> Generator[None]:
+    """Begin a TopologyError that is raised inside, such as a schema's, with the thing that the argument was given to."""
     try:
         yield
     except TopologyError as error:
@@ -20,49 +20,49 @@ def said_of(where: str, **details: Json) -> Generator[None]:
 
 
 def require_whole(where: str, argument: str, value: object, low: int) -> None:
-    """Raise UsageError where the value is no whole number of at least `low`."""
+    """Raise UsageError unless the value is a whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
         raise _wrong(where, argument, value, f"a whole number, at least {low}")
 
 
 def require_seconds(where: str, argument: str, value: object) -> None:
-    """Raise UsageError where the value is no number of seconds; 0 is one."""
+    """Raise UsageError unless the value is a number of seconds, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
         raise _wrong(where, argument, value, "a number of seconds, at least 0")
 
 
 def require_path(where: str, argument: str, value: object) -> None:
-    """Raise UsageError where the value is no path; an empty one would be the folder that the process happens to be in."""
+    """Raise UsageError unless the value is a path; an empty one would be the process's current folder."""
     if not isinstance(value, (str, os.PathLike)) or not value:
         raise _wrong(where, argument, value, "a path, as text or a Path; '.' is the current folder")
 
 
 def require_text(where: str, argument: str, value: object, form: str) -> None:
-    """Raise UsageError where the value is no text; `form` is an example of what it should be."""
+    """Raise UsageError unless the value is text; `form` is an example."""
     if not isinstance(value, str) or not value:
         raise _wrong(where, argument, value, f"text, such as {form!r}")
 
 
 def require_function(where: str, argument: str, value: object, form: str) -> None:
-    """Raise UsageError where the value cannot be called; `form` says how it would be."""
+    """Raise UsageError unless the value can be called; `form` is an example of a call."""
     if not callable(value):
         raise _wrong(where, argument, value, f"a function, called as {form}")
 
 
 def require_object(where: str, argument: str, value: object, kind: type | tuple[type, ...], form: str) -> None:
-    """Raise UsageError where the value is no object of the class; `form` is an example of one."""
+    """Raise UsageError unless the value is an object of the class; `form` is an example."""
     if not isinstance(value, kind):
         raise _wrong(where, argument, value, f"an object such as {form}")
 
 
 def lacks(thing: object, *attributes: str) -> bool:
-    """Whether it is a class, or has not all of these: then it is not what a protocol describes."""
-    # Its class is asked first: asking the object may call code of the user's, which may raise.
+    """Whether a thing cannot be what a protocol describes: it is a class, or lacks one of these attributes."""
+    # The class is asked first: asking the object may run the user's code, which may raise.
     return isinstance(thing, type) or not all(hasattr(type(thing), a) or hasattr(thing, a) for a in attributes)
 
 
 def shown(thing: object) -> str:
-    """A thing that should have been another, for people."""
+    """A wrong argument, as errors show it."""
     name = getattr(thing, "__name__", None)
     if isinstance(name, str):
         return f"the {'class' if isinstance(thing, type) else 'function'} {name}"
@@ -74,7 +74,7 @@ def shown(thing: object) -> str:
 
 
 def instead_of(thing: object, otherwise: str) -> str:
-    """What to write instead of a thing that is none of its kind: an object of it, where it is a class."""
+    """The advice about a wrong argument: to make an object of it where it is a class, else `otherwise`."""
     return f"give an object of it, {thing.__name__}(...)" if isinstance(thing, type) else otherwise
 
 

@@ -1,4 +1,4 @@
-"""The numpy arrays that pass between the parts of the core, by name."""
+"""Names for the types of numpy arrays that pass between the parts of the core."""
 
 from __future__ import annotations
 

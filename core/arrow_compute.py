@@ -1,4 +1,4 @@
-"""Arrow's compute functions under one name; they are made when the module is imported, so type checkers see none."""
+"""`pyarrow.compute` as `pc`, untyped: its functions are made when it is imported, so type checkers see none of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which process this is: forks of it must not use its connections, and must not go on as a second driver.
+"""Forks of a process must not use its connections, and must not go on as a second driver.
 
 A user's function may fork (`os.fork`, `multiprocessing`, a `preexec_fn`). The child has a copy of everything: sockets,
-locks, the driver's whole stack. What belongs to one process notes `process_life()` when it is made, and compares.
+locks, the driver's whole stack. What belongs to one process keeps the `process_life()` that it was made in, and compares.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _here = threading.local()
 
 
 class ProcessLife(NamedTuple):
-    """One process: its id, and how many forks led to it, since an id may come again."""
+    """One process: its id, and the number of forks that led to it, since an id may be used again."""
 
     pid: int
     forks: int
@@ -37,14 +37,14 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def process_life() -> ProcessLife:
-    """This process; another one in each fork of it. Cheap: a system call."""
+    """This process; each fork of it has another value. Costs one system call."""
     return ProcessLife(os.getpid(), _forks)
 
 
 class OneProcess:
-    """Lets one thread at a time in, and no fork of the process that made it: for what lies in a process's memory.
+    """A lock on what lies in a process's memory: one thread at a time may enter, and no fork of the process.
 
-    A fork has a copy of its own, and what it wrote there the parent would never see.
+    A fork has a copy of its own, and the parent would never see what it wrote there.
     """
 
     def __init__(self, what: str) -> None:
@@ -75,9 +75,9 @@ class OneProcess:
 
 @contextmanager
 def kept_from_forks() -> Generator[None]:
-    """A block that a fork made inside it never leaves: the fork ends where it would, by an end or by an error.
+    """A block that no fork made inside it leaves: where it would return or raise, it is ended.
 
-    Of blocks inside each other the innermost counts. A fork that begins such a block itself is at home there.
+    Of nested blocks the innermost counts. A fork that enters such a block itself may leave it.
     """
     before: ProcessLife | None = getattr(_here, "life", None)
     _here.life = mine = process_life()
@@ -94,8 +94,8 @@ def kept_from_forks() -> Generator[None]:
 def end_if_fork(error: BaseException | None = None, *, of: ProcessLife | None = None) -> None:
     """End this process at once where it is a fork that was made inside `kept_from_forks` (or of the process `of`).
 
-    No `finally` and no exit handler runs: they would end what the parent still uses. A `SystemExit` is what the fork
-    wanted, and its status counts; anything else is said on standard error.
+    No `finally` and no exit handler runs: they would end what the parent still uses. A `SystemExit` sets the exit status;
+    anything else is reported on standard error.
     """
     mine = of or getattr(_here, "life", None)
     if mine is None or mine == process_life():

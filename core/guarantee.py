@@ -1,4 +1,8 @@
-"""The three guarantees that a topology can be run under."""
+"""The three guarantees that a topology can be run under.
+
+Who keeps them: `trident.steps` decides when a message is confirmed, `core.tracking.attempts` what a verdict leads to,
+`trident.recovery` what a crash leads to, and each sink's `decide` (`sinks.protocol`) what is committed twice.
+"""
 
 from __future__ import annotations
 

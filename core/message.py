@@ -40,10 +40,10 @@ class FailureReason(StrEnum):
 class MessageFailure:
     """One message that failed in one attempt, and why.
 
-    `counted` is off for a message that is merely returned: a tuple that it shares with a failed message (both anchor
-    it) goes with that one, so it is handed out again together with it, and no failure is counted. `origin` is what
-    the source shows before the number (`XID` of `XID-N` in a Postgres queue; 0 where there is none). `error` and
-    `input` are escaped and cut: see `storable_text`.
+    `counted` is False for a message that is only returned: it shares a tuple with a failed message (both anchor it), so
+    both are opened again together, and no failure is counted for it. `origin` is the first part of the id that people
+    see (`XID` of `XID-N` in a Postgres queue; 0 where there is none). `error` and `input` are escaped and cut: see
+    `storable_text`.
     """
 
     id: MessageId

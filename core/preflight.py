@@ -1,7 +1,7 @@
-"""What every task needs, tried before the first batch: on each machine that will run tasks, and by name where it is missing.
+"""The preflight: what every task needs is tried on each machine before the first batch, and what is missing is named.
 
 A run asks its engine once (`Engine.ask`), before its epoch is raised: a run that no machine can serve fences nobody. The
-questions are `Probe`s: picklable, cheap, and without effect once they are answered.
+questions are `Probe`s: picklable, cheap, and without lasting effect.
 """
 
 from __future__ import annotations
@@ -10,24 +10,19 @@ import hashlib
 import os
 import socket
 import uuid
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
-from stormproof.core.errors import (
-    MachineUnavailable,
-    MachineUnfit,
-    StoreUnavailable,
-    StormproofError,
-)
-from stormproof.core.machine_faults import classified, fault_of, unpickled
+from stormproof.core.errors import MachineUnavailable, MachineUnfit, StoreUnavailable, StormproofError
+from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.postgres.database import Database, connect
 
 PROBE_BYTES: Final = 64 * 1024
-"""What is written to a folder: more than a file system keeps for itself in a block."""
+"""Size of the file that is written as a test: larger than one block of a file system."""
 
 _PREFIX: Final = "stormproof-probe-"
 
@@ -39,30 +34,16 @@ class Probe(Protocol):
         """Try it, on this machine.
 
         Raises:
-            StormproofError: it cannot be had; names the machine, and what to do.
-            Exception: the same, as the machine says it: see `stormproof.core.machine_faults`.
+            StormproofError: it is missing; names the machine, and what to do.
+            Exception: any other error, which `stormproof.core.machine_faults` classifies.
         """
         ...
 
 
-@runtime_checkable
-class NeedsOnExecutors(Protocol):
-    """A source that says what its readers need inside executors."""
-
-    def probes(self) -> Sequence[Probe]:
-        """Each of it; no connection is made by this call."""
-        ...
-
-
-def probes_of(source: object) -> tuple[Probe, ...]:
-    """What a source's readers need, where it says so."""
-    return tuple(source.probes()) if isinstance(source, NeedsOnExecutors) else ()
-
-
 def first_fault(probes: Iterable[Probe]) -> StormproofError | None:
-    """The fault of this machine that must be mended first; None where it has everything.
+    """The fault of this machine to mend first; None where it has everything.
 
-    What no wait mends comes before what may come back.
+    A fault that no wait mends comes before one that may pass by itself.
     """
     found: StormproofError | None = None
     for probe in probes:
@@ -83,7 +64,7 @@ class PackageProbe:
     fingerprint: str
 
     def probe(self) -> None:
-        """Compare; where a side has no files (it runs from an archive), the import alone has to do."""
+        """Compare the fingerprints; where one side has no files (it runs from an archive), the import alone is tried."""
         here = package_fingerprint()
         if self.fingerprint and here and here != self.fingerprint:
             host = socket.gethostname()
@@ -122,14 +103,14 @@ class UnpickleProbe:
 
 @dataclass(frozen=True, slots=True)
 class FolderProbe:
-    """A folder that tasks write to, which is to be the driver's own. `marker` is a file that the driver put there."""
+    """A folder that tasks write to, and that they share with the driver, which put the file `marker` there."""
 
     what: str
     folder: str
     marker: str
 
     def probe(self) -> None:
-        """Find the driver's file, then write one, sync it and remove it."""
+        """Find the driver's file; then write a file, sync it and remove it."""
         host = socket.gethostname()
         try:
             if not os.path.exists(os.path.join(self.folder, self.marker)):
@@ -165,7 +146,7 @@ class DatabaseProbe:
 
 
 def _at(error: OSError, what: str) -> StormproofError:
-    fault = fault_of(error) or classified(error, what)
+    fault = classified(error, what)
     return type(fault)(f"{what}: {fault.message}", **dict(fault.details))
 
 
@@ -173,7 +154,7 @@ def write_and_sync(path: str) -> None:
     """Write a small file as tasks write theirs, and remove it.
 
     Raises:
-        OSError: the machine's word for what is missing.
+        OSError: it cannot.
     """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -189,9 +170,9 @@ def write_and_sync(path: str) -> None:
 
 @contextmanager
 def marked(folders: Iterable[tuple[str, str | Path]]) -> Generator[tuple[FolderProbe, ...]]:
-    """Probes of these folders (what each is, where), while a file of the driver's lies in each.
+    """Probes of these folders (what each is, and its path), with a marker file of the driver in each meanwhile.
 
-    A folder that is not there yet will be made by its first writer: then the folder above that is there is tried.
+    A folder that does not exist is made by its first writer: the nearest folder above it is tried instead.
 
     Raises:
         MachineUnavailable, MachineUnfit: the driver itself cannot write there.

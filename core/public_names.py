@@ -1,4 +1,4 @@
-"""Public names show the path under which users import them, in errors and in `help()`."""
+"""Classes and functions show the path under which users import them (`stormproof.X`), in errors and in `help()`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ T = TypeVar("T")
 def shown_as_public(thing: T) -> T:
     """The same class or function, shown as a name of `stormproof`; anything else is left as it is.
 
-    A class's annotations are resolved first: whoever reads them looks for names in the module that the class shows. One
-    with annotations that cannot be resolved there keeps the path of its home.
+    A class's annotations are resolved first, since readers of them look for names in the module that the class shows. A
+    class whose annotations cannot be resolved keeps the path of its own module.
     """
     if not isinstance(thing, (type, FunctionType)) or not thing.__module__.startswith(f"{PUBLIC}."):
         return thing

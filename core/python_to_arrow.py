@@ -1,4 +1,4 @@
-"""Python values to Arrow columns: a whole column at once, and the culprit rows by name where that fails."""
+"""Python values to Arrow columns: a whole column at once; where that fails, the rows to blame are found and named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stormproof.core.user_errors import CAUGHT, blame
 CULPRIT_MAX_CHARACTERS: Final = 200
 
 SMALL_PART: Final = 16
-"""So few values are looked at one by one."""
+"""Parts of at most this many values are converted value by value."""
 
 # Arrow itself takes 1.5 for an integer (and cuts it), a number for a date, True for a double, text for bytes.
 _INTEGERS: Final = frozenset(
@@ -51,11 +51,11 @@ def no_rows(schema: pa.Schema) -> pa.RecordBatch:
 def column_of(values: Sequence[object], field: pa.Field) -> tuple[pa.Array, list[tuple[int, str]]]:
     """The values as a column of the field's type, and (row, error) of those that it cannot hold.
 
-    A value is not bent to fit: 1.5 is no integer, 1 no text, a number no date. Naive datetimes count as UTC. NULL in a
+    No value is changed to fit: 1.5 is no integer, 1 no text, a number no date. Naive datetimes count as UTC. NULL in a
     NOT NULL field is an error. Failed rows hold an arbitrary value.
 
     Guarantee:
-        The happy path is one conversion of the whole column; culprits are looked for only after it failed.
+        A column without errors takes one conversion; the rows to blame are looked for only after it failed.
     """
     strict = _strict_types(field.type)
     array = _whole(values, field, strict)
@@ -82,17 +82,12 @@ def nulls_refused(array: pa.Array, field: pa.Field) -> list[tuple[int, str]]:
     return [(row, f"field {field.name!r} is NOT NULL and got None") for row in rows]
 
 
-def placeholder(field: pa.Field) -> pa.Scalar:
-    """A value that a failed row may hold until it is removed."""
-    return pa.scalar(None, field.type)
-
-
 def _but_for_culprits(
     values: Sequence[object], field: pa.Field, strict: frozenset[type] | None
 ) -> tuple[pa.Array, list[tuple[int, str]]]:
-    """Halve until the parts that hold culprits are small, and look at those value by value.
+    """Halve until the parts that hold culprits are small, and convert those value by value.
 
-    One bad value in 10,000 so costs two conversions more, not 10,000 small ones.
+    So one bad value in 10,000 costs about two conversions of the column more, not 10,000 small ones.
     """
     kept = list(values)
     errors: list[tuple[int, str]] = []
@@ -115,7 +110,7 @@ def _but_for_culprits(
 def _problem(value: object, field: pa.Field, strict: frozenset[type] | None) -> str | None:
     if value is None:
         return None if field.nullable else f"field {field.name!r} is NOT NULL and got None"
-    wanted = f"field {field.name!r} is {type_text(field.type)}, got {shown(value)} ({type(value).__name__})"
+    wanted = f"field {field.name!r} is {type_text(field.type)}, got {value_text(value)} ({type(value).__name__})"
     if strict is not None and not isinstance(value, tuple(strict)):
         return wanted
     if isinstance(value, bool) and not pa.types.is_boolean(field.type):
@@ -132,8 +127,8 @@ def type_text(type_: pa.DataType) -> str:
     return f"decimal({type_.precision},{type_.scale})" if pa.types.is_decimal128(type_) else str(type_)
 
 
-def shown(value: object) -> str:
-    """A user's value, for an error's text; its own `repr` may raise."""
+def value_text(value: object) -> str:
+    """A user's value in an error's text; its `repr` may raise."""
     try:
         text = repr(value)
     except KeyboardInterrupt:
@@ -194,7 +189,7 @@ def _row(row: object, schema: pa.Schema, gave: str) -> tuple[Sequence[object], s
         parts = cast("Mapping[object, object]", row)
         if set(parts) == set(names):
             return tuple(parts[name] for name in names), None
-        return nothing, f"{gave} the keys {', '.join(map(shown, parts))}; the schema has {', '.join(names)}"
+        return nothing, f"{gave} the keys {', '.join(map(value_text, parts))}; the schema has {', '.join(names)}"
     if isinstance(row, (tuple, list)):
         values = cast("Sequence[object]", row)
         if len(values) == len(names):
@@ -204,7 +199,7 @@ def _row(row: object, schema: pa.Schema, gave: str) -> tuple[Sequence[object], s
 
 
 def arrow_result(result: object, given: int, schema: pa.Schema) -> tuple[pa.RecordBatch, Rows]:
-    """Hold what Arrow-wise code gave for `given` rows to what it promised; columns are taken by name, not by position.
+    """What Arrow-wise code gave for `given` rows, checked against its schema; columns are matched by name.
 
     Raises:
         TypeError: it is no (record batch, parent index) of that schema.

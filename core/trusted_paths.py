@@ -17,11 +17,11 @@ from stormproof.core.errors import SettingsError
 def distrust(path: Path) -> str | None:
     """Why another user could have written what is at `path`; None where only this user or root could.
 
-    Asked of the path itself and, where that is a symbolic link, of what it leads to. Being writable by a group is fine
-    where the group is the user's private one, as many distributions make it.
+    Both a symbolic link and what it leads to are checked. A path that a group may write is trusted where the group is the
+    user's private one, as many distributions make it.
 
     Raises:
-        OSError: it is not there, or it may not be looked at.
+        OSError: it does not exist, or this user may not look at it.
     """
     link, found = path.lstat(), path.stat()
     for each in (link, found):

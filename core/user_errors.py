@@ -1,7 +1,7 @@
-"""What a user's code threw, as a message's failure: the reason, the text and the place.
+"""What a user's code raised, as a message's failure: the reason, the text and the place.
 
-Shared by all that calls users' functions and bolts. A message answers for whatever its function throws (`sys.exit`,
-asyncio's CancelledError and GeneratorExit among it); only Ctrl-C is nobody's failure.
+Used wherever users' functions and bolts are called. Whatever a function raises fails its message (`sys.exit`, asyncio's
+CancelledError and GeneratorExit, too); only Ctrl-C is nobody's failure.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class FailTuple(Exception):
 
 
 def blame(error: BaseException) -> tuple[FailureReason, str]:
-    """The reason and the text of the failure that an exception makes.
+    """The reason and the text of the failure that an exception means.
 
-    In a fork that a user's function made, and that comes back by this exception, the process ends here.
+    In a fork that a user's function made, and that comes back with this exception, the process ends here.
 
     Raises:
         KeyboardInterrupt: that was the exception.
@@ -52,7 +52,7 @@ def blame(error: BaseException) -> tuple[FailureReason, str]:
 
 
 def lacked_in(text: str) -> str | None:
-    """What the machine lacks by an error's text as `error_text` makes it: the errno's name; None: nothing of that kind."""
+    """The name of the errno in a text of `error_text`, where it says that the machine lacks something; else None."""
     found = _SHORTAGE.match(text)
     name = None if found is None else errno.errorcode.get(int(found[1]))
     return name if name in _SHORTAGES else None
@@ -64,7 +64,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The last frame that is not this package's own: the user's line, also where our code raised because of it."""
+    """The last frame outside this package: the user's line, also where our code raised because of it."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(_OWN_FOLDER):
             return f" ({storable_text(os.path.basename(frame.filename))}:{frame.lineno} in {frame.name})"

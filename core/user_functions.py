@@ -1,8 +1,8 @@
-"""Whether a user's function can be called with what it will get, seen before it is called.
+"""A user's function before it is called: whether it takes the arguments that it will get, its name, where it is defined.
 
-A function that takes other arguments than it gets raises for every message, and each of them would become a dead letter.
-What says nothing of its parameters (some builtins and extension types) is taken as it is. Of a decorated function the
-decorator's own parameters count: it may well give the function that it wraps more than it gets.
+A function that takes other arguments than it gets would raise for every message, and each message would become a dead
+letter. A function without a readable signature (some builtins and extension types) is not checked. For a decorated
+function the decorator's own parameters count: it may pass more arguments on than it gets.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIO
 
 
 def refuse_unfit_call(component: str, where: str, function: Any, given: Sequence[str], instead: str) -> None:
-    """Check that a function takes as many values as are `given`, which is what people call them.
+    """Check that a function can be called with the values named in `given`, by position.
 
     Raises:
-        TopologyError: it does not; says what it gets, what it takes, where it is defined, and what to do `instead`.
+        TopologyError: it cannot; says what it gets, what it takes, where it is defined, and what to do `instead`.
     """
     try:
         signature = inspect.signature(function, follow_wrapped=False)
@@ -43,7 +43,7 @@ def refuse_unfit_call(component: str, where: str, function: Any, given: Sequence
 
 
 def never_begins(function: Any) -> str | None:
-    """What a function is where calling it makes an object and runs nothing of it; None for any other."""
+    """The kind of a function whose call runs nothing of its body ("a generator function", "async"); None for others."""
     is_object = callable(function) and not isinstance(function, type)
     for one in (function, type(function).__call__ if is_object else None):
         if inspect.isgeneratorfunction(one):
@@ -54,7 +54,7 @@ def never_begins(function: Any) -> str | None:
 
 
 def name_of(function: object) -> str:
-    """How people know a function."""
+    """A function's name, for errors."""
     function = _unwrapped(function)
     name = getattr(function, "__qualname__", None)
     shown = name if isinstance(name, str) else type(function).__qualname__
@@ -62,7 +62,7 @@ def name_of(function: object) -> str:
 
 
 def place_of_function(function: Any) -> str:
-    """Where it is defined, if that is known."""
+    """The file and line of a function's definition, in parentheses; empty where they are unknown."""
     function = _unwrapped(function)
     if isinstance(function, type):
         function = function.__dict__.get("__init__")
@@ -84,7 +84,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def _taken(signature: inspect.Signature) -> str:
-    """What a call has to give, for people."""
+    """The arguments that a call has to give, for errors."""
     parameters = list(signature.parameters.values())
     by_place = [p for p in parameters if p.kind in _BY_PLACE]
     needed = [p.name for p in by_place if p.default is p.empty]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
-from stormproof.core.preflight import PackageProbe, UnpickleProbe, marked, package_fingerprint, probes_of
+from stormproof.core.preflight import PackageProbe, UnpickleProbe, marked, package_fingerprint
 from stormproof.core.source.protocol import Source
 
 
@@ -36,4 +36,4 @@ class Preflight:
         """
         with marked(self._folders) as folders:
             package, functions = PackageProbe(package_fingerprint()), UnpickleProbe(self._functions)
-            self._engine.ask((package, functions, *folders, *probes_of(self._source)))
+            self._engine.ask((package, functions, *folders, *self._source.probes()))

@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.arguments import instead_of, lacks, said_of, shown
+from stormproof.core.arguments import error_prefix, instead_of, lacks, shown
 from stormproof.core.bolt import DEFAULT_STREAM, Streams
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregation import AggregationKind, AnyAggregation
@@ -95,7 +95,7 @@ def schema_for(where: str, component: str, schema: SchemaLike | None) -> pa.Sche
         raise TopologyError(
             f"{where} needs a schema, which says what it gives, like schema='word string, n long'", component=component
         )
-    with said_of(where, component=component):
+    with error_prefix(where, component=component):
         return parse_schema(schema)
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Final, Self
 
-from stormproof.core.arguments import require_seconds, require_whole, said_of
+from stormproof.core.arguments import error_prefix, require_seconds, require_whole
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import StoreUnavailable
 from stormproof.core.pending.journal import Delivery, Journal, JournalCounts, JournalReader
@@ -73,7 +73,7 @@ class RedeliveringSource(NumberedSource):
         where = f"{self.NOUN} {name}"
         require_whole(where, "prefetch", prefetch, 1)
         require_seconds(where, "horizon_s", horizon_s)
-        with said_of(where):
+        with error_prefix(where):
             decoder = decoder_for(schema, unit)
         super().__init__(
             name,

@@ -1,4 +1,4 @@
-"""What a database role is for."""
+"""The three kinds of database roles; `stormproof.trident.grants` lists the rights of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class RoleKind(StrEnum):
-    """What a role is for, which decides what it must be able to do."""
+    """What a role is for; this decides which rights it needs."""
 
     PRODUCER = "producer"
     """Puts messages into queues that are there; reads no ledger."""

@@ -22,7 +22,7 @@ from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import TopologyError
 from stormproof.core.message import storable_text
-from stormproof.core.python_to_arrow import column_of, shown, type_text
+from stormproof.core.python_to_arrow import column_of, type_text, value_text
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.source.protocol import Decoded, Decoder
 
@@ -311,7 +311,7 @@ def _decimal(value: str, type_: pa.DataType, name: str) -> decimal.Decimal:
     except decimal.DecimalException:
         found = decimal.Decimal("NaN")
     if not found.is_finite():
-        raise _FieldError(f"field {name!r} is {type_text(type_)}, and {shown(value)} is not a decimal number")
+        raise _FieldError(f"field {name!r} is {type_text(type_)}, and {value_text(value)} is not a decimal number")
     return found
 
 
@@ -323,5 +323,5 @@ def _parsed(parse: Callable[[str], object], value: object, type_: pa.DataType, n
     except ValueError as error:
         what = "date" if pa.types.is_date(type_) else "timestamp"
         raise _FieldError(
-            f"field {name!r} is {type_text(type_)}, and {shown(value)} is not an ISO 8601 {what}: {error}"
+            f"field {name!r} is {type_text(type_)}, and {value_text(value)} is not an ISO 8601 {what}: {error}"
         ) from error

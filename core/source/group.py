@@ -22,7 +22,7 @@ from stormproof.core.errors import Fenced, Json, PositionMismatch, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, MessageId
 from stormproof.core.postgres.database import Database
-from stormproof.core.preflight import Probe, probes_of
+from stormproof.core.preflight import Probe
 from stormproof.core.source.abilities import SupportsDeadLetters
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.kind import WEAKEST_FIRST, SourceKind
@@ -249,7 +249,7 @@ class SourceGroup(Source):
 
     def probes(self) -> tuple[Probe, ...]:
         """What the spouts' readers need inside executors."""
-        return tuple(probe for member in self._members for probe in probes_of(member.source))
+        return tuple(probe for member in self._members for probe in member.source.probes())
 
     def for_run(self, database: Database) -> SourceGroup:
         """The same group for one run: of each source its own view, where it has such."""

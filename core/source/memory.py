@@ -12,7 +12,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any, ClassVar, Self, cast
 
-from stormproof.core.arguments import require_object, require_text, said_of, shown
+from stormproof.core.arguments import error_prefix, require_object, require_text, shown
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import UsageError
 from stormproof.core.pending.audit import NumberedAudit
@@ -51,7 +51,7 @@ class InMemory(NumberedSource):
         require_text(self.NOUN, "name", name, "lines")
         if backoff is not None:
             require_object(where, "backoff", backoff, Backoff, "Backoff(base_s=1.0)")
-        with said_of(where):
+        with error_prefix(where):
             decoder = decoder_for(schema, unit)
         self._memory = MemoryPendingStore(where, clock or SystemClock())
         super().__init__(name, decoder=decoder, store=self._memory, max_attempts=max_attempts, backoff=backoff, rng=rng)

@@ -13,6 +13,7 @@ from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
+from stormproof.core.preflight import Probe
 from stormproof.core.source.kind import SourceKind
 
 READER_SCHEMA = pa.schema(
@@ -184,6 +185,10 @@ class Source(Protocol):
         """
         del database
         return self
+
+    def probes(self) -> tuple[Probe, ...]:
+        """What its readers need inside executors, for the preflight; by default nothing. No connection is made."""
+        return ()
 
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Make the store ready for this subscription (create what is missing); later calls act for it.

@@ -12,7 +12,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from stormproof.core.arguments import require_text, said_of
+from stormproof.core.arguments import error_prefix, require_text
 from stormproof.core.arrow_compute import pc
 from stormproof.core.clock import Clock
 from stormproof.core.errors import TopologyError, UsageError
@@ -86,7 +86,7 @@ class MicroBatches(FileSource):
         require_text("source", "name", name, "orders")
         if column is not None:
             require_text(f"source {name}", "column", column, "value")
-        with said_of(f"source {name}"):
+        with error_prefix(f"source {name}"):
             parsed = parse_schema(schema)
             payload = RowDecoder(parsed) if column is None else ColumnDecoder(decoder_for(parsed, unit), column)
         if unit is not None and column is None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Self
 
 import pyarrow as pa
 
-from stormproof.core.arguments import require_path, require_seconds, require_text, said_of
+from stormproof.core.arguments import error_prefix, require_path, require_seconds, require_text
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import TopologyError, UsageError
 from stormproof.core.pending.audit import SliceAudit
@@ -99,7 +99,7 @@ class FileSource(NumberedSource):
         require_seconds(where, "backoff_max_s", backoff_max_s)
         require_seconds(where, "look_interval_s", look_interval_s)
         self._format: Format = format
-        with said_of(where):
+        with error_prefix(where):
             self._schema = parse_schema(schema)
             decoder = _decoder(self._schema, format)
         super().__init__(

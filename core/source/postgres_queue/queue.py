@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, ClassVar, Final, Literal, Self
 import psycopg
 from psycopg.rows import tuple_row
 
-from stormproof.core.arguments import require_seconds, require_text, require_whole, said_of
+from stormproof.core.arguments import error_prefix, require_seconds, require_text, require_whole
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Json, MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
@@ -124,7 +124,7 @@ class PostgresQueue(PendingSource):
             raise UsageError(f"queue {queue}: start is {start!r}; it is 'earliest' or 'latest'")
         if name is not None:
             require_text(where, "name", name, "lines")
-        with said_of(where):
+        with error_prefix(where):
             decoder = decoder_for(schema, unit)
         self._tables = PostgresPendingStore(
             "queue",
