@@ -16,7 +16,7 @@ from stormproof.core.errors import TopologyError
 
 @runtime_checkable
 class StructTypeLike(Protocol):
-    """What is needed of a pyspark StructType; pyspark itself is not imported for it."""
+    """The part of a pyspark StructType that is used; pyspark itself is not imported for it."""
 
     def json(self) -> str:
         """The type as Spark's JSON."""
@@ -25,20 +25,20 @@ class StructTypeLike(Protocol):
 
 SchemaLike: TypeAlias = str | pa.Schema | StructTypeLike
 
-# Spark's types by every name that its DDL and its JSON know them by.
+# Spark's types by every name that its DDL and its JSON have for them; the first name of a type is the one that we write.
 _SCALARS: Final[dict[str, pa.DataType]] = {
     "STRING": pa.string(),
     "TEXT": pa.string(),
     "BINARY": pa.binary(),
     "BOOLEAN": pa.bool_(),
-    "BYTE": pa.int8(),
     "TINYINT": pa.int8(),
-    "SHORT": pa.int16(),
+    "BYTE": pa.int8(),
     "SMALLINT": pa.int16(),
+    "SHORT": pa.int16(),
     "INT": pa.int32(),
     "INTEGER": pa.int32(),
-    "LONG": pa.int64(),
     "BIGINT": pa.int64(),
+    "LONG": pa.int64(),
     "FLOAT": pa.float32(),
     "REAL": pa.float32(),
     "DOUBLE": pa.float64(),
@@ -46,20 +46,7 @@ _SCALARS: Final[dict[str, pa.DataType]] = {
     "TIMESTAMP": pa.timestamp("us", tz="UTC"),
     "TIMESTAMP_NTZ": pa.timestamp("us"),
 }
-_NAMES: Final[dict[pa.DataType, str]] = {
-    pa.string(): "string",
-    pa.binary(): "binary",
-    pa.bool_(): "boolean",
-    pa.int8(): "tinyint",
-    pa.int16(): "smallint",
-    pa.int32(): "int",
-    pa.int64(): "bigint",
-    pa.float32(): "float",
-    pa.float64(): "double",
-    pa.date32(): "date",
-    pa.timestamp("us", tz="UTC"): "timestamp",
-    pa.timestamp("us"): "timestamp_ntz",
-}
+_NAMES: Final = {type_: name.lower() for name, type_ in reversed(_SCALARS.items())}
 _LENGTH: Final = re.compile(r"\b(var)?char\s*\(", re.IGNORECASE)
 KNOWN_TYPES: Final = (
     "string, binary, boolean, tinyint, smallint, int, bigint (long), float, double, decimal(p,s), date, timestamp, "
@@ -81,7 +68,7 @@ def parse_schema(schema: SchemaLike) -> pa.Schema:
         parsed = pa.schema(_parse_ddl(schema))
     elif isinstance(schema, pa.Schema):
         parsed = schema
-        to_ddl(parsed)  # refuses types that the rest could not name
+        to_ddl(parsed)  # refuses types without a name here
     elif isinstance(schema, StructTypeLike) and not isinstance(schema, type):
         parsed = pa.schema(_struct_type_fields(schema))
     else:
@@ -100,7 +87,7 @@ def to_ddl(schema: pa.Schema) -> str:
 
 
 def _require_names(fields: list[pa.Field], where: str) -> None:
-    """Raise TopologyError where a field has no name, or one that another has; those within structs, too."""
+    """Raise TopologyError where a field has no name, or another field's name; fields of structs are checked, too."""
     seen: dict[str, str] = {}
     for field in fields:
         name: str = field.name

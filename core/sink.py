@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
@@ -80,13 +80,13 @@ APPEND_AND_FOLD: Final = frozenset({SinkMode.APPEND, SinkMode.FOLD})
 
 
 TableKey: TypeAlias = tuple[Hashable, ...]
-"""Tells one table, or one store, from every other; compared, never shown."""
+"""Equal for one table, or one store, and for no two; compared, never shown."""
 
 
 class SinkSpec(Protocol):
     """A sink as a topology names it: a description without a connection; picklable.
 
-    An implementation inherits it. The methods without a default are its own to write.
+    An implementation inherits it, and writes the methods that have no default.
     """
 
     @property
@@ -142,15 +142,13 @@ def require_mode(sink: SinkSpec, input_: SinkInput) -> None:
         )
 
 
-def table_by_name(sink: SinkSpec) -> TableKey | None:
-    """Which table a sink has, where its name tells."""
-    return sink.table_key()
-
-
 def require_tables_apart(
-    topology: str, sinks: Sequence[SinkSpec], key: Callable[[SinkSpec], TableKey | None] = table_by_name
+    topology: str,
+    sinks: Sequence[SinkSpec],
+    key: Callable[[SinkSpec], TableKey | None] = lambda sink: sink.table_key(),
 ) -> None:
-    """Refuse two sinks on one table: each counts txids for itself, so every batch would be in the table twice.
+    """Refuse two sinks on one table: each counts txids for itself, so every batch would be in the table twice. Without a
+    `key`, sinks are compared by their tables' names.
 
     Raises:
         TopologyError: names both sinks, the table, and what to do.
@@ -164,7 +162,7 @@ def require_tables_apart(
 
 
 def shared_table(topology: str, one: str, other: str, targets: tuple[str, str]) -> TopologyError:
-    """The error for two sinks of one topology on one table or store."""
+    """The error for two sinks of a topology on one table or store."""
     table = targets[0] if targets[0] == targets[1] else f"{targets[0]}, which is {targets[1]}"
     return TopologyError(
         f"topology {topology!r}: sinks {one!r} and {other!r} have one table: {table}. A table has one sink in a topology: "
@@ -254,17 +252,7 @@ def transaction_digest(files: Sequence[PreparedFile]) -> str:
 
 def files_to_json(files: Sequence[PreparedFile]) -> list[Json]:
     """Files as the ledger keeps them."""
-    return [
-        {
-            "sink": f.sink,
-            "path": f.path,
-            "rows": f.rows,
-            "bytes": f.bytes,
-            "digest": f.digest,
-            "statistics": f.statistics,
-        }
-        for f in files
-    ]
+    return [asdict(f) for f in files]
 
 
 def files_of(files: Sequence[PreparedFile], sink: str) -> tuple[PreparedFile, ...]:

@@ -1,4 +1,7 @@
-"""What is computed of groups: the ready aggregations, and what is grouped by which keys. Nothing is computed here."""
+"""Descriptions of what is computed of groups: the built-in aggregations, and which keys group which rows.
+
+`stormproof.core.task` computes it (`combine`, `reduce`, `gather`).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class AggregationKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """One ready result column: `output` counts the group's rows, or is made of `field`."""
+    """One built-in result column: `output` is the number of the group's rows, or is computed from `field`."""
 
     output: str
     kind: AggregationKind
@@ -38,7 +41,7 @@ class Aggregation:
 
     @property
     def combines(self) -> bool:
-        """Results of parts of a group make the result of the whole."""
+        """Always: results of parts of a group can be merged to the result of the whole."""
         return True
 
     @property
@@ -90,7 +93,7 @@ class Aggregation:
                 return type_ if has_extremes(type_) else None
 
     def partials(self, given: pa.Schema | None, result: pa.Field) -> list[pa.Field]:
-        """The columns that travel."""
+        """The columns of a partial result."""
         match self.kind:
             case AggregationKind.MEAN:
                 assert given is not None
@@ -134,10 +137,10 @@ AnyAggregation: TypeAlias = Aggregation | UserAggregation
 
 @dataclass(frozen=True, slots=True)
 class GroupBy:
-    """What is grouped by which keys into what. No keys: one group. `given` are the rows, `schema` the results.
+    """Which rows (`given`) are grouped by which keys into which results (`schema`). No keys: one group.
 
-    Where all results combine, rows are combined to partial rows, `partial`, one a key, which merge with others of their
-    kind and are finished at the end.
+    Where all results combine, each task combines its rows to one partial row a key (`partial`); partial rows are merged
+    behind the exchange, and finished at the end.
     """
 
     component: str
@@ -148,25 +151,25 @@ class GroupBy:
 
     @property
     def combines(self) -> bool:
-        """Whether rows may be combined before they are all together."""
+        """Whether rows may be combined before the exchange."""
         return all(a.combines for a in self.aggregations)
 
     @property
     def partial(self) -> pa.Schema:
-        """The rows that travel where they are combined before."""
+        """The schema of partial rows."""
         fields = [self.schema.field(k) for k in self.keys]
         for a in self.aggregations:
             fields += self.partials_of(a)
         return pa.schema(fields)
 
     def partials_of(self, aggregation: AnyAggregation) -> list[pa.Field]:
-        """The columns of one aggregation that travel."""
+        """The columns of one aggregation in a partial row."""
         if isinstance(aggregation, Aggregation):
             return aggregation.partials(self.given, self.schema.field(aggregation.output))
         return list(aggregation.results)
 
     def only_combining(self) -> GroupBy:
-        """The same without what does not combine; rows are prepared alike for both."""
+        """The same without the aggregations that do not combine; rows are prepared alike for both."""
         if self.combines:
             return self
         kept = tuple(a for a in self.aggregations if a.combines)

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 
 
-class Given(Protocol):
-    """How an aggregator emits."""
+class Emit(Protocol):
+    """What an aggregator emits a row with."""
 
     def __call__(self, values: object, /) -> None:
-        """Emit the value itself where the result has one field, else a tuple, list or dict of its values."""
+        """Emit a row: the value itself where the result has one field, else a tuple, list or dict of values."""
         ...
 
 
@@ -66,7 +66,7 @@ class ReducerAggregator(ABC):
 
     @abstractmethod
     def reduce(self, value: Any, /, *values: Any, **_: Any) -> object:
-        """The value with one more tuple, given its fields. What was given may be changed and returned."""
+        """The value with one more tuple, given its fields. `value` itself may be changed and returned."""
 
     def over(self, *fields: str) -> UserAggregate:
         """This, of the named fields instead of all of them."""
@@ -87,10 +87,10 @@ class Aggregator(ABC):
         return None
 
     @abstractmethod
-    def aggregate(self, state: Any, emit: Given, /, *values: Any, **_: Any) -> object:
-        """Take in one tuple, given its fields; gives the state to go on with, or None to keep the one that was given."""
+    def aggregate(self, state: Any, emit: Emit, /, *values: Any, **_: Any) -> object:
+        """Take in one tuple, given its fields; returns the new state, or None to keep the one that was given."""
 
-    def complete(self, state: Any, emit: Given, /) -> None:  # noqa: B027 - optional
+    def complete(self, state: Any, emit: Emit, /) -> None:  # noqa: B027 - optional
         """The group is at its end."""
 
     def over(self, *fields: str) -> UserAggregate:
@@ -108,7 +108,7 @@ class UserKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UserAggregate:
-    """A user's aggregate, and the fields that it is of (none: all)."""
+    """A user's aggregate, and the fields that it takes (none: all)."""
 
     kind: UserKind
     code: CombinerAggregator | ReducerAggregator | Aggregator
@@ -117,7 +117,7 @@ class UserAggregate:
 
 @dataclass(frozen=True, slots=True)
 class UserAggregation:
-    """A user's aggregate in a group: `results` are its columns, one but for an aggregator."""
+    """A user's aggregate in a group: `results` are its columns; only an aggregator may have several."""
 
     kind: UserKind
     code: Any
@@ -126,7 +126,7 @@ class UserAggregation:
 
     @property
     def combines(self) -> bool:
-        """Whether values of parts of a group make the value of the whole."""
+        """Whether values of parts of a group can be merged to the value of the whole."""
         return self.kind is UserKind.COMBINER
 
     @property

@@ -1,4 +1,4 @@
-"""Checks of what a topology is made of, as it is added: each error names the component and what to write instead."""
+"""Checks of a topology's components as they are added: each error names the component and what to write instead."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def refuse_unfit_aggregate(component: str, aggregation: UserAggregation) -> None
 
 
 def checked_name(name: str, what: str) -> str:
-    """The name, where it can be part of a file's name and of a transaction identifier.
+    """The name itself.
 
     Raises:
-        TopologyError: it cannot.
+        TopologyError: it cannot be part of a file's name and of a transaction identifier.
     """
     if not isinstance(name, str) or len(name) > NAME_MAX_CHARACTERS or NAME.fullmatch(name) is None:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TopologyError(
@@ -72,7 +72,7 @@ def checked_name(name: str, what: str) -> str:
 
 
 def as_guarantee(guarantee: Guarantee | str, where: str | None = None) -> Guarantee:
-    """The guarantee by its name; `where` it stands, for the error.
+    """The guarantee of that name; `where` begins the error.
 
     Raises:
         TopologyError: there is none of that name.
@@ -86,10 +86,10 @@ def as_guarantee(guarantee: Guarantee | str, where: str | None = None) -> Guaran
 
 
 def schema_for(where: str, component: str, schema: SchemaLike | None) -> pa.Schema:
-    """The schema that a component was given.
+    """The schema that a component was given, parsed.
 
     Raises:
-        TopologyError: it is none; names the component.
+        TopologyError: it is missing, or no schema; names the component.
     """
     if schema is None:
         raise TopologyError(
@@ -113,10 +113,10 @@ def require_fields(where: str, component: str, fields: Sequence[str], schema: pa
 
 
 def checked_tasks(tasks: int, component: str) -> int:
-    """The number of tasks that an exchange may lead to.
+    """The number itself, of the tasks that an exchange leads to.
 
     Raises:
-        TopologyError: it is none.
+        TopologyError: it is not between 1 and `TASKS_MAX`.
     """
     if isinstance(tasks, bool) or not isinstance(tasks, int) or not 1 <= tasks <= TASKS_MAX:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TopologyError(
@@ -133,7 +133,7 @@ def is_number(value: object, *kinds: type) -> bool:
 
 
 def require_sink(sink: SinkSpec, where: str) -> None:
-    """Raise TopologyError where this is no sink."""
+    """Raise TopologyError unless this is a sink."""
     if not lacks(sink, "name", "target", "check", "open", "placed"):
         if not lacks(sink, "modes", "table_key", "check_sources", "description"):
             return
@@ -149,7 +149,7 @@ def require_sink(sink: SinkSpec, where: str) -> None:
 
 
 def require_fold(component: str, aggregation: AnyAggregation) -> None:
-    """Raise TopologyError where results of two batches do not make one: such cannot be kept across batches."""
+    """Raise TopologyError unless the results of two batches can be merged: others cannot be kept across batches."""
     if isinstance(aggregation, UserAggregation):
         if aggregation.combines:
             return
@@ -174,14 +174,14 @@ def require_fold(component: str, aggregation: AnyAggregation) -> None:
 
 
 def fold_of(aggregation: AnyAggregation) -> Fold:
-    """How a batch's result is added to what is held."""
+    """How a batch's result is folded into what a sink holds."""
     if isinstance(aggregation, UserAggregation):
         return Fold.OWN
     return {AggregationKind.MIN: Fold.MIN, AggregationKind.MAX: Fold.MAX}.get(aggregation.kind, Fold.SUM)
 
 
 def alike(one: pa.Schema, other: pa.Schema) -> bool:
-    """Whether two streams have the same fields, NULLs aside."""
+    """Whether two streams have the same fields; which of them may be NULL does not count."""
     return bool(one.names == other.names and one.types == other.types)
 
 
@@ -204,7 +204,7 @@ def refuse_twice(component: str, names: Sequence[str]) -> None:
 def streams_of_bolt(
     bolt: str, declared: Streams, schema: SchemaLike | None, streams: Mapping[str, SchemaLike] | None
 ) -> dict[str, pa.Schema]:
-    """A bolt's output streams: what `bolt` was told, else what its class declares."""
+    """A bolt's output streams: those given as `schema` and `streams`, else those that its class declares."""
     if schema is None and streams is None:
         if isinstance(declared, Mapping):
             streams = declared

@@ -1,4 +1,6 @@
-"""Compiles a topology to stages: what needs no exchange runs in one task, everything else crosses into a later stage."""
+"""Compiles a topology to stages. Components that need no exchange between them run in one task; rows that need one cross
+into a later stage.
+"""
 
 from __future__ import annotations
 
@@ -102,9 +104,9 @@ def _require_served(spout: Spout, guarantee: Guarantee) -> None:
 class _Compiler:
     """Puts each component into the earliest stage that all of its inputs can reach.
 
-    An input that needs an exchange comes from an earlier stage; where it comes from further back than the stage before, it
-    passes through those between. An input that needs none stays in its stage; only where another input of the same bolt
-    moves that one further on, it crosses, too, each task's rows to the task of the same number.
+    An input that needs an exchange comes from an earlier stage, and passes through the stages between. An input that needs
+    none comes from the same stage, unless another input of the bolt puts the bolt into a later one: then it crosses, too,
+    and each task's rows go to the task of the same number.
     """
 
     def __init__(self, topology: TopologyGraph) -> None:
@@ -116,7 +118,7 @@ class _Compiler:
         self._require_shallow()
 
     def _require_shallow(self) -> None:
-        """What runs without an exchange calls each other: Python's stack bounds how many may follow each other."""
+        """Components without an exchange between them call each other, so Python's stack bounds their number."""
         depth: dict[str, int] = {}
         for component in self._topology.components:
             stage = self._stage[component.name]
@@ -166,7 +168,7 @@ class _Compiler:
                         component.name, _group_of(component), self._children(component, "default", nodes)
                     )
                 case Aggregate():
-                    # What it gives enters its stage merged; its node is the combining one, in the stage before.
+                    # Its results enter its stage merged; its node, which combines, is in the stage before.
                     (edge,) = (e for _, e in self._edges if e.component == component.name)
                     entries[stage].append(
                         Entry(component.name, "default", edge, self._children(component, "default", nodes))
@@ -194,7 +196,7 @@ class _Compiler:
         return BoltNode(component.name, component.bolt, component.streams, children, consumers, direct)
 
     def _children(self, parent: Component, stream: str, nodes: list[dict[str, Node]]) -> tuple[str, ...]:
-        """The keys of the nodes that take a stream; those that end a stage are made here."""
+        """The keys of the nodes that take a stream; nodes at the end of a stage are made here."""
         stage = self._stage[parent.name]
         found: list[str] = []
         for number, (component, subscription) in enumerate(self._topology.subscribers(parent.name, stream)):
@@ -227,7 +229,7 @@ class _Compiler:
         subscription: Subscription,
     ) -> Edge:
         to = component.name
-        if isinstance(component, Join):  # where both sides are one stream, by one key, they are told apart by identity
+        if isinstance(component, Join):  # by identity: both sides may be one stream with one key
             to = _side(component.name, 0 if subscription is component.left else 1)
         edge = Edge(
             number=len(self._edges),
@@ -254,7 +256,7 @@ def _group_of(component: Aggregate) -> GroupBy:
 
 
 def _tasks_of(component: Component) -> int | None:
-    """The number of tasks that was asked for; the inputs of a component agree."""
+    """The number of tasks that the component was given; all its inputs have the same."""
     grouped = isinstance(component, Aggregate) and not component.local
     return next((i.tasks for i in component.inputs if grouped or not i.grouping.fused), None)
 

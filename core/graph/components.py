@@ -1,4 +1,4 @@
-"""What a topology is made of: components, their output streams, and how the one subscribes to the other."""
+"""What a topology is made of: components, their output streams, and subscriptions to these."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class OperationKind(StrEnum):
     FILTER = "filter"
     """The tuple itself, or nothing."""
     EACH = "each"
-    """The tuple itself with what the function gives as further fields."""
+    """The tuple itself with the function's result as further fields."""
     FLAT_EACH = "flat_each"
-    """The same for each of any number of results."""
+    """As `EACH`, once for each of any number of results."""
     PROJECT = "project"
-    """Some of its fields, under other names where asked; no function is called."""
+    """Some of its fields, perhaps under other names; no function is called."""
     PEEK = "peek"
     """The tuple itself, after the function saw it."""
     ARROW = "arrow"
-    """A record batch to a record batch, and for each row of that the row that it was made of."""
+    """A record batch to a record batch, and for each of its rows the number of the row that it was made from."""
 
 
 NO_EXCHANGE: Final = Grouping(GroupingKind.NONE)
 
 
 class OwnsStreams(Protocol):
-    """The topology of an output stream, as far as the stream needs it."""
+    """What an output stream needs of its topology."""
 
     name: str
 
@@ -67,13 +67,13 @@ class Subscription:
     tasks: int | None = None
     """How many tasks an exchange leads to; None: as many as the engine has."""
     graph: OwnsStreams | None = field(default=None, repr=False, compare=False)
-    """The topology whose component it names, where that is known."""
+    """The topology of the component, where it is known."""
 
 
 class OutputStream:
-    """One output stream of a component: what a bolt subscribes to, by one of the groupings.
+    """One output stream of a component, to which a bolt subscribes by one of the groupings.
 
-    Given to `bolt` as it is, it means `none()`: no exchange, the subscriber runs in the task that made the tuple.
+    Passed to `bolt` without a grouping, it means `none()`: no exchange, the subscriber runs in the task that made the tuple.
     `output["late"]` is another output stream of the same component.
     """
 
@@ -125,7 +125,7 @@ class OutputStream:
         return self._by(GroupingKind.NONE)
 
     def local_or_shuffle(self) -> Subscription:
-        """The very task that made the tuple: no exchange."""
+        """The task that made the tuple: no exchange."""
         return self._by(GroupingKind.LOCAL_OR_SHUFFLE)
 
     def direct(self) -> Subscription:
@@ -163,7 +163,7 @@ class Spout:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A function over tuples. `fields` are its arguments; `schema` is what it gives."""
+    """A function over tuples. `fields` are its arguments; `schema` is that of its results."""
 
     name: str
     inputs: tuple[Subscription, ...]

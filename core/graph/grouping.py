@@ -1,4 +1,4 @@
-"""Groupings: which task of a subscriber each tuple of a stream goes to, and what each of them promises."""
+"""Groupings: which task of a subscriber each tuple of a stream goes to, and what each grouping promises."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class GroupingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """What a subscriber says of how a stream's tuples reach its tasks; see `GroupingKind` for what each promises.
+    """How a stream's tuples reach the tasks of one subscriber; see `GroupingKind` for what each kind promises.
 
     `fields` are the key of fields and partial_key. `function` is a custom grouping's: it takes the rows and the number
     of tasks, and gives an integer from 0 to the number of tasks - 1 for each row. It is called for a record batch at a
-    time, never for an empty one, and should depend on nothing but the rows: Spark may run it again, and where it raises
-    or answers nonsense, it is called again with halves of the batch, until the rows to blame stand alone.
+    time, never for an empty one, and should depend on nothing but the rows: Spark may run it again. Where it raises or
+    gives no valid numbers, it is called again with halves of the batch, until the rows to blame are found.
     """
 
     kind: GroupingKind

@@ -1,4 +1,4 @@
-"""Joins of two streams within a batch: which rows of one side go with which of the other, and what anchors the pairs."""
+"""Joins of two streams within a batch: the kinds of joins, and the checked keys and schema of one join."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ class JoinKind(StrEnum):
     """What becomes of a row that has no partner."""
 
     INNER = "inner"
-    """It is acked, and gives nothing."""
+    """It is acked, and gives no row."""
     LEFT = "left"
-    """One of the left side goes on with NULLs; one of the right is acked."""
+    """A row of the left side goes on with NULLs; one of the right side is acked."""
     RIGHT = "right"
+    """A row of the right side goes on with NULLs; one of the left side is acked."""
     FULL = "full"
-    """It goes on with NULLs, whichever side it is of."""
+    """It goes on with NULLs, whichever side it is from."""
 
 
 OPEN_LEFT = frozenset({JoinKind.RIGHT, JoinKind.FULL})
@@ -44,11 +45,11 @@ class JoinOn:
 
     @classmethod
     def of(cls, component: str, kind: str, keys: Mapping[str, str], left: pa.Schema, right: pa.Schema) -> JoinOn:
-        """A join that was checked.
+        """A checked join.
 
         Raises:
-            TopologyError: a key is unknown, cannot be one or has another type on the other side, or both sides have
-                another field of one name.
+            TopologyError: a key is unknown, cannot be a key or has another type on the other side, or both sides have a
+                field of one name that is no key.
         """
         where = f"component {component!r}"
         try:

@@ -8,7 +8,7 @@ from stormproof.core.errors import TopologyError
 
 
 def can_be_key(type_: pa.DataType) -> bool:
-    """Whether values of this type compare alike everywhere: not so for floats (NaN, -0.0) and nested types."""
+    """Whether values of this type compare alike everywhere: those of floats (NaN, -0.0) and nested types do not."""
     return bool(
         pa.types.is_string(type_)
         or pa.types.is_binary(type_)

@@ -10,10 +10,7 @@ import pyarrow as pa
 
 from stormproof.core.bolt import AnyBolt
 from stormproof.core.graph.aggregation import GroupBy
-from stormproof.core.graph.components import (
-    OperationKind,
-    UserFunction,
-)
+from stormproof.core.graph.components import OperationKind, UserFunction
 from stormproof.core.graph.grouping import Grouping
 from stormproof.core.graph.join import JoinOn
 from stormproof.core.guarantee import Guarantee
@@ -23,7 +20,7 @@ from stormproof.core.source.protocol import Decoder
 
 @dataclass(frozen=True, slots=True)
 class OperationNode:
-    """A function; `children` are the nodes of this stage that take what it gives, by key."""
+    """A function; `children` are the keys of the nodes of this stage that take its results."""
 
     component: str
     kind: OperationKind
@@ -35,10 +32,10 @@ class OperationNode:
 
 @dataclass(frozen=True, slots=True)
 class BoltNode:
-    """A bolt that is an object: a task's one instance takes from all its inputs. `children` are by output stream.
+    """A bolt that is an object; a task has one copy of it for all its inputs. `children` are by output stream.
 
-    `consumers` are the components behind it, with the number of their tasks where it was asked for; `direct` are those
-    whose tasks a stream's tuples name, by stream.
+    `consumers` are the components behind it with the number of tasks that each was given (None: the engine's); `direct`
+    are, by stream, those with a direct grouping.
     """
 
     component: str
@@ -51,8 +48,8 @@ class BoltNode:
 
 @dataclass(frozen=True, slots=True)
 class CombineNode:
-    """Rows leave the stage for the exchange, combined by key where that can be. `sinks` are those that the keys reach
-    unchanged; `tasks` is the number of tasks that the exchange leads to, None: the engine's.
+    """Rows leave the stage for the exchange, combined by key where the aggregations allow it. `sinks` are those that the
+    keys reach unchanged; `tasks` is the number of tasks that the exchange leads to, None: the engine's.
     """
 
     edge: int
@@ -63,7 +60,7 @@ class CombineNode:
 
 @dataclass(frozen=True, slots=True)
 class GatherNode:
-    """Each task groups what it has, and gives the results at its end."""
+    """Each task groups its own rows, and gives the results at its end."""
 
     component: str
     group: GroupBy
@@ -81,7 +78,7 @@ class JoinSideNode:
 
 @dataclass(frozen=True, slots=True)
 class JoinNode:
-    """What waits on both sides is joined at the end of the task."""
+    """The rows that wait on both sides are joined at the end of the task."""
 
     component: str
     on: JoinOn
@@ -90,7 +87,7 @@ class JoinNode:
 
 @dataclass(frozen=True, slots=True)
 class SendNode:
-    """Rows leave the stage for a later one, as they are, each to the tasks that the grouping says."""
+    """Rows leave the stage for a later one, unchanged, each for the tasks that the grouping gives."""
 
     edge: int
     grouping: Grouping
@@ -112,8 +109,8 @@ Node: TypeAlias = OperationNode | BoltNode | CombineNode | GatherNode | JoinSide
 class Edge:
     """What crosses an exchange: from one component's stream to another component, `hops` stages further.
 
-    `given` are the rows as they were emitted; `group` says how an aggregate merges them. `to` is the key of the node that
-    takes them, `tasks` the number of tasks that they are divided among (None: the engine's).
+    `given` is the schema of the rows as they were emitted; `group` says how an aggregate merges them. `to` is the key of
+    the node that takes them, `tasks` the number of tasks that they are divided among (None: the engine's).
     """
 
     number: int
@@ -128,7 +125,7 @@ class Edge:
     grouping: Grouping | None = None
 
     def schema(self, *, per_message: bool) -> pa.Schema:
-        """The rows that travel: partial results where they are combined before."""
+        """The schema of the rows that cross: partial rows where they are combined before."""
         if self.group is None or per_message or not self.group.combines:
             return self.given
         return self.group.partial
@@ -136,7 +133,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where rows enter a stage: from a spout (no edge), or from an exchange. `children` are nodes by key."""
+    """Where rows enter a stage: from a spout (no edge), or from an exchange. `children` are keys of nodes."""
 
     component: str
     stream: str
@@ -146,7 +143,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What one task runs. `nodes` are in such an order that each stands behind all that it takes from.
+    """What one task runs. Each of `nodes` comes after all nodes that it takes rows from.
 
     `relayed` are edges that only pass through on their way to a later stage.
     """
@@ -168,12 +165,12 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A compiled topology; picklable where its functions are (by cloudpickle, by value). Sources are not in it.
+    """A compiled topology without its sources; picklable where its functions are (by cloudpickle, by value).
 
     `decoders` has one for each spout. `ackers` is the number of acker tasks where each message gets a verdict of its own
-    (None: one a core). `fingerprint` tells whether two plans have the same shape, names, schemas and sinks; it says
-    nothing of functions. `serial`: its jobs read a state that earlier batches change, so that one may run only when the one
-    before it is committed.
+    (None: one a core). `fingerprint` is equal for plans of the same shape, names, schemas and sinks, whatever their
+    functions. `serial`: its jobs read a state that earlier batches change, so a batch runs only after the one before it is
+    committed.
     """
 
     topology: str
@@ -189,5 +186,5 @@ class Plan:
 
 
 def reads_state(bolt: AnyBolt) -> bool:
-    """Whether a bolt says that it reads a state: batches must run one at a time then."""
+    """Whether a bolt declares that it reads a state; batches must then run one at a time."""
     return getattr(bolt, "reads_state", False) is True

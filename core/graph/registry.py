@@ -1,4 +1,4 @@
-"""The components of one topology by name, each after its inputs: what is there, and what is asked of it."""
+"""The components of one topology by name, each after its inputs, and look-ups among them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stormproof.core.source.protocol import Source
 
 
 class ComponentRegistry:
-    """Named components, whose inputs are there before them: so the graph has no cycle."""
+    """Named components. Each is added after its inputs, so the graph has no cycle."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -85,7 +85,7 @@ class ComponentRegistry:
         return schema
 
     def validate(self) -> None:
-        """Check what can only be seen at the end.
+        """Check the whole topology.
 
         Raises:
             TopologyError: there is no spout, a component or one of its output streams leads nowhere, or nothing ends in a
@@ -107,7 +107,7 @@ class ComponentRegistry:
                 )
 
     def _require_own(self, graph: OwnsStreams | None, component: str, where: str) -> None:
-        """Raise TopologyError where a component is another topology's: this one may have another of that name."""
+        """Raise TopologyError where a component is another topology's; this one may have a component of that name, too."""
         if graph is not None and graph is not self:
             raise TopologyError(
                 f"{where}: {component!r} belongs to topology {graph.name!r}, which is another one than {self.name!r} here; "

@@ -62,7 +62,7 @@ from stormproof.core.source.protocol import Source
 from stormproof.core.user_functions import refuse_unfit_call
 
 _WITHOUT_SCHEMA: Final = frozenset({OperationKind.FILTER, OperationKind.PEEK, OperationKind.PROJECT})
-"""What gives the tuple itself, or says by itself which fields it gives."""
+"""Operations whose result has the fields of their input, unless they name others."""
 _FLAT: Final = frozenset({OperationKind.FLAT_MAP, OperationKind.FLAT_EACH})
 _ADDING: Final = frozenset({OperationKind.EACH, OperationKind.FLAT_EACH})
 
@@ -70,10 +70,9 @@ _ADDING: Final = frozenset({OperationKind.EACH, OperationKind.FLAT_EACH})
 class TopologyGraph(ComponentRegistry):
     """An acyclic graph of named components: spouts, bolts and aggregates, and a sink at every end.
 
-    Each component names inputs that are there already, so that there cannot be a cycle. `guarantee` is the default of
-    `run`; None is exactly-once. `ackers` is the number of acker tasks for a batch whose verdict has to be taken message by
-    message; None is one a core; 0 turns tracking off, which is at-most-once. `message_timeout_s` is how long a message may
-    stay without any progress on its batch; None leaves it to the settings.
+    `guarantee` is the default of `run`; None is exactly-once. `ackers` is the number of acker tasks for a batch that needs a
+    verdict message by message; None is one a core; 0 turns tracking off, which is at-most-once. `message_timeout_s` is how
+    long a batch's job may show no progress before it is cancelled; None leaves it to the settings.
     """
 
     def __init__(
@@ -127,8 +126,8 @@ class TopologyGraph(ComponentRegistry):
         """Add a bolt behind one or more output streams.
 
         A plain function gets the fields as arguments and gives any number of tuples for each (an iterable); its inputs
-        must all have the same fields. `schema` is that of the stream "default", `streams` names
-        further ones; a bolt's own `streams` hold where neither is given. A bolt without output streams is an end.
+        must all have the same fields. `schema` is that of the stream "default", `streams` names further ones; without
+        either the bolt's own `streams` count. A bolt without output streams is an end.
 
         Raises:
             TopologyError: a name is taken or unknown, a grouping's field is missing, there is no input, or a function or a
@@ -176,7 +175,7 @@ class TopologyGraph(ComponentRegistry):
         self._require_own(stream.graph, stream.component, where)
         self.add_sink(Subscription(stream.component, stream.stream), sink)
 
-    # -- what both ways of building use ------------------------------------------------------------------------------
+    # -- used by this class and by Trident's streams -------------------------------------------------------------------
 
     def add_spout(self, name: str, source: Source) -> str:
         """Add a spout.
@@ -210,7 +209,8 @@ class TopologyGraph(ComponentRegistry):
         fields: Sequence[str],
         schema: SchemaLike | None,
     ) -> str:
-        """Add a function. No fields: all of them, in order. No schema, where the kind needs none: that of its input.
+        """Add a function. Without `fields` it takes all of them, in order. Without a schema, where its kind needs none, it
+        gives the fields of its input.
 
         Raises:
             TopologyError: the name cannot be one, a field is unknown, the schema is missing or none, or the function takes
@@ -258,7 +258,7 @@ class TopologyGraph(ComponentRegistry):
         persistent: bool,
         local: bool = False,
     ) -> str:
-        """Add groups; no keys make one group of everything."""
+        """Add an aggregation by `keys`; without keys all rows are one group."""
         given = self._stream_schema(input_)
         name = self._own_name(name, "aggregate", None)
         if not aggregations:
@@ -322,7 +322,7 @@ class TopologyGraph(ComponentRegistry):
             rows = SinkInput.for_fold(schema, component.keys, folds)
         name = checked_name(spec.name, "sink")
         require_mode(spec, rows)
-        # What a sink can take is known now; whether it serves the guarantee, again when one is chosen.
+        # Checked again under the guarantee of the run, which may be chosen later.
         spec.check(rows, self.guarantee or Guarantee.AT_LEAST_ONCE)
         self._require_new(name)
         require_tables_apart(self.name, [*self.sinks, spec])
@@ -342,19 +342,16 @@ class TopologyGraph(ComponentRegistry):
         if subscription.tasks is not None:
             checked_tasks(subscription.tasks, name)
         emitter = self._component(subscription.component)
-        if subscription.grouping.kind is GroupingKind.DIRECT and not isinstance(emitter, BoltComponent):
-            raise TopologyError(
-                f"bolt {name!r}: a direct grouping needs a bolt that names tasks with emit(..., task=n); "
-                f"{emitter.name!r} is none",
-                component=name,
-            )
-        is_arrow = isinstance(emitter, BoltComponent) and isinstance(emitter.bolt, ArrowBolt)
-        if subscription.grouping.kind is GroupingKind.DIRECT and is_arrow:
-            raise TopologyError(
-                f"bolt {name!r}: a direct grouping needs a bolt that names tasks with emit(..., task=n); "
-                f"{emitter.name!r} is an ArrowBolt, which cannot: make it a BasicBolt, or use custom()",
-                component=name,
-            )
+        if subscription.grouping.kind is GroupingKind.DIRECT:
+            why = None if isinstance(emitter, BoltComponent) else "is none"
+            if isinstance(emitter, BoltComponent) and isinstance(emitter.bolt, ArrowBolt):
+                why = "is an ArrowBolt, which cannot: make it a BasicBolt, or use custom()"
+            if why is not None:
+                raise TopologyError(
+                    f"bolt {name!r}: a direct grouping needs a bolt that names tasks with emit(..., task=n); "
+                    f"{emitter.name!r} {why}",
+                    component=name,
+                )
         return subscription
 
     def _require_fields(self, name: str, fields: Sequence[str], schema: pa.Schema) -> None:
