@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -142,10 +142,13 @@ def require_mode(sink: SinkSpec, input_: SinkInput) -> None:
         )
 
 
+AnySink = TypeVar("AnySink", bound=SinkSpec)
+
+
 def require_tables_apart(
     topology: str,
-    sinks: Sequence[SinkSpec],
-    key: Callable[[SinkSpec], TableKey | None] = lambda sink: sink.table_key(),
+    sinks: Sequence[AnySink],
+    key: Callable[[AnySink], TableKey | None] = lambda sink: sink.table_key(),
 ) -> None:
     """Refuse two sinks on one table: each counts txids for itself, so every batch would be in the table twice. Without a
     `key`, sinks are compared by their tables' names.
@@ -153,7 +156,7 @@ def require_tables_apart(
     Raises:
         TopologyError: names both sinks, the table, and what to do.
     """
-    first: dict[TableKey, SinkSpec] = {}
+    first: dict[TableKey, AnySink] = {}
     for sink in sinks:
         found = key(sink)
         other = sink if found is None else first.setdefault(found, sink)

@@ -1,25 +1,148 @@
-"""Opens a run's sinks on the very tables that the ledger knows; makes a table only where it knows none."""
+"""Begins a run in its stores: raises the epoch, subscribes to the source, and opens each sink on the table that is its own.
+
+Where the ledger knows a sink's table, none is made. Two sinks of a topology never have one table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import cast
 
-from stormproof.core.errors import FatalError, PositionMismatch, SinkRefused
+from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StormproofError, TransientError
+from stormproof.core.failpoint import failpoint
+from stormproof.core.graph.plan import Plan
 from stormproof.core.message import storable_text
-from stormproof.core.sink import SinkInput
+from stormproof.core.postgres.database import Database
+from stormproof.core.sink import SinkInput, TableKey, require_tables_apart, shared_table
+from stormproof.core.source.protocol import Source
+from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, SinkSession
-from stormproof.trident.ledger import events
+from stormproof.sinks.registry import describe_sink
+from stormproof.trident.ledger import bindings, events, lives
 from stormproof.trident.ledger.bindings import Bound
+from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
+from stormproof.trident.sessions import Sessions, machine_errors
 from stormproof.trident.transaction import EventKind
+
+
+def sinks_of(plan: Plan) -> tuple[Sink, ...]:
+    """A plan's sinks as what they are: the core knows only their specification."""
+    return cast("tuple[Sink, ...]", plan.sink_specs)
+
+
+@contextmanager
+def attached(
+    plan: Plan, source: Source, ledger: Ledger, database: Database | None = None
+) -> Generator[tuple[Run, Sessions]]:
+    """Raise the topology's epoch, subscribe to its source and open its sinks under it; `database` is the ledger's.
+
+    Where the run raises, the ledger records that it has ended: its process may live on, as a notebook does.
+
+    *Not guaranteed*: nothing is recorded where another driver took over, the ledger is away, or a sink still commits after
+    a second interrupt.
+
+    Raises:
+        TopologyError: two sinks have one table.
+        Fenced: another driver raised the epoch meanwhile.
+        StoreUnavailable: a store did not answer; may be tried again, under a new epoch.
+    """
+    require_own_tables(plan)
+    failpoint("start.before_epoch")
+    run = ledger.start(
+        plan.topology,
+        fingerprint=plan.fingerprint,
+        guarantee=plan.guarantee,
+        source=source.name,
+        graph=graph_of(plan, source.name),
+    )
+    sessions: Sessions | None = None
+    try:
+        with ExitStack() as stack:
+            failpoint("start.after_epoch")
+            stack.callback(source.close)
+            try:
+                sessions = _open_stores(plan, source, ledger, run, stack, database)
+            except Fenced as error:
+                raise _outrun(ledger, run, error) from error
+            except TransientError:
+                # A driver that took over has ended our connections: that is Fenced, and not to be tried again.
+                with ledger.transaction(run):
+                    pass
+                raise
+            yield run, sessions
+    except (Exception, KeyboardInterrupt):
+        if sessions is None or not sessions.is_adopting:
+            with suppress(StormproofError):
+                ledger.stop(run)
+        raise
+
+
+def _outrun(ledger: Ledger, run: Run, error: Fenced) -> PositionMismatch:
+    """A store knows a newer epoch than this run's, and the ledger does not: the ledger was set back.
+
+    Raises:
+        Fenced: the ledger knows it, too: another driver took over.
+    """
+    with ledger.transaction(run):
+        return PositionMismatch(
+            f"topology {run.topology!r}: {error.message}. By the ledger epoch {run.epoch} is the newest: the ledger was "
+            f"restored from an older backup, or another ledger has this incarnation. Nothing was written. Inspect with: "
+            f"stormproof audit verify {run.topology}; then restore the stores to the ledger's moment, or the ledger to "
+            f"theirs",
+            topology=run.topology,
+            ledger=run.epoch,
+            **{key: value for key, value in error.details.items() if key != "topology"},
+        )
+
+
+def _open_stores(
+    plan: Plan, source: Source, ledger: Ledger, run: Run, stack: ExitStack, database: Database | None
+) -> Sessions:
+    source.subscribe(run.incarnation, run.epoch)
+    sessions = stack.enter_context(closing(Sessions()))
+    for sink in sinks_of(plan):
+        with _refusal_on_record(ledger, run, sink.name):
+            with ledger.transaction(run) as tx:
+                bound = bindings.bound(tx, sink.name)
+            sessions[sink.name] = session = open_bound(sink, plan.sinks[sink.name], run, bound)
+            require_own_stores(plan, sessions)
+            with ledger.transaction(run) as tx:
+                if bound is None:
+                    lives.require_known(tx, sink.name, sink.target, session.other_incarnations())
+                    _claim_table(session, sink.target, lives.adopted(tx))
+                folder = session.writer().files_in()
+                if folder is not None:
+                    with machine_errors(f"sink {sink.name!r}, the folder for its files"):
+                        files_at(folder).settle_folder(folder, private=True)
+                description = describe_sink(sink, plan.sinks[sink.name], files=folder, ledger_database=database)
+                bindings.bind(tx, sink.name, sink.target, session.table_id, description)
+    return sessions
+
+
+@contextmanager
+def _refusal_on_record(ledger: Ledger, run: Run, sink: str) -> Generator[None]:
+    """Record why a start was refused at this sink, so that `status` names it where the driver's own output is not at hand.
+
+    Raises:
+        FatalError: what was raised inside, once it is recorded.
+        Fenced: another driver took over; nothing is recorded.
+    """
+    try:
+        yield
+    except (PositionMismatch, SinkRefused) as error:
+        reason = storable_text(error.message)
+        with ledger.transaction(run) as tx:
+            events.record(tx, [Event(EventKind.START_REFUSED, sink=sink, error=reason, detail={"epoch": run.epoch})])
+        raise
 
 
 def open_bound(sink: Sink, input_: SinkInput, run: Run, bound: Bound | None) -> SinkSession:
     """Open a sink. Where the ledger knows its table (`bound`) none is made: an empty one in its place would hide a loss.
 
-    A driver that died between making a table and binding it finds that table; the ledger knows none yet.
+    A driver may die between making a table and binding it; the next one finds that table, and the ledger knows none yet.
 
     Raises:
         PositionMismatch: the known table is gone, or the sink names another one that is not there.
@@ -27,29 +150,25 @@ def open_bound(sink: Sink, input_: SinkInput, run: Run, bound: Bound | None) -> 
     """
     identity = SinkIdentity(run.topology, run.incarnation, sink.name)
     try:
-        # One that was in another process's memory is made anew: recovery compares what it holds.
+        # A table in another process's memory is made anew; recovery compares what it holds.
         return sink.open(identity, input_, run.epoch, create=bound is None or sink.is_new_in_process)
     except SinkRefused as error:
         if bound is not None and error.details.get(PROBLEM) == SinkProblem.TABLE_GONE:
             raise bound.is_gone(sink.target) from error
-        raise _refused(error, run, sink.name, bound) from error
+        way_on = (
+            "give the sink another table"
+            if bound is None
+            else "give the sink a new name and a new table, which begin behind the newest txid"
+        )
+        raise SinkRefused(
+            f"topology {run.topology!r} cannot start: {error}. Nothing was written. Repair the table and start again "
+            f"(stormproof status shows what waits for it); or {way_on}",
+            **{**error.details, "sink": sink.name},
+        ) from error
 
 
-def _refused(error: SinkRefused, run: Run, sink: str, bound: Bound | None) -> SinkRefused:
-    way_on = (
-        "give the sink another table"
-        if bound is None
-        else "give the sink a new name and a new table, which begin behind the newest txid"
-    )
-    return SinkRefused(
-        f"topology {run.topology!r} cannot start: {error}. Nothing was written. Repair the table and start again "
-        f"(stormproof status shows what waits for it); or {way_on}",
-        **{**error.details, "sink": sink},
-    )
-
-
-def claim_table(session: SinkSession, target: str, accepted: Collection[str]) -> None:
-    """Have the table itself say whose it is, before it is bound: another topology's ledger may be in another database.
+def _claim_table(session: SinkSession, target: str, accepted: Collection[str]) -> None:
+    """Have the table itself record its owner before the ledger binds it: another topology may have its ledger elsewhere.
 
     Raises:
         PositionMismatch: another life has claimed it first, and may commit to it at any time; nothing was written.
@@ -69,22 +188,32 @@ def claim_table(session: SinkSession, target: str, accepted: Collection[str]) ->
     )
 
 
-@contextmanager
-def refusal_on_record(ledger: Ledger, run: Run, sink: str) -> Generator[None]:
-    """Record why a start was refused at this sink, so that `status` names it where the driver's own output is not at hand.
+# -- one table, one sink -----------------------------------------------------------------------------------------------
+
+
+def require_own_tables(plan: Plan) -> None:
+    """Refuse two sinks on one table, under whichever names. Each store is asked; nothing is made, and no driver fenced.
+
+    *Not guaranteed*: a sink of your own that cannot tell its table is not compared.
 
     Raises:
-        FatalError: what was raised inside, once it is recorded.
-        Fenced: another driver took over, so nobody needs to know.
+        TopologyError: two sinks have one table.
+        StoreUnavailable: a store does not answer.
     """
-    try:
-        yield
-    except (PositionMismatch, SinkRefused) as error:
-        _record(ledger, run, sink, error)
-        raise
+    if len(plan.sink_specs) > 1:
+        require_tables_apart(plan.topology, sinks_of(plan), lambda sink: sink.find_table())
 
 
-def _record(ledger: Ledger, run: Run, sink: str, error: FatalError) -> None:
-    with ledger.transaction(run) as tx:
-        reason = storable_text(error.message)
-        events.record(tx, [Event(EventKind.START_REFUSED, sink=sink, error=reason, detail={"epoch": run.epoch})])
+def require_own_stores(plan: Plan, sessions: Mapping[str, SinkSession]) -> None:
+    """Refuse two sinks on one key-value store, which only an open session can tell.
+
+    Raises:
+        TopologyError: two of these sessions have one store.
+    """
+    targets = {sink.name: sink.target for sink in plan.sink_specs}
+    first: dict[TableKey, str] = {}
+    for name, session in sessions.items():
+        key = session.store_key
+        other = name if key is None else first.setdefault(key, name)
+        if other != name:
+            raise shared_table(plan.topology, other, name, (targets[other], targets[name]))

@@ -1,65 +1,55 @@
-"""Topologies as streams: what users write."""
+"""Builds a topology stream by stream: `Topology`, `Stream` and `GroupedStream`, which users write."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stormproof.core.arguments import shown
 from stormproof.core.bolt import DEFAULT_STREAM
 from stormproof.core.errors import TopologyError
-from stormproof.core.graph.checks import as_guarantee, checked_tasks, require_fields, schema_for
+from stormproof.core.graph.checks import checked_tasks, require_fields, schema_for
 from stormproof.core.graph.components import OperationKind, OutputStream, Subscription, UserFunction
 from stormproof.core.graph.grouping import Grouping, GroupingKind
-from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.protocol import Source
 from stormproof.trident.aggregate import OneResult, SeveralResults, named
 from stormproof.trident.persistent import EVERYTHING, everything, over, own_merges, require_state, with_key
-from stormproof.trident.stream_arguments import join_keys, merge, project, repartition
+from stormproof.trident.runnable_topology import RunnableTopology
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from stormproof.core.settings import Settings
-    from stormproof.trident.coordinator import Coordinator
-    from stormproof.trident.explain import Explanation
-    from stormproof.trident.options import RunOptions
     from stormproof.trident.query import Query
-    from stormproof.trident.run import EngineChoice
     from stormproof.trident.state.protocol import StateFactory, StateUpdater
-    from stormproof.trident.statistics import BatchResult, RunStatistics
-    from stormproof.trident.streaming.base import ForeachBatch
-    from stormproof.trident.streaming.result import StreamResult
 
 
-class Topology(TopologyGraph):
+class Topology(RunnableTopology):
     """A topology, built stream by stream; the same object runs under every guarantee.
 
-    Everything is checked as it is added, and once more as a whole before it runs.
+    Each component is checked as it is added, and the whole topology before it runs.
 
-    Threads: built by one thread at a time; once it is built, any number may run it or read it. Two runs of one topology
-    fence each other, in one process, too: the later one goes on, the earlier one stops with `Fenced`.
-    Forks: one may run it. A fork that a user's function makes never goes on with its parent's run: it ends where it
-    comes back from that function.
+    Threads: one thread at a time builds it; once it is built, any number may run or read it. Two runs of one topology fence
+    each other, also within one process: the later one goes on, the earlier one stops with `Fenced`.
+    Forks: a forked process may run it. A fork that a user's function makes never goes on with its parent's run: it ends
+    where it returns from that function.
     """
 
     def stream(self, name: str, source: Source) -> Stream:
-        """Begin with a source's messages, decoded by its schema.
+        """The messages of a source, decoded by its schema: a stream to begin with.
 
         Raises:
-            TopologyError: there is a source already, or the name cannot be one.
+            TopologyError: the name is taken or cannot be one, or the same source is there already.
         """
         return Stream(self, self.add_spout(name, source))
 
     def following(self, output: OutputStream) -> Stream:
-        """Go on from a bolt's output stream with the operations of a stream.
+        """A bolt's output stream as a `Stream`, with its operations.
 
         Raises:
-            TopologyError: it is none, or one of another topology.
+            TopologyError: it is no output stream, or one of another topology.
         """
         if not isinstance(output, OutputStream):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TopologyError(
@@ -70,7 +60,7 @@ class Topology(TopologyGraph):
         return Stream(self, output.component, output.stream)
 
     def merge(self, *streams: Stream, name: str | None = None) -> Stream:
-        """The tuples of all of them as one stream, in no order. They must have the same fields.
+        """The tuples of all these streams as one, in no particular order. They must have the same fields.
 
         Raises:
             TopologyError: fewer than two are given, or their fields differ.
@@ -93,12 +83,12 @@ class Topology(TopologyGraph):
     ) -> Stream:
         """The tuples of both streams whose keys are equal, joined within a batch.
 
-        `on` names the keys; a mapping where the right side calls them otherwise. `how` is inner, left, right or full:
-        whose tuples go on without a partner, with NULLs for the other side's fields. Duplicates multiply. A NULL key
-        matches nothing. The result has the keys, then the other fields of the left, then those of the right side; it is
-        anchored to the messages of both sides, so that a failure behind it is a failure of both.
+        `on` names the keys: as a mapping from the left side's names to the right side's where they differ. `how` is inner,
+        left, right or full: the sides whose tuples go on without a partner, with NULLs for the other side's fields.
+        Duplicates multiply. A NULL key matches nothing. The result has the keys, then the other fields of the left side,
+        then those of the right side. It is anchored to the messages of both sides, so a failure behind it fails both.
 
-        *Not guaranteed*: tuples that come in different batches never meet; keep one side in a State for that.
+        *Not guaranteed*: tuples of different batches are never joined; keep one side in a State for that.
 
         Raises:
             TopologyError: a key is unknown or has different types, or another field stands on both sides.
@@ -120,92 +110,14 @@ class Topology(TopologyGraph):
         ]
         return Stream(self, self.add_join(name, sides[0], sides[1], keys, how))
 
-    def validate(self) -> None:
-        """Check what can only be seen at the end.
-
-        Raises:
-            TopologyError: see `TopologyGraph.validate`; or a state query names no state of this topology.
-        """
-        super().validate()
-        from stormproof.trident.query import check_queries
-
-        check_queries(self)
-
-    def explain(self, guarantee: Guarantee | str | None = None) -> Explanation:
-        """What it compiles to: stages, tasks, exchanges, what was fused, sinks; `str` of it is for people.
-
-        Raises:
-            TopologyError: it cannot run under this guarantee (default: its own).
-        """
-        from stormproof.trident.explain import explain
-
-        return explain(self, self._chosen(guarantee))
-
-    def foreach_batch(
-        self,
-        guarantee: Guarantee | str | None = None,
-        *,
-        adopt: str | None = None,
-        settings: Settings | None = None,
-        options: RunOptions | None = None,
-        on_batch: Callable[[StreamResult], None] | None = None,
-    ) -> ForeachBatch:
-        """What `df.writeStream.foreachBatch(...)` is given, so that a streaming query feeds this topology: see `feed`.
-
-        Raises:
-            TopologyError: it cannot be run so, or its one source is no `MicroBatches`.
-        """
-        from stormproof.trident.streaming.api import feed
-
-        chosen = self._chosen(guarantee)
-        return feed(self, chosen, adopt=adopt, settings=settings, options=options, on_batch=on_batch)
-
-    def run(
-        self,
-        guarantee: Guarantee | str | None = None,
-        *,
-        settings: Settings | None = None,
-        engine: EngineChoice = "spark",
-        options: RunOptions | None = None,
-        until_idle: bool = False,
-        max_batches: int | None = None,
-        on_batch: Callable[[BatchResult], None] | None = None,
-        on_ready: Callable[[Coordinator], None] | None = None,
-    ) -> RunStatistics:
-        """Run it until nothing is left to read (`until_idle`), or for `max_batches`, or until it is stopped: see `run`.
-
-        Raises:
-            TopologyError: it cannot be run so, or a function of it cannot be sent to a worker.
-            SettingsError: a setting is missing or wrong.
-            Fenced: another driver took over.
-            FatalError: going on could lose or double a message; what to inspect is named.
-            TransientError: a store or a machine stayed away for `outage_s`.
-        """
-        from stormproof.trident.run import run  # the driver is not needed to build a topology
-
-        return run(
-            self,
-            self._chosen(guarantee),
-            settings=settings,
-            engine=engine,
-            options=options,
-            until_idle=until_idle,
-            max_batches=max_batches,
-            on_batch=on_batch,
-            on_ready=on_ready,
-        )
-
-    def _chosen(self, guarantee: Guarantee | str | None) -> Guarantee | None:
-        return None if guarantee is None else as_guarantee(guarantee, f"topology {self.name!r}")
-
 
 class Stream:
     """The tuples that a component gives. Each operation makes a new stream; several may follow the same one.
 
-    Functions get the named fields as arguments, or all fields in order where none is named. With one field in the schema
-    a result is that field's value itself; with several it is a tuple or list in the schema's order, or a dict with exactly
-    its keys. A function that raises fails the message, not the batch. Operations run in the task that has the tuple;
-    `shuffle` and its like, groups and joins are what moves tuples to other tasks.
+    A function gets the named fields as arguments, or all fields in order where none is named. With one field in the schema
+    its result is that field's value itself; with several it is a tuple or list in the schema's order, or a dict with
+    exactly its keys. A function that raises fails the message, not the batch. An operation runs in the task that has the
+    tuple; only `shuffle` and the other repartitions, groups and joins move tuples to other tasks.
     """
 
     def __init__(
@@ -228,7 +140,7 @@ class Stream:
 
     @property
     def topology(self) -> Topology:
-        """The topology that it is part of."""
+        """The topology that the stream is part of."""
         return self._topology
 
     @property
@@ -250,11 +162,11 @@ class Stream:
     # -- operations on each tuple --------------------------------------------------------------------------------------
 
     def map(self, function: UserFunction, *fields: str, schema: SchemaLike, name: str | None = None) -> Stream:
-        """One tuple for each; what the function gives replaces it."""
+        """One tuple for each tuple: the function's result replaces it."""
         return self._operation(name, OperationKind.MAP, function, fields, schema)
 
     def flat_map(self, function: UserFunction, *fields: str, schema: SchemaLike, name: str | None = None) -> Stream:
-        """Any number of tuples for each: the function gives an iterable of results, or yields them."""
+        """Any number of tuples for each tuple: the function returns an iterable of results, or yields them."""
         return self._operation(name, OperationKind.FLAT_MAP, function, fields, schema)
 
     def each(
@@ -265,25 +177,25 @@ class Stream:
         many: bool = False,
         name: str | None = None,
     ) -> Stream:
-        """The tuple with what the function gives as further fields, which `schema` names.
+        """The tuple with the function's result as further fields, which `schema` names.
 
-        `many`: the function gives an iterable of results, and the tuple is repeated for each of them; for none it ends.
+        `many`: the function gives an iterable of results, and the tuple is repeated for each; without a result it ends.
 
         Raises:
-            TopologyError: a new field has the name of one that is there.
+            TopologyError: a new field has the name of a field that is there already.
         """
         kind = OperationKind.FLAT_EACH if many else OperationKind.EACH
         return self._operation(name, kind, function, fields, schema)
 
     def filter(self, function: UserFunction, *fields: str, name: str | None = None) -> Stream:
-        """Only the tuples for which the function gives something true; their fields stay."""
+        """Only the tuples for which the function returns something true; their fields stay."""
         return self._operation(name, OperationKind.FILTER, function, fields, None)
 
     def project(self, *fields: str, name: str | None = None, **renamed: str) -> Stream:
         """Only these fields, in this order, then others under new names: `project("id", total="amount")`.
 
         Raises:
-            TopologyError: a field is unknown, none is named, or a name stands twice.
+            TopologyError: a field is unknown, no field is named, or two results have one name.
         """
         import pyarrow as pa
 
@@ -301,30 +213,30 @@ class Stream:
         return self._operation(name, OperationKind.PROJECT, project, tuple(taken), schema)
 
     def peek(self, function: UserFunction, *fields: str, name: str | None = None) -> Stream:
-        """Show each tuple to a function; what it gives is ignored, and the tuple goes on as it is.
+        """Call a function with each tuple and ignore its result; the tuple goes on unchanged.
 
-        *Not guaranteed*: that it is called once. Spark may run a task again, and a batch is tried again after a failure:
-        it is for looking, not for effects that matter; those belong into a sink.
+        *Not guaranteed*: that it is called once a tuple. Spark may run a task again, and a batch is tried again after a
+        failure. It is for debugging; effects that matter belong in a sink.
         """
         return self._operation(name, OperationKind.PEEK, function, fields, None)
 
     def arrow(self, function: UserFunction, *fields: str, schema: SchemaLike, name: str | None = None) -> Stream:
-        """Whole record batches: the function gets one, and gives another and, for each row of that, the number of the
-        row that it was made of.
+        """Whole record batches: the function gets one, and returns another with, for each of its rows, the number of the
+        row that it was made from.
 
-        Columns are taken by name. A function that raises is called again with halves of the batch, until the tuples
-        that make it raise stand alone and only their messages fail: a row's results must not depend on other rows.
+        Columns are taken by name. A function that raises is called again with halves of the batch, until the tuples that
+        make it raise stand alone and only their messages fail: a row's results must not depend on other rows.
         """
         return self._operation(name, OperationKind.ARROW, function, fields, schema)
 
     # -- where tuples go -----------------------------------------------------------------------------------------------
 
     def shuffle(self) -> Stream:
-        """Evenly over the tasks of what follows."""
+        """Distribute the tuples evenly over the tasks that follow."""
         return self._repartition(Grouping(GroupingKind.SHUFFLE))
 
     def partition_by(self, *fields: str) -> Stream:
-        """Tuples of a batch with equal values in these fields go to one task.
+        """Send the tuples of a batch with equal values in these fields to one task.
 
         Raises:
             TopologyError: a field is unknown or cannot be a key.
@@ -332,33 +244,32 @@ class Stream:
         return self._repartition(Grouping(GroupingKind.FIELDS, fields))
 
     def broadcast(self) -> Stream:
-        """Every task of what follows gets a copy of every tuple; the tracking counts each."""
+        """Send a copy of every tuple to every task that follows; the tracking counts each copy."""
         return self._repartition(Grouping(GroupingKind.ALL))
 
     def global_(self) -> Stream:
-        """All tuples go to one task, the first."""
+        """Send all tuples to one task, the first."""
         return self._repartition(Grouping(GroupingKind.GLOBAL))
 
     def batch_global(self) -> Stream:
-        """All tuples of a batch go to one task.
+        """Send all tuples of a batch to one task: the same as `global_`.
 
-        In Trident that may be another task for another batch. Here the tasks of a batch end with it and no two batches
-        share any, so it is the same as `global_`.
+        In Trident, batches may go to different tasks. Here each batch has tasks of its own, so there is no difference.
         """
         return self.global_()
 
     def partition(self, function: Callable[[pa.RecordBatch, int], object]) -> Stream:
-        """The task that `function(rows, tasks)` gives for each row, as an array of task numbers."""
+        """Send each row to the task that `function(rows, tasks)` gives for it: an array of task numbers, one a row."""
         return self._repartition(Grouping(GroupingKind.CUSTOM, (), function))
 
     def parallelism(self, tasks: int) -> Stream:
         """Ask for a number of tasks behind an exchange: the one just named (`shuffle().parallelism(8)`), else the next.
 
-        It holds for what follows up to the exchange after that. A stage has as many tasks as the largest number that is
-        asked for in it; the tasks that read the source are as many as the engine gives it.
+        It holds up to the exchange after that. A stage has as many tasks as the largest number that is asked for in it. The
+        engine chooses the number of tasks that read the source.
 
         Raises:
-            TopologyError: it is no number of tasks; and later, at `into`, if no exchange came.
+            TopologyError: it is no number of tasks; and later, at `into`, if no exchange followed.
         """
         checked_tasks(tasks, self._component)
         if self._input.grouping.fused:
@@ -368,7 +279,7 @@ class Stream:
     # -- groups --------------------------------------------------------------------------------------------------------
 
     def group_by(self, *fields: str) -> GroupedStream:
-        """Groups by equal values. A NULL key fails its message.
+        """Group the tuples by equal values of these fields. A NULL key fails its message.
 
         Raises:
             TopologyError: no field is named, or one is unknown.
@@ -383,13 +294,13 @@ class Stream:
         return GroupedStream(self, fields)
 
     def partition_aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
-        """One result for what each task has of a batch, without an exchange. A task without tuples gives none."""
+        """One result a task for its tuples of a batch, without an exchange. A task without tuples gives no result."""
         return self._grouped((), several, results, name=name, local=True)
 
     def aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
-        """One result for all tuples of a batch; also where there are none: counts and sums are 0 then.
+        """One result for all tuples of a batch, also for a batch without tuples: counts and sums are 0 then.
 
-        What combines (ready aggregates, combiners) is combined in each task before everything goes to one.
+        Ready aggregates and combiners are combined in each task before the exchange to one task.
         """
         return self._grouped((), several, results, name=name)
 
@@ -403,10 +314,10 @@ class Stream:
     ) -> Stream:
         """One result for all tuples, folded across batches; see `GroupedStream.persistent_aggregate`.
 
-        What is held is held by key, so the result has one more column, the key `everything`, which is always true.
+        A state holds its results by key, so the result has one more column: the key `everything`, which is always true.
         """
         require_state(self._component, state, state_name)
-        fields = tuple(self.schema.names)  # what an aggregate of all fields is of; not the key
+        fields = tuple(self.schema.names)  # an aggregate that names no field is of these; the key is not among them
         given = {output: over(one, fields) for output, one in results.items()}
         keyed = self.arrow(everything, schema=with_key(self.schema))
         return keyed.group_by(EVERYTHING).persistent_aggregate(
@@ -431,7 +342,7 @@ class Stream:
         return self._topology.join(self, right, on, how=how, name=name)
 
     def into(self, *sinks: SinkSpec) -> Stream:
-        """End in sinks: each gets every tuple. Returns the same stream, which may have other followers.
+        """Write to sinks: each gets every tuple. Returns the same stream, which may have other followers.
 
         Raises:
             TopologyError: no sink is given, two have one name, or one cannot take these tuples.
@@ -462,14 +373,14 @@ class Stream:
     ) -> Stream:
         """The tuple with what a state of this topology holds for it, as further fields, which `schema` names.
 
-        `state` is its name among the sinks; `fields` are looked up, in the order of its keys. `query(state, keys)` gives a
-        record batch with one row for each of a record batch's keys; by default they are all values that a map holds, in
-        its order, NULLs where that is nothing; `schema` may name them anew. A batch sees what all batches before it
-        committed, and nothing of its own: the topology's batches run one at a time then.
+        `state` is the state's name among the sinks; `fields` are looked up, in the order of its keys. `query(state, keys)`
+        returns a record batch with one row for each row of `keys`. Without a query the fields are all values that a map
+        holds, in its order, under the names of `schema`, with NULLs where it holds nothing. A batch sees what all batches
+        before it committed, and nothing of its own, so the topology's batches run one at a time.
 
         Raises:
-            TopologyError: no field is named, or one is unknown; the schema is none; the query does not take a state and
-                keys; and when it is compiled, if there is no such state, or its keys or values differ.
+            TopologyError: no field is named, or one is unknown; the schema is not valid; the query does not take a state
+                and keys; and when it is compiled, if there is no such state, or its keys or values differ.
         """
         import pyarrow as pa
 
@@ -480,9 +391,9 @@ class Stream:
         return Stream(self._topology, made, hint=self._hint)
 
     def new_values_stream(self, *, name: str | None = None) -> Stream:
-        """The keys of a persistent aggregate that a batch touched, with what its state will hold once it is committed.
+        """The keys of a persistent aggregate that a batch touches, with what its state will hold once it is committed.
 
-        It is computed from what the state holds before the batch, so the topology's batches run one at a time.
+        The values are computed from what the state holds before the batch, so the topology's batches run one at a time.
 
         Raises:
             TopologyError: this is no persistent aggregate with a state.
@@ -495,10 +406,10 @@ class Stream:
     def partition_persist(
         self, name: str, state: StateFactory, updater: StateUpdater, *, keys: Sequence[str] = ()
     ) -> Stream:
-        """End in a state of one's own, by an updater of one's own. Returns the same stream.
+        """Write to a state through an updater of your own. Returns the same stream.
 
-        Each batch's rows reach the updater between `begin_commit` and `commit` of its txid, in the driver, one record batch
-        after the other, in the same order whenever the txid comes again.
+        The updater gets each batch's rows in the driver, between `begin_commit` and `commit` of its txid, one record batch
+        after the other, in the same order whenever the txid is repeated.
 
         Raises:
             TopologyError: the state cannot hold such rows, or serve the guarantee; or one of the arguments is of the wrong
@@ -512,7 +423,7 @@ class Stream:
         return self.into(StateSink(name, state, updater=updater, keys=tuple(keys)))
 
     def settled(self) -> Stream:
-        """The same tuples where a repartition has brought them."""
+        """The same tuples behind the repartition that was asked for last; the stream itself where none was."""
         if self._input.grouping.fused:
             return self
         return self._operation(None, OperationKind.PROJECT, repartition, (), None)
@@ -556,11 +467,11 @@ class Stream:
 
 
 class GroupedStream:
-    """Tuples grouped by key, waiting for what is to be computed of each group.
+    """Tuples grouped by key, before it is said what is computed of each group.
 
-    Each result stands under its keyword: a ready aggregate (`n=count()`), or a `CombinerAggregator` or
-    `ReducerAggregator` of one's own. An `Aggregator` stands without a keyword and names its columns itself; where several
-    give several rows, there is a row for each combination of them.
+    A keyword names each result: a ready aggregate (`n=count()`), or a `CombinerAggregator` or `ReducerAggregator` of your
+    own. An `Aggregator` is given without a keyword and names its columns itself; where several of them give several rows,
+    there is a row for each combination.
     """
 
     def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
@@ -568,7 +479,7 @@ class GroupedStream:
         self._keys = keys
 
     def parallelism(self, tasks: int) -> GroupedStream:
-        """Ask for a number of tasks that the groups are divided among.
+        """Ask for a number of tasks among which the groups are divided.
 
         Raises:
             TopologyError: it is no number of tasks.
@@ -580,11 +491,11 @@ class GroupedStream:
         return self._aggregate(several, results, name=name)
 
     def aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
-        """The same as `agg`, by Trident's name."""
+        """The same as `agg`, under Trident's name."""
         return self.agg(*several, name=name, **results)
 
     def partition_aggregate(self, *several: SeveralResults, name: str | None = None, **results: OneResult) -> Stream:
-        """One tuple a key and task: each task groups what it has, without an exchange."""
+        """One tuple a key and task: each task groups its own tuples, without an exchange."""
         return self._aggregate(several, results, name=name, local=True)
 
     def persistent_aggregate(
@@ -595,12 +506,12 @@ class GroupedStream:
         state_name: str | None = None,
         **results: OneResult,
     ) -> Stream:
-        """The same as `agg`, folded across batches: into what `state` holds for the key, or the sinks of `into`. Only
-        `into` can follow.
+        """The same as `agg`, folded across batches: into what `state` holds for the key, or into the sinks of `into`, which
+        is all that can follow.
 
-        Sinks fold count(), sum_(), min_() and max_(), a state also combiners. Others are refused: of two batches' means,
-        say, nobody could make one. `state_name` is the state's name among the sinks (default: the component's
-        with `-state` behind it).
+        Sinks fold count(), sum_(), min_() and max_(), a state also combiners. Others are refused: two batches' means, for
+        example, do not make one mean. `state_name` is the state's name among the sinks (default: the component's name
+        followed by `-state`).
 
         Raises:
             TopologyError: a result cannot be folded, or the state cannot hold it or serve the guarantee.
@@ -645,3 +556,34 @@ def _require_of(topology: Topology, stream: object, operation: str) -> None:
             "one object",
             component=stream.name,
         )
+
+
+def join_keys(on: str | Sequence[str] | Mapping[str, str], where: str) -> dict[str, str]:
+    """The left side's keys, and what the right side calls them."""
+    if isinstance(on, str):
+        return {on: on}
+    names: list[object] = list(on) if isinstance(on, Iterable) else [on]  # pyright: ignore[reportUnnecessaryIsInstance]
+    keys = list[object](on.values()) if isinstance(on, Mapping) else names
+    for name in [*names, *keys]:
+        if not isinstance(name, str):
+            raise TopologyError(
+                f"{where}: on names {shown(name)}; give the keys' names: 'id', ['id', 'day'] or {{'left_id': 'right_id'}}"
+            )
+    if len(set(names)) != len(names):
+        raise TopologyError(f"{where}: on names a key twice: {', '.join(map(str, names))}; name each once")
+    return {str(one): str(other) for one, other in zip(names, keys, strict=True)}
+
+
+def project(*values: object) -> object:
+    """Gives a projection's component its name; never called."""
+    return values
+
+
+def merge(*values: object) -> object:
+    """Gives a merge's component its name; never called."""
+    return values
+
+
+def repartition(*values: object) -> object:
+    """Gives its name to the component between a repartition and a follower that cannot take one itself; never called."""
+    return values

@@ -105,7 +105,7 @@ from .trident.aggregate import (
     sum_ as sum_,
 )
 from .trident.explain import Explanation as Explanation
-from .trident.run import run as run
+from .trident.run import RunArguments as RunArguments, run as run
 from .trident.state.delta import DeltaMap as DeltaMap
 from .trident.state.key_value import (
     KeyValueStore as KeyValueStore,

@@ -23,7 +23,7 @@ from stormproof import (
 )
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.trident.run import ledger_engine
+from stormproof.trident.ledger.database import ledger_engine
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 

@@ -15,7 +15,7 @@ from support.operated import Operated
 from stormproof.core.errors import FatalError, PositionMismatch, SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
-from stormproof.trident import run as run_module
+from stormproof.trident import opening
 from stormproof.trident.cli import adopt_table as adopt_module
 from stormproof.trident.ledger import bindings
 from stormproof.trident.ledger.bindings import Bound
@@ -73,7 +73,7 @@ def test_control_a_start_that_makes_what_is_gone_leaves_no_place_for_it(
     def always_makes(sink: Sink, input_: SinkInput, run: Run, bound: Bound | None) -> SinkSession:
         return sink.open(SinkIdentity(run.topology, run.incarnation, sink.name), input_, run.epoch)
 
-    monkeypatch.setattr(run_module, "open_bound", always_makes)
+    monkeypatch.setattr(opening, "open_bound", always_makes)
     kept.move("counts", "away")
     with pytest.raises(PositionMismatch):
         kept.run()

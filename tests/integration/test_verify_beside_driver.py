@@ -23,9 +23,10 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.sinks.postgres.link import Link
 from stormproof.trident.audit import AuditLedger, VerifyReport, opener_for, verify
+from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.prune import prune
-from stormproof.trident.run import driver, ledger_engine
+from stormproof.trident.run import driver
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from stormproof.core.errors import SettingsError, StoreUnavailable
 from stormproof.core.postgres.database import Database, connect
-from stormproof.trident.run import ledger_engine, require_schema
+from stormproof.trident.ledger.database import ledger_engine, require_schema
 
 SECRET = "hunter2/ä@?"  # noqa: S105 - a made-up one
 QUOTED = "hunter2%2F%C3%A4%40%3F"

@@ -33,7 +33,7 @@ from stormproof.sinks.memory import FaultPoint, MemorySession
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction
 from stormproof.trident.in_flight import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
-from stormproof.trident.run import attached
+from stormproof.trident.opening import attached
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult
 from stormproof.trident.steps import SinkAnswers

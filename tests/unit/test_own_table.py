@@ -23,7 +23,7 @@ from stormproof.sinks.memory import MemorySink, MemoryTable
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
 from stormproof.trident.aggregate import count
-from stormproof.trident.own_table import require_own_stores, require_own_tables
+from stormproof.trident.opening import require_own_stores, require_own_tables
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.key_value import (
     KeyValueStore,

@@ -55,6 +55,7 @@ from stormproof import (
 from stormproof.core.graph.components import OutputStream
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.source.backoff import Backoff
+from stormproof.trident.run import RunArguments
 from stormproof.trident.stream import GroupedStream, Stream
 
 Case = tuple[Callable[[], object], str]
@@ -1069,7 +1070,10 @@ NO_DECLARATION: Final = {"schema_of", "subscribers", "require_tracking", "valida
 
 
 def arguments_of(function: Callable[..., object]) -> set[str]:
-    return {name for name in inspect.signature(function).parameters if name != "self"} - set(FREE)
+    names = {name for name in inspect.signature(function).parameters if name != "self"}
+    if "Unpack[RunArguments]" in function.__annotations__.values():
+        names |= set(RunArguments.__annotations__)
+    return names - set(FREE) - {"arguments"}
 
 
 def test_the_table_has_every_argument_of_every_method() -> None:

@@ -129,7 +129,7 @@ def _postgres(settings: Settings) -> str:
 
 def _schema(settings: Settings) -> str:
     from stormproof.migrations import state
-    from stormproof.trident.run import ledger_engine
+    from stormproof.trident.ledger.database import ledger_engine
 
     database = settings.resolve_database()
     engine = ledger_engine(database)

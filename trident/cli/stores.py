@@ -59,7 +59,7 @@ def opened(*, checked: bool = True, makes: bool = False, may_be_empty: bool = Fa
     from stormproof.core.settings import Settings
     from stormproof.migrations import state
     from stormproof.trident.cli.loading import import_plugins
-    from stormproof.trident.run import ledger_engine, require_schema
+    from stormproof.trident.ledger.database import ledger_engine, require_schema
 
     settings = Settings()
     import_plugins(settings.plugins)

@@ -1,4 +1,4 @@
-"""The ledger's connection to its database, with the errors that a driver can act on.
+"""The ledger's connection to its database, and its schema there, with errors that say what to do.
 
 Production runs on Postgres; an SQLite database serves unit tests with the same statements.
 """
@@ -7,19 +7,89 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
+import psycopg
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from stormproof.core.errors import StoreUnavailable
-from stormproof.core.postgres.database import may_pass
+from stormproof.core.errors import SettingsError, StoreUnavailable
+from stormproof.core.postgres.database import Database, connect, may_pass
+from stormproof.core.postgres.rights import explained
+from stormproof.migrations import migrate, state
 from stormproof.trident.ledger import tables as t
+
+LOCK_TIMEOUT_S: Final = 15.0
+IDLE_IN_TRANSACTION_S: Final = 60
 
 READ_ONLY: Final = "25006"
 """SQLSTATE of a write in a read-only transaction."""
 LOCK_NOT_AVAILABLE: Final = "55P03"
 """SQLSTATE of a lock that could not be had within `lock_timeout`."""
+
+
+def ledger_engine(database: Database, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> sa.Engine:
+    """SQLAlchemy's engine for the ledger: one connection, no check before use (a lost one is met by recovery).
+
+    No statement waits for a lock for longer than `lock_timeout_s`, and a session that sits idle in a transaction is ended
+    by the server: a paused process must not hold up a take-over for ever.
+    """
+
+    def connected() -> psycopg.Connection:
+        connection = connect(database, application_name="stormproof ledger", autocommit=True)
+        connection.execute(f"set lock_timeout = {int(lock_timeout_s * 1000)}".encode())
+        connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'".encode())
+        connection.autocommit = False
+        return connection
+
+    def explain(context: Any) -> None:
+        said = explained(context.original_exception, database, "the ledger", statement=context.statement)
+        if said is not None:
+            raise said from context.original_exception
+
+    engine = sa.create_engine(database.sqlalchemy_url, creator=connected, pool_size=1, max_overflow=1)
+    event.listen(engine, "handle_error", explain)
+    return engine
+
+
+def require_schema(engine: sa.Engine, database: Database, *, own: bool, makes: bool = True) -> None:
+    """Make sure that the ledger's schema is the one that this version needs.
+
+    Where there is none, it is made if this `makes` it: nothing is there that could be lost. `own` says that the database
+    is the embedded one, where an old one is also migrated without a word.
+
+    Raises:
+        SettingsError: the schema of a user's own database is of another revision, or there is none and it is not to be made.
+        StoreUnavailable: it does not answer.
+        MissingRight: the role may not read it, or not make it.
+    """
+    try:
+        found = state(engine)
+    except OperationalError as error:
+        reason = database.without_secrets(str(error.orig)).strip().splitlines()[0]
+        raise StoreUnavailable(
+            f"the database {database.redacted} does not answer: {reason}; check with: stormproof doctor"
+        ) from error
+    if found.up_to_date:
+        return
+    if found.current is None and not makes:
+        where = "; an embedded Postgres belongs to one folder: is this the project's?" if own else ""
+        raise SettingsError(
+            f"the database {database.redacted} has no Stormproof schema yet: the first stormproof run or stormproof queue "
+            f"put makes it, or, as a role that may: stormproof ledger migrate{where}",
+            current=None,
+            head=found.head,
+        )
+    if found.is_known and (own or found.current is None):
+        migrate(engine)
+        return
+    raise SettingsError(
+        f"the database {database.redacted} has schema revision {found.current}, this version needs {found.head}; "
+        f"{found.advice}",
+        current=found.current,
+        head=found.head,
+    )
 
 
 class LockTimeout(StoreUnavailable):

@@ -27,14 +27,16 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
 from stormproof.trident.ledger import events
+from stormproof.trident.ledger.database import ledger_engine, require_schema
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.ledger.streams import Standing, StreamBatch, handed, missing, stands_by_name, take
 from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.opening import attached
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.preflight import Preflight
-from stormproof.trident.run import attached, ledger_engine, options_of, placed, require_schema
+from stormproof.trident.run import options_of, placed
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import RunStatistics
 from stormproof.trident.streaming.result import StreamResult

@@ -20,8 +20,8 @@ from stormproof.trident.in_flight import Jobs
 from stormproof.trident.job import Watch
 from stormproof.trident.ledger import tables
 from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.opening import attached
 from stormproof.trident.options import RunOptions
-from stormproof.trident.run import attached
 from stormproof.trident.statistics import BatchResult, RunStatistics
 
 _STATEMENTS: Final[dict[object, object]] = {}

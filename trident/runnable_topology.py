@@ -1,0 +1,87 @@
+"""A topology that can be explained, run, and fed by a streaming query; `stormproof.trident.stream` adds how it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Unpack
+
+from stormproof.core.graph.checks import as_guarantee
+from stormproof.core.graph.topology import TopologyGraph
+from stormproof.core.guarantee import Guarantee
+
+if TYPE_CHECKING:
+    from stormproof.core.settings import Settings
+    from stormproof.trident.explain import Explanation
+    from stormproof.trident.options import RunOptions
+    from stormproof.trident.run import RunArguments
+    from stormproof.trident.statistics import RunStatistics
+    from stormproof.trident.streaming.base import ForeachBatch
+    from stormproof.trident.streaming.result import StreamResult
+
+
+class RunnableTopology(TopologyGraph):
+    """A topology graph with what is done with it once it is built.
+
+    What runs it is imported when it is called: who only builds a topology, as a worker does, needs none of it.
+    """
+
+    def validate(self) -> None:
+        """Check what can only be checked once the whole topology is there.
+
+        Raises:
+            TopologyError: see `TopologyGraph.validate`; or a state query names no state of this topology.
+        """
+        super().validate()
+        from stormproof.trident.query import check_queries
+
+        check_queries(self)
+
+    def explain(self, guarantee: Guarantee | str | None = None) -> Explanation:
+        """What it compiles to: stages, tasks, exchanges, fused components, sinks; `str` of it is for people.
+
+        Raises:
+            TopologyError: it cannot run under this guarantee (default: its own).
+        """
+        from stormproof.trident.explain import explain
+
+        return explain(self, self._chosen(guarantee))
+
+    def foreach_batch(
+        self,
+        guarantee: Guarantee | str | None = None,
+        *,
+        adopt: str | None = None,
+        settings: Settings | None = None,
+        options: RunOptions | None = None,
+        on_batch: Callable[[StreamResult], None] | None = None,
+    ) -> ForeachBatch:
+        """The function for `df.writeStream.foreachBatch(...)` with which a streaming query feeds this topology: see `feed`.
+
+        Raises:
+            TopologyError: it cannot run under this guarantee, or its one source is no `MicroBatches`.
+        """
+        from stormproof.trident.streaming.api import feed
+
+        chosen = self._chosen(guarantee)
+        return feed(self, chosen, adopt=adopt, settings=settings, options=options, on_batch=on_batch)
+
+    def run(self, guarantee: Guarantee | str | None = None, **arguments: Unpack[RunArguments]) -> RunStatistics:
+        """Run it until it is stopped, idle (`until_idle=True`) or at `max_batches`.
+
+        The other arguments are `settings`, `engine` ("spark" or "inline"), `options`, `on_batch` and `on_ready`:
+        `RunArguments` describes each. `guarantee` beats the topology's own, which beats
+        exactly-once.
+
+        Raises:
+            TopologyError: it cannot run under this guarantee, or a function of it cannot be sent to a worker.
+            SettingsError: a setting is missing or wrong.
+            Fenced: another driver took over.
+            FatalError: going on could lose or double a message; what to inspect is named.
+            TransientError: a store or a machine stayed away for `outage_s`.
+        """
+        from stormproof.trident.run import run
+
+        return run(self, self._chosen(guarantee), **arguments)
+
+    def _chosen(self, guarantee: Guarantee | str | None) -> Guarantee | None:
+        return None if guarantee is None else as_guarantee(guarantee, f"topology {self.name!r}")
