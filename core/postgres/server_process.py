@@ -1,4 +1,4 @@
-"""What `postmaster.pid` says, and which of the processes seen from here work in a data folder."""
+"""The contents of `postmaster.pid`, and the Postgres processes visible here that work in a data folder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _IDENTIFIER_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class PidFile:
-    """What `postmaster.pid` says, by its line numbers: 1 pid, 3 start time, 5 socket folder, 8 status.
+    """The contents of `postmaster.pid`, by line: 1 pid, 3 start time, 5 socket folder, 8 status.
 
-    The pid is one of the server's own PID namespace, the folder one of its own mount namespace.
+    The pid is that in the server's PID namespace, the folder that in its mount namespace.
     """
 
     pid: int
@@ -49,18 +49,16 @@ def system_identifier(data: Path) -> int:
 
 
 def serves(pid: int, data: Path) -> bool:
-    """Whether the process that has this number here is a living Postgres that works in the data folder."""
+    """Whether the process with this pid here is a living Postgres that works in the data folder."""
     try:
         process = psutil.Process(pid)
         return process.status() != psutil.STATUS_ZOMBIE and process.name() == "postgres" and _works_in(process, data)
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return False  # another user's process has the number now
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False  # denied: another user's process has the number now
 
 
 def processes_in(data: Path) -> list[int]:
-    """The Postgres processes that are seen from here and work in the data folder, be it without their server."""
+    """The Postgres processes visible here that work in the data folder, also those whose server has ended."""
     found: list[int] = []
     for process in psutil.process_iter():
         try:
@@ -72,11 +70,11 @@ def processes_in(data: Path) -> list[int]:
 
 
 def _works_in(process: psutil.Process, data: Path) -> bool:
-    """By the folder itself and not by its name: a folder has several where it is linked, mounted twice, or was moved."""
+    """Compares the folder itself, not its name: a folder has several where it is linked, mounted twice, or was moved."""
     folder = f"/proc/{process.pid}/cwd"
     try:
         return os.path.samefile(folder if os.path.exists("/proc/self/cwd") else process.cwd(), data)
     except PermissionError:
-        return str(data) in process.cmdline()  # of a server that runs as nobody, where root may not look at it
+        return str(data) in process.cmdline()  # a server that runs as nobody, and root may not look at its folder
     except (FileNotFoundError, ProcessLookupError):
         return False  # it ended meanwhile, or there is no data folder

@@ -1,4 +1,4 @@
-"""The Postgres that a source lives in: statements in a transaction of its own, or in one that it is given."""
+"""Connections of a source to its database: statements in a transaction of its own, or in one that it is given."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDLE_MAX: Final = 4
 
 
 def query(cursor: psycopg.Cursor[Any], text: str, *parameters: object) -> psycopg.Cursor[Any]:
-    """Run a statement whose text was put together from our own words, checked names and numbers."""
+    """Run a statement whose text was made of our own words, checked names and numbers."""
     try:
         return cursor.execute(text.encode(), parameters or None)
     except psycopg.errors.InsufficientPrivilege as error:
@@ -35,8 +35,8 @@ def query(cursor: psycopg.Cursor[Any], text: str, *parameters: object) -> psycop
 class StoreConnection:
     """Connections of a source to its database, each made when it is needed: one for each transaction that runs.
 
-    `kind` and `name` say whose they are ("queue", "lines"), in errors and in their details; `missing` says what makes a
-    table that is not there. Pickles without connections.
+    `kind` and `name` say whose they are ("queue", "lines"), in errors and in their details; `missing` says how to make a
+    missing table. Pickles without connections.
 
     Threads: any number may begin a transaction, and none is ever inside another's. Forks: a fork makes connections of its
     own, and leaves its parent's alone. Between transactions `IDLE_MAX` connections are kept.
@@ -66,7 +66,7 @@ class StoreConnection:
         """A cursor in `tx`, or in a transaction of our own in `database`, which is committed at the end.
 
         Raises:
-            StoreUnavailable: the database cannot be reached, or a lock was not to be had; its answer may be lost.
+            StoreUnavailable: the database cannot be reached, or a lock took too long; its answer may be lost.
             UsageError: `tx` is no psycopg connection, or a table is missing.
             MissingRight: the role may not do it.
         """
@@ -111,7 +111,7 @@ class StoreConnection:
         return known
 
     def close(self) -> None:
-        """Let the idle connections go; one that is in use goes when its transaction ends. The next use makes another."""
+        """Close the idle connections; one in use is closed when its transaction ends. The next use makes another."""
         idle = self._idle.pop(process_life(), None)
         while idle:
             idle.popleft().close()
@@ -119,8 +119,8 @@ class StoreConnection:
     def _begun(self, database: Database, stack: ExitStack) -> psycopg.Connection:
         """A connection inside a new transaction, which ends with `stack`.
 
-        One that went stale while it lay idle is found out by the BEGIN, when nothing is decided yet: then all the idle
-        ones are taken for stale, and a new one is made.
+        BEGIN fails on a connection that went stale while idle, when nothing is decided yet: then all idle ones are closed,
+        and a new one is made.
         """
         while True:
             idle = self._idle.setdefault(process_life(), deque())  # in atomic steps: a lock might be held at a fork
@@ -154,7 +154,7 @@ class StoreConnection:
         with ExitStack() as undo:
             undo.callback(connection.close)
             connection.execute(f"set lock_timeout = '{LOCK_WAIT_S}s'".encode())
-            # A process that is paused inside a transaction must not hold up the others for ever.
+            # A process that is paused inside a transaction must not block the others for ever.
             connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'".encode())
             undo.pop_all()
         return connection
