@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -36,9 +36,6 @@ def map_get(state: State, keys: pa.RecordBatch) -> pa.RecordBatch:
 
 class ReadsState(ArrowBolt):
     """A bolt that reads the state of one of its topology's sinks."""
-
-    reads_state: ClassVar[bool] = True
-    """Batches must run one at a time."""
 
     def __init__(self, state: str, fields: tuple[str, ...]) -> None:
         self.state = state

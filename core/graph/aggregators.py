@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 
 
-class Emit(Protocol):
+class EmitRow(Protocol):
     """What an aggregator emits a row with."""
 
     def __call__(self, values: object, /) -> None:
@@ -87,10 +87,10 @@ class Aggregator(ABC):
         return None
 
     @abstractmethod
-    def aggregate(self, state: Any, emit: Emit, /, *values: Any, **_: Any) -> object:
+    def aggregate(self, state: Any, emit: EmitRow, /, *values: Any, **_: Any) -> object:
         """Take in one tuple, given its fields; returns the new state, or None to keep the one that was given."""
 
-    def complete(self, state: Any, emit: Emit, /) -> None:  # noqa: B027 - optional
+    def complete(self, state: Any, emit: EmitRow, /) -> None:  # noqa: B027 - optional
         """The group is at its end."""
 
     def over(self, *fields: str) -> UserAggregate:

@@ -35,7 +35,6 @@ from stormproof.core.graph.plan import (
     SendNode,
     StagePlan,
     WriteNode,
-    reads_state,
 )
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
@@ -75,7 +74,7 @@ def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
         fingerprint=_fingerprint(topology),
         ackers=topology.ackers,
         message_timeout_s=topology.message_timeout_s,
-        serial=any(isinstance(c, BoltComponent) and reads_state(c.bolt) for c in topology.components),
+        serial=any(isinstance(c, BoltComponent) and c.reads_state for c in topology.components),
     )
 
 
@@ -193,7 +192,9 @@ class _Compiler:
                 if subscription.grouping.kind is GroupingKind.DIRECT:
                     direct[stream] = (*direct.get(stream, ()), consumer.name)
             children[stream] = self._children(component, stream, nodes)
-        return BoltNode(component.name, component.bolt, component.streams, children, consumers, direct)
+        return BoltNode(
+            component.name, component.bolt, component.streams, children, consumers, direct, component.reads_state
+        )
 
     def _children(self, parent: Component, stream: str, nodes: list[dict[str, Node]]) -> tuple[str, ...]:
         """The keys of the nodes that take a stream; nodes at the end of a stage are made here."""

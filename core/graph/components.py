@@ -180,12 +180,16 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class BoltComponent:
-    """A bolt that is an object; each task works with a copy of its own, made anew for each batch."""
+    """A bolt that is an object; each task works with a copy of its own, made anew for each batch.
+
+    `reads_state`: it reads a state that the topology's batches change.
+    """
 
     name: str
     inputs: tuple[Subscription, ...]
     bolt: AnyBolt
     streams: Mapping[str, pa.Schema]
+    reads_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ class BoltNode:
     children: Mapping[str, tuple[str, ...]]
     consumers: Mapping[str, int | None]
     direct: Mapping[str, tuple[str, ...]]
+    reads_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class StagePlan:
     @property
     def reads_state(self) -> bool:
         """Whether a bolt in it reads a state that the topology's batches change."""
-        return any(isinstance(n, BoltNode) and reads_state(n.bolt) for n in self.nodes.values())
+        return any(isinstance(n, BoltNode) and n.reads_state for n in self.nodes.values())
 
     def tasks(self, parallelism: int) -> int:
         """How many tasks a stage behind an exchange has: enough for all that comes in and passes through."""
@@ -183,8 +184,3 @@ class Plan:
     ackers: int | None = None
     message_timeout_s: float | None = None
     serial: bool = False
-
-
-def reads_state(bolt: AnyBolt) -> bool:
-    """Whether a bolt declares that it reads a state; batches must then run one at a time."""
-    return getattr(bolt, "reads_state", False) is True

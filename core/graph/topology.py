@@ -299,7 +299,7 @@ class TopologyGraph(ComponentRegistry):
         name = self._own_name(name, "state", None)
         require_agreed_tasks(name, [input_])
         refuse_twice(name, schema.names)
-        return self._add(BoltComponent(name, (input_,), bolt, {DEFAULT_STREAM: schema}))
+        return self._add(BoltComponent(name, (input_,), bolt, {DEFAULT_STREAM: schema}, reads_state=True))
 
     def add_sink(self, input_: Subscription, spec: SinkSpec) -> str:
         """Add a sink; its own name is the component's.

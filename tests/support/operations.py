@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, Emit, ReducerAggregator
+from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
 from stormproof.core.source.protocol import Source
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import count, distinct_count, max_, mean, min_, sum_
@@ -58,14 +58,14 @@ class Ranked(Aggregator):
     def init(self) -> list[str]:
         return []
 
-    def aggregate(self, state: list[str], emit: Emit, /, word: str) -> None:
+    def aggregate(self, state: list[str], emit: EmitRow, /, word: str) -> None:
         if word == "bad":  # what it emitted for nobody must not be seen
             emit(("spoilt", -1))
             state.append("spoilt")
             raise ValueError("a bad word")
         state.append(word)
 
-    def complete(self, state: list[str], emit: Emit, /) -> None:
+    def complete(self, state: list[str], emit: EmitRow, /) -> None:
         if len(state) > 1:
             for rank, word in enumerate(sorted(state)):
                 emit((word, rank))

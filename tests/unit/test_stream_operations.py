@@ -18,7 +18,7 @@ from support.operations import COUNTS, LINES, OPERATIONS, WORDS, Greatest, Lette
 
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import JobFailed, TopologyError
-from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, Emit, ReducerAggregator
+from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.task import join as join_module
@@ -478,10 +478,10 @@ def test_an_aggregator_that_keeps_no_state_is_shared_by_tasks_without_harm(tmp_p
         def init(self) -> dict[str, int]:
             return {"n": 0}
 
-        def aggregate(self, state: dict[str, int], emit: Emit, /, word: str) -> dict[str, int]:
+        def aggregate(self, state: dict[str, int], emit: EmitRow, /, word: str) -> dict[str, int]:
             return {"n": state["n"] + 1}
 
-        def complete(self, state: dict[str, int], emit: Emit, /) -> None:
+        def complete(self, state: dict[str, int], emit: EmitRow, /) -> None:
             emit(state["n"])
 
     ran = good(one(tmp_path, lambda w: w.group_by("word").agg(Sizes(), n=count())))
