@@ -12,10 +12,9 @@ stormproof run examples/sqlite_source.py:topology --param file=lines.db --until-
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
@@ -116,16 +115,9 @@ class SqliteSource(NumberedSource):
             )
         return [size for (size,) in found]
 
-    def range_parts(self, first: int, stop: int, parallelism: int) -> tuple[SliceReader, ...]:
-        """Parts of about equal length."""
-        bounds = [first + (stop - first) * part // parallelism for part in range(parallelism + 1)]
-        return tuple(RowReader(self._rows, low, high) for low, high in pairwise(bounds))
-
-    def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
-        """What is kept of messages that failed."""
-        found = self._rows.query("id, {payload} from {table} where id >= ? and id <= ?", (ids[0], ids[-1]))
-        wanted = set(ids)
-        return {id_: payload for id_, payload in found if id_ in wanted}
+    def reader(self, first: int, stop: int) -> SliceReader:
+        """Also reads the payloads that are stored of failed messages."""
+        return RowReader(self._rows, first, stop)
 
 
 def topology(file: str, table: str = "lines") -> Topology:

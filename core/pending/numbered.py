@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 
 from stormproof.core.errors import UsageError
 from stormproof.core.pending.rows import At, PendingRows
-from stormproof.core.pending.slices import expectation_of
+from stormproof.core.pending.slices import even_bounds, expectation_of
 from stormproof.core.pending.source import Next, PendingSource, Piece
 from stormproof.core.source.protocol import Expectation, Limit, SliceReader
+
+_PAYLOAD_ROWS: Final = 10_000
+"""Rows of a record batch where payloads are read again."""
 
 
 class NumberedSource(PendingSource):
     """A source whose messages are numbered from `first` on without gaps, in the order in which they are opened.
 
-    A connector says how many there are (`stop`), who reads a range, and what the payloads were; and how many bytes they
-    have (`sizes`, or `cut` where not every message need be looked at for that), else a slice is limited by number alone.
-    A message's number must never change, nor come to stand for another message.
+    A connector says how many there are (`stop`) and what reads a range of them (`reader`). One that also says how many
+    bytes they have (`sizes`, or `cut` where that needs no look at every message) has slices that keep to the limit in
+    bytes; else the number of messages alone limits them. A message's number must never change, nor come to stand for
+    another message.
     """
 
     @abstractmethod
@@ -28,12 +33,26 @@ class NumberedSource(PendingSource):
         """The number behind the last message that is there now."""
 
     @abstractmethod
-    def range_parts(self, first: int, stop: int, parallelism: int) -> tuple[SliceReader, ...]:
-        """Readers of a range of messages; see `PendingSource.parts`."""
+    def reader(self, first: int, stop: int) -> SliceReader:
+        """What reads the messages from `first` up to but not including `stop`; see `PendingSource.parts`."""
 
-    @abstractmethod
+    def bounds(self, first: int, stop: int, parts: int) -> Sequence[int]:
+        """Where a range is cut into parts for `parts` readers, with both ends; by default into parts of equal length."""
+        return even_bounds(first, stop, parts)
+
     def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
-        """The payloads of these messages, which are ascending."""
+        """The payloads of these messages (ascending), to be stored; those that are not there are left out.
+
+        By default `reader` reads them. A connector whose readers give columns instead of bytes overrides it.
+        """
+        del cursor
+        first, stop = ids[0], ids[-1] + 1
+        others = frozenset(range(first, stop)).difference(ids)
+        return {
+            id_: payload
+            for rows in self.reader(first, stop).read(0, others, _PAYLOAD_ROWS)
+            for id_, payload in zip(rows.column("id").to_pylist(), rows.column("payload").to_pylist(), strict=True)
+        }
 
     def first(self, cursor: Any) -> int:
         """The number of the first message that a new subscription opens."""
@@ -92,7 +111,8 @@ class NumberedSource(PendingSource):
 
     def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
         """Readers of the range."""
-        return self.range_parts(*range_of(at), parallelism)
+        bounds = self.bounds(*range_of(at), parallelism)
+        return tuple(self.reader(first, stop) for first, stop in pairwise(bounds))
 
     def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
         """Those of the range."""

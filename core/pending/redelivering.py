@@ -6,7 +6,6 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from random import Random
 from typing import Any, Final, Self
 
@@ -205,12 +204,10 @@ class RedeliveringSource(NumberedSource):
         del limit
         return self._journal(cursor).sizes(first, stop)
 
-    def range_parts(self, first: int, stop: int, parallelism: int) -> tuple[SliceReader, ...]:
-        """Contiguous parts of about equal length, out of the journal."""
+    def reader(self, first: int, stop: int) -> SliceReader:
+        """Messages of the journal."""
         assert isinstance(self._store, PostgresPendingStore)
-        database, who = self._store.database, self._who()
-        bounds = [first + (stop - first) * part // parallelism for part in range(parallelism + 1)]
-        return tuple(JournalReader(database, who, low, high) for low, high in pairwise(bounds))
+        return JournalReader(self._store.database, self._who(), first, stop)
 
     def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
         """Out of the journal."""

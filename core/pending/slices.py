@@ -1,9 +1,10 @@
-"""How a slice stands in the ledger: its position as JSON, to and fro; and what a read of its messages must find."""
+"""A slice's position in the ledger as JSON, what a read of its messages must find, and where it is cut."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,23 @@ def expectation_of(ids: Sequence[int] | Rows, seed: int) -> Expectation:
     """Number and XOR of the tokens of these messages."""
     numbers = np.asarray(ids, np.int64)
     return Expectation(len(numbers), xor_reduce(tokens(numbers, seed)) if len(numbers) else 0)
+
+
+def even_bounds(first: int, stop: int, parts: int) -> list[int]:
+    """Where a range is cut into this many parts of about equal length, with both ends."""
+    return [first + (stop - first) * part // parts for part in range(parts + 1)]
+
+
+def inner_ends(messages: int, suspects: Iterable[int]) -> list[int]:
+    """The ordinals at which a slice of this many messages is split, ascending.
+
+    Each suspect (its ordinal in the slice, from 0) becomes a part of its own, and so does what lies between two suspects.
+    Without suspects the slice is split in halves, the first of them the larger one; a single message is not split.
+    """
+    cuts = {end for suspect in suspects for end in (suspect, suspect + 1)} - {0, messages}
+    if not cuts and messages > 1:
+        return [math.ceil(messages / 2)]
+    return sorted(cuts)
 
 
 def position_of(row: SliceRow, retries: Sequence[Retry] = ()) -> dict[str, Json]:

@@ -21,12 +21,11 @@ from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pending.audit import NumberedAudit, SliceAudit
 from stormproof.core.pending.letters import DeadLetters
 from stormproof.core.pending.rows import At, Failed, LeaseFate, PendingRows, PendingStore, Retry, SliceRow, Subscriber
-from stormproof.core.pending.slices import expectation_of, position_of, row_of, slice_of
+from stormproof.core.pending.slices import even_bounds, expectation_of, inner_ends, position_of, row_of, slice_of
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.kind import SourceKind
-from stormproof.core.source.parts import inner_ends
 from stormproof.core.source.protocol import (
     Backlog,
     Decoder,
@@ -366,8 +365,8 @@ class PendingSource(Source):
         row, retries = self._row_of(slice_.position)
         if row.at is not None:
             return self.parts(row.at, parallelism)
-        bounds = pairwise(len(retries) * part // parallelism for part in range(parallelism + 1))
-        parts = [[retry.id for retry in retries[low:high]] for low, high in bounds]
+        bounds = even_bounds(0, len(retries), parallelism)
+        parts = [[retry.id for retry in retries[low:high]] for low, high in pairwise(bounds)]
         return self._store.readers(self._who(), row.id, parts, self.unpack())
 
     def hold(self, lease: Lease, tx: object | None = None) -> None:

@@ -20,7 +20,7 @@ from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.pending.numbered import next_of, range_of
 from stormproof.core.pending.rows import At
-from stormproof.core.pending.slices import expectation_of
+from stormproof.core.pending.slices import even_bounds, expectation_of
 from stormproof.core.pending.source import Next, Piece
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
@@ -218,17 +218,18 @@ class IteratorSource(InMemory):
 
     def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
         """Contiguous parts of about equal length; untracked messages have no token."""
-        with self._memory.guard:
-            untracked = _named(at, "untracked")
-            ids = sorted({*_tracked(at), *untracked})
-            bounds = pairwise(len(ids) * part // parallelism for part in range(parallelism + 1))
-            parts = [ids[low:high] for low, high in bounds]
-            inner = [MemorySliceReader(tuple(part), tuple(map(self._payload, part))) for part in parts]
-        return tuple(UntrackedSliceReader(reader, untracked) for reader in inner) if untracked else tuple(inner)
+        without, untracked = _named(at, "without"), _named(at, "untracked")
+        ids = [id_ for id_ in range(*range_of(at)) if id_ not in without]
+        parts = [self._reader(ids[low:high]) for low, high in pairwise(even_bounds(0, len(ids), parallelism))]
+        return tuple(UntrackedSliceReader(part, untracked) for part in parts) if untracked else tuple(parts)
 
-    def range_parts(self, first: int, stop: int, parallelism: int) -> tuple[SliceReader, ...]:
-        """Of a range in which all are tracked."""
-        return self.parts({"range": [first, stop]}, parallelism)
+    def reader(self, first: int, stop: int) -> SliceReader:
+        """A range in which every message is tracked."""
+        return self._reader(range(first, stop))
+
+    def _reader(self, ids: Sequence[int]) -> SliceReader:
+        with self._memory.guard:
+            return MemorySliceReader(tuple(ids), tuple(map(self._payload, ids)))
 
     def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
         """Those that were not resolved."""

@@ -7,8 +7,7 @@ another subscription its own place in the same messages.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any, ClassVar, Self, cast
 
@@ -136,19 +135,10 @@ class MemorySource(InMemory):
         del limit, cursor
         return [len(payload) for payload in self._messages[first:stop]]
 
-    def range_parts(self, first: int, stop: int, parallelism: int) -> tuple[SliceReader, ...]:
-        """Contiguous parts of about equal length, with their payloads."""
+    def reader(self, first: int, stop: int) -> SliceReader:
+        """Messages with their payloads."""
         with self._memory.guard:
-            bounds = [first + (stop - first) * part // parallelism for part in range(parallelism + 1)]
-            return tuple(
-                MemorySliceReader(tuple(range(low, high)), tuple(self._messages[low:high]))
-                for low, high in pairwise(bounds)
-            )
-
-    def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
-        """From the list."""
-        del cursor
-        return {id_: self._messages[id_] for id_ in ids}
+            return MemorySliceReader(tuple(range(first, stop)), tuple(self._messages[first:stop]))
 
 
 def _checked(payloads: object, where: str) -> list[bytes]:

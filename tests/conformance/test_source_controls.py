@@ -231,7 +231,7 @@ class ForgetsTheEditAtTheNextFailure(MemorySource):
     def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
         if self.forgot and slice_.retry:
             first = slice_.replayed[0][0]
-            return self.range_parts(first, first + len(slice_.replayed), parallelism)
+            return self.parts({"range": [first, first + len(slice_.replayed)]}, parallelism)
         return super().readers(slice_, parallelism)
 
 

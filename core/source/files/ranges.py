@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.pending.slices import even_bounds
 from stormproof.core.source.files.formats import File
 from stormproof.core.source.files.reader import Segment, rows_of
 from stormproof.core.source.files.rows import pack
@@ -63,9 +64,11 @@ class RegisteredFiles(list[File]):
         whole = int(starts[np.searchsorted(starts, high, side="right") - 1]) + file.first_id
         return whole if whole > first else stop
 
-    def bounds(self, first: int, stop: int, parallelism: int) -> list[int]:
-        """Where a range is cut in so many parts; of Parquet where row groups end, if the parts are about as long then."""
-        ideal = [first + (stop - first) * part // parallelism for part in range(parallelism + 1)]
+    def bounds(self, first: int, stop: int, parts: int) -> list[int]:
+        """Where a range is cut into this many parts; of Parquet where row groups end, if that moves a cut by less than half
+        a part.
+        """
+        ideal = even_bounds(first, stop, parts)
         starts = np.concatenate(
             [
                 np.empty(0, np.int64),
@@ -80,7 +83,7 @@ class RegisteredFiles(list[File]):
         if not len(starts):
             return ideal
         near = [int(starts[np.abs(starts - cut).argmin()]) for cut in ideal[1:-1]]
-        half = (stop - first) / parallelism / 2
+        half = (stop - first) / parts / 2
         inner = [snap if abs(snap - cut) <= half else cut for snap, cut in zip(near, ideal[1:-1], strict=True)]
         return [first, *sorted(inner), stop]
 

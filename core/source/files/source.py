@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Final, Self
@@ -256,12 +255,13 @@ class FileSource(NumberedSource):
             limit = replace(limit, messages=self._files.whole_groups(first, end) - first)
         return super().next(position, limit, seed, cursor)
 
-    def range_parts(self, first: int, stop: int, parallelism: int) -> tuple[SliceReader, ...]:
-        """Contiguous parts; of Parquet, parts end where row groups end if they are about as long then."""
-        return tuple(
-            FileSliceReader(self._files.segments(low, high), self._columns)
-            for low, high in pairwise(self._files.bounds(first, stop, parallelism))
-        )
+    def bounds(self, first: int, stop: int, parts: int) -> Sequence[int]:
+        """Parts of about equal length; of Parquet they end where row groups end, if that changes their length little."""
+        return self._files.bounds(first, stop, parts)
+
+    def reader(self, first: int, stop: int) -> SliceReader:
+        """The rows of files that these messages are."""
+        return FileSliceReader(self._files.segments(first, stop), self._columns)
 
     def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
         """A line's bytes, or a Parquet row as an Arrow stream.
