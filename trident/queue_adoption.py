@@ -19,10 +19,10 @@ import sqlalchemy as sa
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.store import StoreConnection
-from stormproof.core.source.group import sources_in
 from stormproof.core.source.postgres_queue import PostgresQueue, numbering
 from stormproof.core.source.postgres_queue.messages import MessageTable, index_ranges_only
 from stormproof.core.source.postgres_queue.numbering import Numbering, Standing
+from stormproof.core.source.spouts import sources_in
 from stormproof.trident.audit import AuditLedger, SinkOpener, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import ViolationKind

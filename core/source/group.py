@@ -1,23 +1,17 @@
-"""Several sources as one: what coordinator and ledger know of a topology with several spouts.
+"""Several sources as one: what coordinator and ledger see of a topology with several spouts.
 
-A message's key is its id * 64 + the place of its spout, so that everything that goes by a message's number (failures,
-exclusions, replays, the ledger) works unchanged. A batch holds messages of one spout or of several; each spout's part is
-an ordinary slice of its own source, under the same lease.
+A batch holds messages of one spout or of several. Each spout's part is an ordinary slice of its own source, and all
+parts have the same lease. How the spouts' messages are told apart: `stormproof.core.source.spouts`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Final
-from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
 from stormproof.core.errors import Fenced, Json, PositionMismatch, TopologyError, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, MessageId
@@ -37,103 +31,26 @@ from stormproof.core.source.protocol import (
     SliceReader,
     Source,
 )
-from stormproof.core.tracking.share import GAMMA, mix64, unsigned, xor_signed
-
-SPOUTS_MAX: Final = 64
-_SHIFT: Final = 6
-ID_LIMIT: Final = 1 << (63 - _SHIFT)
-"""A message's id is at least -ID_LIMIT and below ID_LIMIT, so that its key is a 64-bit number."""
-
-_MEMBER: Final = re.compile(r"([^+=]+)(?:=([^+=]*))?")
-
-
-def keys_of(ids: Rows, index: int, spout: str) -> Rows:
-    """The keys of the messages with these ids, of the spout at this place.
-
-    Raises:
-        UsageError: an id is too large.
-    """
-    if len(ids):
-        for id_ in (int(ids.min()), int(ids.max())):
-            _check(id_, spout)
-    return (ids << _SHIFT) | np.int64(index)
-
-
-def key_of(id_: int, index: int, spout: str) -> int:
-    """One message's key; see `keys_of`."""
-    _check(id_, spout)
-    return (id_ << _SHIFT) | index
-
-
-def id_of(key: int) -> tuple[int, int]:
-    """A key's spout (its place) and the message's id there."""
-    return key & (SPOUTS_MAX - 1), key >> _SHIFT
-
-
-def _by_index(keys: Iterable[int]) -> dict[int, list[int]]:
-    """Keys as ids, by the place of their spouts; a spout that is not there has no messages that it could concern."""
-    found: dict[int, list[int]] = {}
-    for index, id_ in map(id_of, keys):
-        found.setdefault(index, []).append(id_)
-    return found
-
-
-def _check(id_: int, spout: str) -> None:
-    if not -ID_LIMIT <= id_ < ID_LIMIT:
-        raise UsageError(
-            f"spout {spout!r}: its source gave a message the id {id_}; in a topology with several spouts ids lie between "
-            f"-2^57 and 2^57. Run this spout in a topology of its own, or number its messages anew",
-            spout=spout,
-            id=id_,
-        )
-
-
-def seed_of(seed: int, index: int) -> int:
-    """A spout's own seed: under one seed, equal ids of two spouts would have equal tokens, which cancel in an XOR."""
-    word = np.array([unsigned(seed)], np.uint64) + GAMMA * np.array([index + 1], np.uint64)
-    return int(mix64(word).view(np.int64)[0])
-
-
-def shown(spout: str, inner: str) -> str:
-    """A message's id as people see it."""
-    return f"{spout}:{inner}"
-
-
-def unshown(message: str) -> tuple[str, str] | None:
-    """The spout in a shown id, and the id that its own source shows; None where it names no spout."""
-    spout, colon, inner = message.partition(":")
-    return (spout, inner) if colon else None
-
-
-def member_subscription(subscription: str, spout: str) -> str:
-    """The subscription by which a group reads a spout's source: two spouts may read one queue."""
-    return f"{subscription}:{spout}"
-
-
-def group_name(sources: Mapping[str, str]) -> str:
-    """A group's name from its spouts' and their sources' names, in order: ``lines+clicks``, or ``lines=queue+clicks``.
-
-    The order counts, since keys have it in them.
-    """
-    return "+".join(spout if spout == source else f"{spout}={_quoted(source)}" for spout, source in sources.items())
-
-
-def sources_in(name: str) -> dict[str, str]:
-    """The spouts that a group's name names, with their sources' names; empty where it is not the name of a group."""
-    parts = [_MEMBER.fullmatch(part) for part in name.split("+")]
-    found = {part[1]: unquote(part[2] or part[1]) for part in parts if part is not None}
-    return found if len(found) == len(parts) > 1 else {}
-
-
-def _quoted(name: str) -> str:
-    return name.replace("%", "%25").replace("+", "%2B").replace("=", "%3D")
+from stormproof.core.source.spouts import (
+    SPOUTS_MAX,
+    group_name,
+    id_of,
+    is_spout_name,
+    key_of,
+    keys_of,
+    member_subscription,
+    seed_of,
+    shown,
+    unshown,
+)
+from stormproof.core.tracking.share import xor_signed
 
 
 @dataclass(frozen=True, slots=True)
 class SpoutReader:
-    """One part of one spout's slice: the source's own reader, with keys for ids. Picklable where that is.
+    """A part of one spout's slice: what the source's own reader gives, with keys for ids. Picklable where that reader is.
 
-    `spout` says whose decoder reads the payloads and where their tuples enter.
+    `spout` says whose decoder reads the payloads, and where their tuples enter the topology.
     """
 
     spout: str
@@ -141,7 +58,7 @@ class SpoutReader:
     reader: SliceReader
 
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """What the inner reader gives for the spout's own seed; `excluded` are keys.
+        """Yield the part's messages, with tokens by the spout's own seed; `excluded` are keys.
 
         Raises:
             UsageError: an id is too large for a key.
@@ -156,8 +73,8 @@ class SpoutReader:
 class _Member:
     """One spout's source.
 
-    `wanted` is how many messages the last opening showed it to want. `parts` is how many of its next slices are opened
-    without those of other spouts.
+    `wanted` is how many messages it is expected to have for the next batch, by what it gave for the last one. `parts` is
+    how many of its next slices are opened without other spouts' messages: they are the parts of a slice that was split.
     """
 
     spout: str
@@ -170,21 +87,30 @@ class _Member:
         return tuple(shown(self.spout, one) for one in inner)
 
 
+def _by_index(keys: Iterable[int]) -> dict[int, list[int]]:
+    """The ids of messages by the index of their spout, from their keys."""
+    found: dict[int, list[int]] = {}
+    for index, id_ in map(id_of, keys):
+        found.setdefault(index, []).append(id_)
+    return found
+
+
 class SourceGroup(Source):
     """The sources of several spouts as one source.
 
     Guarantee:
-        Each source keeps its own promises. A batch holds only retries or only others, whatever the spouts have. Two
-        sources' messages have different tokens, and the expectation covers both. A slice that fails is opened again
-        spout by spout, then in the parts that the source made of it; so is one on which a driver died.
+        Each source keeps its own promises. A batch holds either retries or messages that never failed, not both. Messages
+        of two sources have different tokens, and the expectation covers all of them. A slice that is split is opened
+        again spout by spout, then in the parts that the source made of it; a slice on which a driver died stands alone.
 
     Not guaranteed:
-        That a batch holds messages of every spout, or that one call has taken effect on all sources or on none, but for
-        calls inside a transaction that all of them join. A call that failed half-way is made again, and then completes:
-        each source's confirm and abort may be repeated. `times_opened` also counts slices that were given back because
-        they could not share a batch with those of another spout.
+        A batch need not hold messages of every spout. A call takes effect on all sources or on none only inside a
+        transaction that all of them join. Outside of one, a call that failed half-way is repeated, and then completes,
+        since each source's confirm and abort may be repeated. `times_opened` also counts slices that were returned
+        because they could not share a batch with those of another spout.
 
-    `hold` and `extend` are for the object that opened or recovered the lease; what else it knows may be lost.
+    `hold` and `extend` work only on the object that opened or recovered the lease. Nothing else depends on what the object
+    remembers.
 
     Threads: one that opens, confirms and recovers; others may `extend` meanwhile.
     """
@@ -197,7 +123,7 @@ class SourceGroup(Source):
             )
         objects: dict[int, str] = {}
         for spout, source in sources.items():
-            if ":" in spout or _MEMBER.fullmatch(spout) is None or "=" in spout:
+            if not is_spout_name(spout):
                 raise TopologyError(f"spout name {spout!r}: use letters, digits, '_', '.' and '-'", component=spout)
             if isinstance(source, SourceGroup):
                 raise TopologyError(
@@ -223,12 +149,16 @@ class SourceGroup(Source):
 
     @property
     def decoders(self) -> Mapping[str, Decoder]:
-        """Each spout's decoder: a `SpoutReader` says whose it needs."""
+        """The decoder of each spout, by its name; see `SpoutReader.spout`."""
         return {member.spout: member.source.decoder for member in self._members}
 
     @property
     def decoder(self) -> Decoder:
-        """There is no one decoder; raises UsageError."""
+        """Refused: each spout has a decoder of its own.
+
+        Raises:
+            UsageError: always; see `decoders`.
+        """
         raise UsageError(f"sources {self.name}: each spout has a decoder of its own; see `decoders`")
 
     @property
@@ -252,21 +182,22 @@ class SourceGroup(Source):
         return tuple(probe for member in self._members for probe in member.source.probes())
 
     def for_run(self, database: Database) -> SourceGroup:
-        """The same group for one run: of each source its own view, where it has such."""
+        """The same group for one run, of what each source gives for it."""
         return SourceGroup({member.spout: member.source.for_run(database) for member in self._members})
 
     def subscribe(self, subscription: str, epoch: int) -> None:
-        """Subscribe to every source, to each under a name that has the spout in it."""
+        """Subscribe to every source, under `member_subscription`."""
         for member in self._members:
             member.source.subscribe(member_subscription(subscription, member.spout), epoch)
 
     # -- slices ------------------------------------------------------------------------------------------------------
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
-        """A slice of the spouts that have messages of one kind (retries or others), within the limit.
+        """A slice with messages of as many spouts as have some, within the limit.
 
-        The spouts take turns in being first: the first says which kind it is, and has what the others do not seem to
-        want. A slice of the other kind is given back, and so is one on which a driver died: that stands alone.
+        The spouts take turns in being asked first. The first one decides whether the batch holds retries, and gets the
+        part of the limit that the others are not expected to fill. Another spout's slice is returned where it holds the
+        other kind of messages, or where a driver died on it: such a slice stands alone.
         """
         order = (*self._members[self._turn :], *self._members[: self._turn])
         opened = self._alone(order, lease, limit, seed, tx) or self._together(order, lease, limit, seed, tx)
@@ -298,7 +229,7 @@ class SourceGroup(Source):
         left_bytes = limit.bytes
         for place, member in enumerate(order):
             if opened and (left < 1 or left_bytes < 1):
-                member.wanted = most  # not asked: it comes to be first
+                member.wanted = most  # not asked, so not known; its turn to be first comes
                 continue
             reserved = sum(min(later.wanted, most // len(order)) for later in order[place + 1 :])
             share = max(1, left - reserved)
@@ -325,12 +256,12 @@ class SourceGroup(Source):
         """The slice that was opened earlier, from its position.
 
         Raises:
-            PositionMismatch: it has messages of a spout that is not here.
+            PositionMismatch: it holds messages of a spout that the topology has no more.
         """
         return replace(_joined(self._attached(position)), position=position, expected=expected)
 
     def _attached(self, position: Mapping[str, Json]) -> list[tuple[_Member, Slice]]:
-        """Each spout's part of a slice, in the order of their keys."""
+        """Each spout's part of a slice, in the order of the spouts."""
         found: list[tuple[_Member, Slice]] = []
         for spout, part in parts_of(position).items():
             member = self._by_spout.get(spout)
@@ -345,7 +276,7 @@ class SourceGroup(Source):
         return sorted(found, key=lambda pair: pair[0].index)
 
     def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
-        """The expectation for another seed or with messages (keys) left out."""
+        """The expectation for another seed or with messages (named by their keys) left out."""
         out = _by_index(excluded)
         return _total(
             member.source.expect(part, seed_of(seed, member.index), frozenset(out.get(member.index, ())), tx)
@@ -353,9 +284,9 @@ class SourceGroup(Source):
         )
 
     def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
-        """The slice as disjoint parts, each of one spout, in proportion to the spouts' messages.
+        """The slice as disjoint parts, each of one spout; the more messages a spout has, the more parts it gets.
 
-        They are `parallelism` parts, or as many as the slice has spouts where that is more.
+        There are `parallelism` parts, or one for each spout of the slice where that is more.
         """
         parts = self._attached(slice_.position)
         number = [1] * len(parts)
@@ -371,17 +302,26 @@ class SourceGroup(Source):
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def hold(self, lease: Lease, tx: object | None = None) -> None:
-        """Open to held in every source of the slice; Fenced where one of them says so."""
+        """Open to held, in every source of the slice.
+
+        Raises:
+            Fenced: a source refuses, or this object neither opened nor recovered the lease.
+        """
         for member in self._holding(lease):
             member.source.hold(lease, tx)
 
     def extend(self, lease: Lease) -> None:
-        """Move the lease's expiry in every source of the slice; Fenced where one of them says so."""
+        """Move the lease's expiry, in every source of the slice; raises Fenced as `hold` does."""
         for member in self._holding(lease):
             member.source.extend(lease)
 
     def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
-        """Confirm all of the lease's messages but those named, in every source."""
+        """Confirm all of the lease's messages but those named, in every source.
+
+        Raises:
+            Fenced: the lease belongs to another epoch now.
+            UsageError: a failed message is of a spout that has no messages in the slice.
+        """
         mine: dict[int, list[MessageFailure]] = {}
         for failure in failed:
             index, id_ = id_of(failure.id)
@@ -402,13 +342,13 @@ class SourceGroup(Source):
         return Resolution(tuple(retried), tuple(dead))
 
     def abort(self, lease: Lease, tx: object | None = None) -> None:
-        """Return all of the lease's messages, to every source."""
+        """Return all of the lease's messages, in every source."""
         for member in self._members:
             member.source.abort(lease, tx)
         self._holders.pop(lease.owner, None)
 
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
-        """The leases of every source, mine from here on."""
+        """Every lease of every source, mine from here on; returns their owner keys."""
         holders: dict[str, tuple[_Member, ...]] = {}
         for member in self._members:
             for owner in member.source.recover(epoch, tx):
@@ -417,9 +357,9 @@ class SourceGroup(Source):
         return tuple(holders)
 
     def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
-        """Return the lease's messages in parts: by spouts first, and only then within one.
+        """Return the lease's messages in parts: one for each spout; where it holds one spout only, that source's parts.
 
-        Where `alone` names suspects, the parts of their spouts are split further at once.
+        A spout with messages that `alone` names is split further at once.
         """
         parts = self._attached(slice_.position)
         suspects = _by_index(alone)
@@ -430,7 +370,7 @@ class SourceGroup(Source):
                 member.source.split(part, lease, mine, tx)
             else:
                 member.source.abort(lease, tx)
-            if member in known:  # else a repetition
+            if member in known:  # else the call is a repetition
                 member.parts += 2 * len(mine) + 1 if mine or len(parts) > 1 else 2
         self._holders.pop(lease.owner, None)
 
@@ -448,11 +388,10 @@ class SourceGroup(Source):
 
     def backlog(self) -> Backlog:
         """What is left, of all sources together."""
-        found = [member.source.backlog() for member in self._members]
-        return combined(found)
+        return combined([member.source.backlog() for member in self._members])
 
     def joins(self, tx: object) -> bool:
-        """Whether `tx` is a transaction in the store of every source; in that of some is not enough."""
+        """Whether `tx` is a transaction in the store of every source."""
         return all(member.source.joins(tx) for member in self._members)
 
     def maintain(self) -> None:
@@ -461,19 +400,19 @@ class SourceGroup(Source):
             member.source.maintain()
 
     def drop_connections(self) -> None:
-        """Let the connections of all sources go that have any; the next call makes them anew."""
+        """Close the connections of all sources, also where one of them raises; the next call makes others."""
         with ExitStack() as stack:
             for member in self._members:
                 stack.callback(member.source.drop_connections)
 
     def close(self) -> None:
-        """Let the connections of all sources go, also where one of them raises."""
+        """Close all sources, also where one of them raises."""
         with ExitStack() as stack:
             for member in self._members:
                 stack.callback(member.source.close)
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """The dead letters of every source that keeps its own, spout by spout, with keys for ids."""
+        """The dead letters of every source that keeps some, spout by spout, with keys for ids."""
         return tuple(
             replace(
                 letter,
@@ -494,16 +433,14 @@ class SourceGroup(Source):
         return self._dispose(ids, by, why, requeue=False)
 
     def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
-        """Hand a dead letter out again with another payload; False where it is none.
+        """Requeue a dead letter with another payload; False where it is not a dead letter.
 
         Raises:
             UsageError: the spout's source cannot store such a payload.
         """
         spout, inner = unshown(message) or ("", message)
-        member = self._by_spout.get(spout)
-        if member is None:
-            return False
-        return isinstance(member.source, SupportsDeadLetters) and member.source.edit(inner, payload, by=by, why=why)
+        source = self.sources.get(spout)
+        return isinstance(source, SupportsDeadLetters) and source.edit(inner, payload, by=by, why=why)
 
     def _dispose(self, ids: Sequence[str], by: str, why: str, *, requeue: bool) -> tuple[str, ...]:
         done: list[str] = []
@@ -518,7 +455,9 @@ class SourceGroup(Source):
     def _of(self, key: int) -> tuple[_Member, int]:
         index, id_ = id_of(key)
         if index >= len(self._members):
-            raise UsageError(f"sources {self.name}: message {key} is of spout number {index}, which is not there")
+            raise UsageError(
+                f"sources {self.name}: message {key} is of spout number {index}, and there is no such spout"
+            )
         return self._members[index], id_
 
 
@@ -551,7 +490,7 @@ def parts_of(position: Mapping[str, Json]) -> dict[str, SpoutPart]:
 
 
 def combined(backlogs: Sequence[Backlog]) -> Backlog:
-    """What several sources hold together."""
+    """The sums over several sources; of the times, the nearest retry and the oldest message."""
     retries = [b.next_retry_in_s for b in backlogs if b.next_retry_in_s is not None]
     ages = [b.oldest_ready_age_s for b in backlogs if b.oldest_ready_age_s is not None]
     return Backlog(
@@ -590,5 +529,6 @@ def _joined(opened: Sequence[tuple[_Member, Slice]]) -> Slice:
 
 
 def _total(expected: Iterable[Expectation]) -> Expectation:
+    """What is expected of several disjoint sets of messages."""
     parts = list(expected)
     return Expectation(sum(e.messages for e in parts), xor_signed(e.xor for e in parts))

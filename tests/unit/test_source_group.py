@@ -16,19 +16,10 @@ from stormproof.core.errors import Fenced, PositionMismatch, StoreUnavailable, T
 from stormproof.core.message import MessageFailure
 from stormproof.core.source import group as group_module
 from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.group import (
-    ID_LIMIT,
-    SourceGroup,
-    SpoutReader,
-    group_name,
-    id_of,
-    key_of,
-    keys_of,
-    parts_of,
-    sources_in,
-)
+from stormproof.core.source.group import SourceGroup, SpoutReader, parts_of
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Backlog, Expectation, Lease, Limit, Resolution, Slice
+from stormproof.core.source.spouts import ID_LIMIT, group_name, id_of, key_of, keys_of, sources_in
 
 SEED = 7
 ANY = Limit(1_000)

@@ -18,8 +18,8 @@ from stormproof.core.pending.registry import connector_of, kinds
 from stormproof.core.pending.rows import PendingRows, Subscriber
 from stormproof.core.pending.slices import at_of
 from stormproof.core.pending.source import PendingSource
-from stormproof.core.source.group import member_subscription, sources_in
 from stormproof.core.source.protocol import Backlog
+from stormproof.core.source.spouts import member_subscription, sources_in
 from stormproof.trident.audit.evidence import DeadMessage, SourceEvidence, WaitingMessage, is_taken
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.spouts import GroupEvidence

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.pending.audit import Finding
-from stormproof.core.source.group import SpoutPart, combined, parts_of, shown, unshown
+from stormproof.core.source.group import SpoutPart, combined, parts_of
 from stormproof.core.source.protocol import Backlog
+from stormproof.core.source.spouts import shown, unshown
 from stormproof.trident.audit.evidence import DeadMessage, SourceEvidence, WaitingMessage
 from stormproof.trident.ledger.rows import Txn
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stormproof.core.errors import UsageError
 from stormproof.core.failpoint import failpoint
-from stormproof.core.source.group import sources_in
+from stormproof.core.source.spouts import sources_in
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow

@@ -24,7 +24,7 @@ from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.registry import connector_of
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.files.rows import editable, shown_payload
-from stormproof.core.source.group import shown, sources_in, unshown
+from stormproof.core.source.spouts import shown, sources_in, unshown
 from stormproof.trident import audit
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
