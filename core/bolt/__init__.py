@@ -11,8 +11,10 @@ from stormproof.core.bolt.api import (
     Streams,
     fresh,
 )
+from stormproof.core.bolt.collector import Collector
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, link_counts
-from stormproof.core.bolt.tuples import DEFAULT_STREAM, Collector, Tuple
+from stormproof.core.bolt.outputs import DEFAULT_STREAM
+from stormproof.core.bolt.tuples import Tuple
 from stormproof.core.user_errors import FailTuple
 
 __all__ = [

@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.bolt.tuples import DEFAULT_STREAM, Collector, Tuple
+from stormproof.core.bolt.collector import Collector
+from stormproof.core.bolt.outputs import DEFAULT_STREAM
+from stormproof.core.bolt.tuples import Tuple
 from stormproof.core.errors import UsageError
 from stormproof.core.schema import SchemaLike
 from stormproof.core.user_errors import error_text
 
 Streams: TypeAlias = str | Mapping[str, SchemaLike]
-"""What a bolt gives out: the schema of its stream "default", or a schema for each stream."""
+"""What a bolt emits: the schema of its stream "default", or a schema for each stream."""
 
 ArrowRows: TypeAlias = tuple[pa.RecordBatch, npt.NDArray[np.integer]]
 """A record batch, and for each of its rows the number of the input row that it was made of."""
@@ -28,7 +30,8 @@ ArrowRows: TypeAlias = tuple[pa.RecordBatch, npt.NDArray[np.integer]]
 class BoltContext:
     """Where a bolt runs. `consumers` has the number of tasks of each component that subscribes to it.
 
-    `seed` is the batch's: a bolt that takes its chance from it makes the same choices when Spark runs the task again.
+    `seed` is the batch's: a bolt that draws its random numbers from it makes the same choices when Spark runs the task
+    again.
     """
 
     component: str
@@ -43,11 +46,11 @@ class Bolt(ABC):
     """A bolt that anchors, acks and fails by hand, in any order: a tuple may be held, and acked with others later.
 
     Every tuple must be acked or failed by the end of `finish`; one that is not fails its message as `unacked`. An
-    exception out of `execute` fails the tuple in hand (what was emitted before it stays emitted, as in Storm), one out of
-    `finish` every tuple that is still held.
+    exception from `execute` fails the tuple in hand; what was emitted before it stays emitted, as in Storm. An exception
+    from `finish` fails every tuple that is still held.
 
-    A bolt keeps no state from one batch to the next: each task of each batch works with a copy of its own. What lasts
-    lives in a sink. What `execute` does apart from the collector may be done twice, since Spark may run a task twice.
+    A bolt keeps no state from one batch to the next: each task of each batch works with a copy of its own. State that
+    lasts is kept in a sink. Spark may run a task twice, so what `execute` does apart from the collector may happen twice.
     """
 
     streams: ClassVar[Streams] = {}
@@ -62,7 +65,7 @@ class Bolt(ABC):
         """Called for each tuple."""
 
     def finish(self) -> None:  # noqa: B027 - optional
-        """The batch ends at this task: ack or fail here what is held. It may emit."""
+        """Called once after the last tuple: ack or fail here what is held. It may emit."""
 
     def cleanup(self) -> None:  # noqa: B027 - optional
         """Called once at the very end, also after failures, but not where the process dies."""
@@ -77,10 +80,10 @@ class Emit(Protocol):
 
 
 class BasicBolt(ABC):
-    """A bolt whose tuples are anchored and acked by themselves.
+    """A bolt that neither anchors nor acks: each tuple is acked when `execute` returns.
 
     An exception fails the tuple in hand, with the reason `error`; `raise FailTuple(reason)` with the reason `failed`.
-    What was emitted for it in that call is taken back. State: see `Bolt`.
+    What was emitted in that call is dropped then. State: see `Bolt`.
     """
 
     streams: ClassVar[Streams] = {}
@@ -99,10 +102,9 @@ class BasicBolt(ABC):
 class ArrowBolt(ABC):
     """A bolt that works on record batches: the fast way.
 
-    `execute` gives a record batch and, for each of its rows, the number of the input row that it was made of; or such a
+    `execute` returns a record batch and, for each of its rows, the number of the input row that it was made of; or such a
     pair for each stream. Every row is anchored to that input row, and every input row is acked. It must keep no state
-    between calls: where it raises, it is called again with halves of the batch, until the culprits stand alone; those
-    fail.
+    between calls: where it raises, it is called again with halves of the batch, until each row that fails stands alone.
     """
 
     streams: ClassVar[Streams] = {}
@@ -123,10 +125,10 @@ _BoltT = TypeVar("_BoltT", bound=AnyBolt)
 
 
 def fresh(bolt: _BoltT) -> _BoltT:
-    """A copy for one task of one batch: what the user's own object holds is never changed.
+    """A copy of the bolt for one task of one batch: the user's own object never changes.
 
     Raises:
-        UsageError: it holds what cannot be copied.
+        UsageError: the bolt holds something that cannot be copied.
     """
     try:
         return copy.deepcopy(bolt)

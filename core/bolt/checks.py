@@ -1,4 +1,4 @@
-"""What can be seen to be wrong with a bolt or a function before anything runs, and would lose tuples silently."""
+"""Refuses bolts and functions that would lose tuples silently, before anything runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ _CALLS: Final[Mapping[type, Mapping[str, tuple[str, ...]]]] = {
     BasicBolt: {"prepare": ("context",), "execute": ("tuple", "emit"), "cleanup": ()},
     ArrowBolt: {"prepare": ("context",), "execute": ("rows",), "cleanup": ()},
 }
-"""What is called of each kind of bolt, and what it gets."""
+"""The methods of each kind of bolt that are called, with their arguments."""
 _BOLTS: Final = tuple(_CALLS)
 
 
 def refuse_unfit_bolt(name: str, bolt: object) -> None:
-    """Raise TopologyError where a bolt is a class, or one of its methods would not even begin when it is called, or takes
-    other arguments than it gets.
+    """Refuse a bolt that is a class, or with a method that is a generator, is `async`, or takes other arguments.
 
-    Calling a method that has a `yield` or is `async` makes an object and runs nothing: every tuple would be acked unread.
+    Calling a generator or an `async` method runs nothing of it: every tuple would be acked unread.
+
+    Raises:
+        TopologyError: the bolt is one of these.
     """
     if isinstance(bolt, type) and issubclass(bolt, _BOLTS):
         raise TopologyError(
@@ -42,7 +44,11 @@ def refuse_unfit_bolt(name: str, bolt: object) -> None:
 
 
 def refuse_unfit_function(name: str, function: object, *, yields: bool) -> None:
-    """Raise TopologyError where calling a function would run nothing of it. `yields`: it may be a generator function."""
+    """Refuse a function that is `async`, or a generator function unless `yields`: calling it runs nothing of it.
+
+    Raises:
+        TopologyError: the function is one of these.
+    """
     kind = never_begins(function)
     if kind is None or (yields and kind == GENERATOR):
         return

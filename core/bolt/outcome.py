@@ -1,4 +1,4 @@
-"""What one call of a bolt came to, in numbers: what it emitted, which tuples it acked, which failed.
+"""The outcome of one call of a bolt, in numbers: what it emitted, which tuples it acked, which failed.
 
 There is no tracking arithmetic here: the stage computes shares from these numbers.
 """
@@ -17,12 +17,13 @@ from stormproof.core.message import FailureReason
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """One output stream's tuples of one call.
+    """The tuples that one call emitted to one stream.
 
-    The three `anchor_` arrays have one entry a link, sorted by row: the output row; the handle of the input tuple that it
-    is anchored to (twice the same: two links); and the how-many-th link of that input this is, from 0, counted over all
-    streams and calls. A number is missing only where a tuple was taken back, and its input failed then. An unanchored row
-    has no link. `task` is the task of each row, where the stream has a direct subscriber.
+    The three `anchor_` arrays have one entry for each link from an input tuple to an output row, sorted by row:
+    `anchor_row`, the output row; `anchor_input`, the input tuple's handle; `anchor_ordinal`, the number of the link among
+    all links of that input, from 0, over all streams and calls. Two links may join the same two tuples. An ordinal is
+    missing only where a row was dropped, and then its input failed. An unanchored row has no link. `task` is the task of
+    each row, where the stream has a direct() subscriber.
     """
 
     rows: pa.RecordBatch
@@ -34,7 +35,7 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True)
 class FailedTuple:
-    """An input tuple that failed, and why. Error and input can be stored anywhere: see `storable_text`."""
+    """An input tuple that failed, and why. `error` and `input` are texts that every store takes: see `storable_text`."""
 
     handle: int
     reason: FailureReason
@@ -44,11 +45,11 @@ class FailedTuple:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What one call came to. `emitted` has only streams with rows.
+    """The outcome of one call. `emitted` has only streams with rows; `resets` counts the calls of `reset_timeout`.
 
     Guarantee:
-        Over all calls of a runner, each handle that it gave out stands exactly once in `acked` or `failed`, at the
-        latest in what `finish` returns. An input is anchored only by tuples of the calls up to that one.
+        Over all calls of a runner, each handle stands exactly once in `acked` or `failed`, at the latest in what `finish`
+        returns. The call in which an input ends is the last one with links of that input.
     """
 
     emitted: Mapping[str, Emitted]
@@ -58,7 +59,7 @@ class Ran:
 
 
 def link_counts(ran: Ran, first: int, inputs: int) -> Rows:
-    """How many links go out, over all streams, from each of the `inputs` tuples whose handles begin with `first`."""
+    """How many links go out from each of the `inputs` tuples whose handles count up from `first`, over all streams."""
     counts = np.zeros(inputs, np.int64)
     for emitted in ran.emitted.values():
         numbers = emitted.anchor_input - first

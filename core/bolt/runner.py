@@ -1,32 +1,25 @@
 """Runs one bolt in one task of one batch: record batches in, record batches and the links between tuples out.
 
-The loops over a bolt's `execute` are tight; names and places are looked for only when something went wrong.
+The loops over a bolt's `execute` do as little as possible: what an error needs is looked up only when something went wrong.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, cast
+from typing import Any, Concatenate, Final, ParamSpec, cast
 
 import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
 from stormproof.core.bolt.api import AnyBolt, ArrowBolt, BasicBolt, Bolt, BoltContext
+from stormproof.core.bolt.collector import Collector
 from stormproof.core.bolt.cycle_collector import fewer_collections
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
-from stormproof.core.bolt.tuples import (
-    DEFAULT_STREAM,
-    Collector,
-    Origin,
-    Output,
-    Tuple,
-    checked_task,
-    handle_of,
-    text_of,
-    unknown_stream,
-)
+from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
+from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of
 from stormproof.core.errors import BoltUnavailable, UsageError
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.pulse import Pulse
@@ -42,11 +35,11 @@ _NOTHING: Final = Ran({}, _NO_ROWS, (), 0)
 class BoltRunner:
     """One bolt in one task of one batch.
 
-    Input tuples get handles that count up from 0 over all calls. `direct` has, by stream, the number of tasks of the
-    component that subscribes to it with a direct grouping (the smallest, where there are several).
+    Input tuples get handles that count up from 0 over all calls. `direct` has, for each stream with a direct() subscriber,
+    the number of that subscriber's tasks; the smallest, where there are several.
 
     Guarantee:
-        Whatever a bolt throws, Ctrl-C apart, fails the tuple in hand and no other. Every handle is acked or failed
+        Whatever `execute` raises, Ctrl-C apart, fails the tuple in hand and no other. Every handle is acked or failed
         exactly once, at the latest by `finish`.
 
     Raises:
@@ -79,22 +72,22 @@ class BoltRunner:
 
     @property
     def holds(self) -> bool:
-        """Whether a tuple may stay open after the call that it came with, and be anchored later."""
+        """Whether a tuple may stay open after the call that it came with, and be an anchor in later calls."""
         return isinstance(self._bolt, Bolt)
 
     @property
     def held(self) -> Rows:
-        """The handles that are neither acked nor failed now, in rising order."""
+        """The handles that are neither acked nor failed now, ascending."""
         return self._way.held()
 
     def run(self, rows: pa.RecordBatch, component: str, stream: str, pulse: Pulse | None = None) -> Ran:
         """Call the bolt with every row. They get the next handles, in order.
 
-        `component` and `stream` say where they come from. Each call is a sign of life in `pulse`, which also notes the
-        message in hand where it is careful (`Pulse.at`); an `ArrowBolt` shows life once a call, and nothing is noted.
+        `component` and `stream` say where the rows come from. Each row is a sign of life in `pulse`, which also notes the
+        message in hand where that is asked for (`Pulse.at`). An `ArrowBolt` gives one sign of life a call, and no note.
 
         Raises:
-            JobFailed: what no message answers for: see `Collector.end`.
+            JobFailed: an error that no message answers for: see `Collector.end`.
         """
         if not self._open:
             raise AssertionError(f"bolt {self._component!r} has ended")
@@ -117,7 +110,7 @@ class BoltRunner:
         return ran
 
     def close(self) -> None:
-        """Call the bolt's `cleanup`, once. For a task that was given up; `finish` does it, too.
+        """Call the bolt's `cleanup`, once; `finish` does so, too. For a task that was given up.
 
         Raises:
             BoltUnavailable: it raised.
@@ -139,22 +132,27 @@ class BoltRunner:
         )
 
 
-class _Way(Protocol):
-    """How one kind of bolt is run."""
+class _Way(ABC):
+    """How one kind of bolt is run. By default every tuple is acked or failed in the call that it came with."""
 
+    @abstractmethod
     def prepare(self, context: BoltContext) -> None: ...
 
+    @abstractmethod
     def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, pulse: Pulse | None) -> Ran: ...
 
-    def finish(self, first: int, pulse: Pulse | None) -> Ran: ...
+    def finish(self, first: int, pulse: Pulse | None) -> Ran:
+        return _NOTHING
 
-    def held(self) -> Rows: ...
+    def held(self) -> Rows:
+        return _NO_ROWS
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """The batch is over."""
 
 
-class _Explicit:
-    """A `Bolt`: its collector knows all."""
+class _Explicit(_Way):
+    """Runs a `Bolt`, which acks and fails through its collector."""
 
     def __init__(self, component: str, bolt: Bolt, streams: Mapping[str, pa.Schema], direct: Mapping[str, int]) -> None:
         self._component = component
@@ -184,8 +182,8 @@ class _Explicit:
         self._collector.close()
 
 
-class _Basic:
-    """A `BasicBolt`: what it emits is noted with the row in hand, and goes with it if that fails."""
+class _Basic(_Way):
+    """Runs a `BasicBolt`: what it emits is anchored to the row in hand, and dropped where that row fails."""
 
     def __init__(
         self, component: str, bolt: BasicBolt, streams: Mapping[str, pa.Schema], direct: Mapping[str, int]
@@ -201,7 +199,7 @@ class _Basic:
     def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, pulse: Pulse | None) -> Ran:
         given = tuples_of(rows, component, stream, first, self)
         me, execute, tuples = self._component, given.refusing(self._bolt.execute), given.tuples
-        made = {name: Output(name, schema, self._direct.get(name)) for name, schema in self._streams.items()}
+        made = {name: Output(me, name, schema, self._direct.get(name)) for name, schema in self._streams.items()}
         open_ = made
         row = -1
 
@@ -211,10 +209,10 @@ class _Basic:
             except (KeyError, TypeError):
                 raise unknown_stream(me, stream, open_, open_ is not made) from None
             if task is not None or out.tasks is not None:
-                chosen = checked_task(me, out, task)
+                chosen = out.checked_task(task)
                 if chosen is not None:
                     out.chosen.append(chosen)
-            if type(values) is list or type(values) is dict:  # read when the call is over: the bolt may change it
+            if type(values) is list or type(values) is dict:  # the bolt may change it before the call is over
                 values = values.copy()
             out.values.append(values)
             out.handles.append(row)
@@ -236,7 +234,7 @@ class _Basic:
             if not out.values:
                 continue
             parent = np.array(out.handles, np.int64)
-            batch, errors = out.batch(self._component)
+            batch, errors = out.batch()
             for row, text in errors:
                 number = int(parent[row])
                 refused = FailedTuple(first + number, FailureReason.ERROR, text, text_of(tuples[number]))
@@ -245,18 +243,9 @@ class _Basic:
             parts.append(_Part(out.name, batch, parent, task))
         return _anchored_to_parents(parts, first, len(tuples), failed)
 
-    def finish(self, first: int, pulse: Pulse | None) -> Ran:
-        return _NOTHING
 
-    def held(self) -> Rows:
-        return _NO_ROWS
-
-    def close(self) -> None:
-        pass
-
-
-class _Arrow:
-    """An `ArrowBolt`: over all rows at once; where that fails, over halves, until the culprits stand alone."""
+class _Arrow(_Way):
+    """Runs an `ArrowBolt` over all rows at once; where that fails, over halves, until each row that fails stands alone."""
 
     def __init__(
         self, component: str, bolt: ArrowBolt, streams: Mapping[str, pa.Schema], direct: Mapping[str, int]
@@ -321,24 +310,15 @@ class _Arrow:
             checked[name] = arrow_result(part, rows.num_rows, self._streams[name])
         return checked
 
-    def finish(self, first: int, pulse: Pulse | None) -> Ran:
-        return _NOTHING
-
-    def held(self) -> Rows:
-        return _NO_ROWS
-
-    def close(self) -> None:
-        pass
-
 
 def tuples_of(rows: pa.RecordBatch, component: str, stream: str, first: int, owner: object) -> _Given:
-    """Rows as tuples, with handles from `first` on, and those whose text is not UTF-8, by handle, with the error."""
+    """Rows as tuples, with handles from `first` on. A row with text that is not UTF-8 is named with its error."""
     names = tuple(rows.schema.names)
     origin = Origin(component, stream, names, {name: i for i, name in enumerate(names)}, owner)
     broken: dict[int, UnicodeDecodeError] = {}
     try:
         columns: list[list[Any]] = [column.to_pylist() for column in rows.columns]
-    except UnicodeDecodeError:  # an Arrow-wise function can make text that is none
+    except UnicodeDecodeError:  # an Arrow-wise function can make text that is not UTF-8
         columns = [_readable(column, first, broken) for column in rows.columns]
     tuples = [Tuple(values, origin, handle) for handle, values in enumerate(zip(*columns, strict=True), first)]
     return _Given(tuples, broken)
@@ -357,13 +337,13 @@ def _readable(column: pa.Array, first: int, broken: dict[int, UnicodeDecodeError
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The tuples of a call. Those in `broken` cannot be read, and fail before their bolt sees them."""
+    """The tuples of a call. Those in `broken` (by handle) cannot be read, and fail before their bolt sees them."""
 
     tuples: list[Tuple]
     broken: Mapping[int, UnicodeDecodeError]
 
     def refusing(self, execute: Callable[Concatenate[Tuple, P], None]) -> Callable[Concatenate[Tuple, P], None]:
-        """The bolt's execute, but for broken tuples."""
+        """The bolt's `execute`, which raises for broken tuples instead of being called."""
         broken = self.broken
         if not broken:
             return execute
@@ -378,7 +358,7 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One stream's rows, and of each the row of the one input that it is anchored to, in rising order."""
+    """One stream's rows; `parent` is, for each of them, the row of the one input that it is anchored to, ascending."""
 
     stream: str
     rows: pa.RecordBatch
@@ -387,7 +367,7 @@ class _Part:
 
 
 def _anchored_to_parents(parts: list[_Part], first: int, inputs: int, failed: Mapping[int, FailedTuple]) -> Ran:
-    """All inputs end in this call: acked, or failed, and then nothing of theirs is given out."""
+    """The outcome of a call in which every input ends: acked, or failed, and then the rows anchored to it are dropped."""
     good = np.ones(inputs, np.bool_)
     good[list(failed)] = False
     emitted: dict[str, Emitted] = {}
@@ -411,5 +391,5 @@ def _anchored_to_parents(parts: list[_Part], first: int, inputs: int, failed: Ma
 def _row_text(rows: pa.RecordBatch, row: int) -> str:
     try:
         return storable_text(rows.slice(row, 1).to_pylist()[0], INPUT_TEXT_MAX)
-    except UnicodeDecodeError:  # an Arrow-wise function can make text that is none
+    except UnicodeDecodeError:  # an Arrow-wise function can make text that is not UTF-8
         return f"a row of {', '.join(rows.schema.names)} whose text is not UTF-8"

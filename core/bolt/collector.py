@@ -1,0 +1,330 @@
+"""The collector through which a `Bolt` emits, acks and fails.
+
+It shares with `Tuple` what only the two may touch: how many children a tuple has, and whether it is still open. It keeps
+lists while a bolt runs and makes arrays of them when the call is over. It knows nothing of shares.
+"""
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, cast
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.arrays import Rows
+from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
+from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
+from stormproof.core.bolt.tuples import Tuple, text_of
+from stormproof.core.errors import JobFailed, UsageError
+from stormproof.core.message import FailureReason, storable_text
+from stormproof.core.pulse import Pulse
+from stormproof.core.user_errors import CAUGHT, blame
+
+# A tuple's `_links` is the number of links from it to its children while it is open, and one of these when it is not.
+_ACKED: Final = -1
+_FAILED: Final = -2
+_GIVEN_UP: Final = -3
+"""The runner failed it. Its bolt may not know, and go on to ack it, fail it or emit from it: that has no effect."""
+
+
+class Collector:
+    """Through this a `Bolt` emits, acks and fails. It belongs to one task in one batch.
+
+    Threads: one only. What a call from a thread of the bolt's own does is undefined.
+    """
+
+    __slots__ = (
+        "_acked",
+        "_closed",
+        "_component",
+        "_failed",
+        "_first",
+        "_hand",
+        "_held",
+        "_now",
+        "_outs",
+        "_pulse",
+        "_resets",
+    )
+
+    def __init__(self, component: str, streams: Mapping[str, pa.Schema], direct: Mapping[str, int]) -> None:
+        """Made by the runner only."""
+        self._component = component
+        self._outs = {name: Output(component, name, schema, direct.get(name)) for name, schema in streams.items()}
+        self._acked: list[int] = []
+        self._failed: dict[int, FailedTuple] = {}
+        self._held: dict[int, Tuple] = {}
+        self._now: list[Tuple] = []
+        self._first = 0
+        self._hand: Tuple | None = None
+        self._resets = 0
+        self._pulse: Pulse | None = None
+        self._closed = False
+
+    # -- for bolts ---------------------------------------------------------------------------------------------------
+
+    def emit(
+        self,
+        values: object,
+        *,
+        stream: str = DEFAULT_STREAM,
+        anchors: Tuple | Sequence[Tuple] = (),
+        task: int | None = None,
+    ) -> None:
+        """Emit a tuple: the value itself where the stream has one field, else a tuple, list or dict of its values.
+
+        Anchored, it belongs to the messages of its anchors: they are complete only when it is. Without anchors it is not
+        tracked. `task` names the task of a direct() subscriber.
+
+        The values are checked at the end of the call. Where the stream cannot hold them, the tuple's anchors fail with the
+        reason `error` (the tuple in hand, where it has none), and the tuple is dropped. A tuple all of whose anchors failed
+        because the bolt raised, or because of such values, is dropped, too.
+
+        Raises:
+            UsageError: no such stream; an anchor was acked or failed, or is another bolt's; the task is wrong; the batch
+                is over.
+        """
+        try:
+            out = self._outs[stream]
+        except (KeyError, TypeError):
+            raise unknown_stream(self._component, stream, self._outs, self._closed) from None
+        chosen: int | None = None
+        if task is not None or out.tasks is not None:
+            chosen = out.checked_task(task)
+        if type(values) is list or type(values) is dict:  # the bolt may change it before the call is over
+            values = values.copy()
+        if type(anchors) is Tuple:
+            links = anchors._links
+            if links >= 0 and anchors._origin.owner is self:
+                anchors._links = links + 1
+                out.handles.append(anchors._handle)
+                out.ordinals.append(links)
+                out.values.append(values)
+                if chosen is not None:
+                    out.chosen.append(chosen)
+                return
+            anchors = (anchors,)
+        if self._link(out, anchors):
+            out.values.append(values)
+            if chosen is not None:
+                out.chosen.append(chosen)
+
+    def ack(self, tuple: Tuple) -> None:
+        """The tuple is done here; what was emitted anchored to it is not affected.
+
+        Raises:
+            UsageError: it was acked or failed before, or is another bolt's.
+        """
+        try:
+            if tuple._links >= 0 and tuple._origin.owner is self:
+                tuple._links = _ACKED
+                self._acked.append(tuple._handle)
+                return
+        except AttributeError:
+            pass
+        self._refuse_unless_given_up(tuple, "ack")
+
+    def fail(self, tuple: Tuple, reason: str = "") -> None:
+        """The tuple failed, and with it every message that it belongs to. They are replayed.
+
+        Raises:
+            UsageError: it was acked or failed before, or is another bolt's.
+        """
+        if self._is_open(tuple, "fail"):
+            said = storable_text(reason) if reason else "the bolt called fail without a reason"
+            self._failed[tuple._handle] = FailedTuple(tuple._handle, FailureReason.FAILED, said, text_of(tuple))
+            tuple._links = _FAILED
+
+    def reset_timeout(self, tuple: Tuple) -> None:
+        """The tuple takes longer: the timeout of its messages begins anew.
+
+        Raises:
+            UsageError: it was acked or failed before, or is another bolt's.
+        """
+        if self._is_open(tuple, "reset_timeout"):
+            self._resets += 1
+            if self._pulse is not None:
+                self._pulse.reset()
+
+    # -- errors and the rarer ways -----------------------------------------------------------------------------------
+
+    def _link(self, out: Output, anchors: object) -> bool:
+        """Link a tuple to any number of anchors. False where all of them were given up: then the tuple is dropped."""
+        if not isinstance(anchors, Sequence) or isinstance(anchors, (str, bytes)):
+            raise UsageError(
+                f"component {self._component!r}: emit(anchors=...) takes a tuple or a sequence of tuples, got a "
+                f"{type(anchors).__name__}",
+                component=self._component,
+                stream=out.name,
+            )
+        given = cast("Sequence[Tuple]", anchors)
+        alive = [anchor for anchor in given if self._is_open(anchor, "emit anchored to")]
+        if given and not alive:
+            return False
+        for anchor in alive:
+            out.handles.append(anchor._handle)
+            out.ordinals.append(anchor._links)
+            anchor._links += 1
+        if len(alive) != 1:
+            out.odd.append((len(out.values), len(alive), self._hand))
+        return True
+
+    def _is_open(self, tuple_: object, doing: str) -> bool:
+        if isinstance(tuple_, Tuple) and tuple_._links >= 0 and tuple_._origin.owner is self:
+            return True
+        self._refuse_unless_given_up(tuple_, doing)
+        return False
+
+    def _refuse_unless_given_up(self, tuple_: object, doing: str) -> None:
+        who = f"bolt {self._component!r}"
+        if not isinstance(tuple_, Tuple):
+            text = f"{who} cannot {doing} a {type(tuple_).__name__}; give it the tuple that execute got"
+        elif tuple_._origin.owner is not self:
+            text = f"{who} cannot {doing} {_shown(tuple_)}: it is of another bolt, task or batch; keep none of them"
+        elif self._closed:
+            text = f"{who} cannot {doing} {_shown(tuple_)}: the batch is over; end held tuples in finish"
+        elif tuple_._links == _ACKED:
+            text = f"{who} cannot {doing} {_shown(tuple_)}: it acked it before; ack a tuple once, after its last child"
+        elif tuple_._links == _FAILED:
+            text = f"{who} cannot {doing} {_shown(tuple_)}: it failed it before; end a tuple once"
+        else:
+            return
+        raise UsageError(text, component=self._component)
+
+    # -- for the runner ----------------------------------------------------------------------------------------------
+
+    def call(self, execute: Callable[[Tuple], None], first: int, tuples: list[Tuple], pulse: Pulse | None) -> None:
+        """Call `execute` with tuples whose handles count up from `first`. Where it raises, its tuple fails, even one that was
+        acked in that call.
+        """
+        self._first, self._now, self._pulse = first, tuples, pulse
+        for hand in tuples if pulse is None else pulse.each(tuples):
+            self._hand = hand
+            try:
+                execute(hand)
+            except CAUGHT as error:
+                reason, text = blame(error)
+                self._give_up(hand, reason, text)
+        self._hand = None
+
+    def last_call(self, finish: Callable[[], None], first: int, pulse: Pulse | None) -> None:
+        """Call `finish`. Where it raises, every tuple that is still open fails.
+
+        Raises:
+            JobFailed: it raised, and no tuple is open.
+        """
+        self._first, self._now, self._pulse = first, [], pulse
+        try:
+            finish()
+        except CAUGHT as error:
+            reason, text = blame(error)
+            if not self._give_up_held(reason, text):
+                raise JobFailed(
+                    f"bolt {self._component!r} raised in finish, where no message answers for it: {text}",
+                    component=self._component,
+                    error=text,
+                ) from error
+
+    def _give_up_held(self, reason: FailureReason, text: str) -> int:
+        """Fail all tuples that are still open; returns their number."""
+        found = [tuple_ for tuple_ in self._held.values() if tuple_._links >= 0]
+        for tuple_ in found:
+            self._give_up(tuple_, reason, text)
+        return len(found)
+
+    def _give_up(self, tuple_: Tuple, reason: FailureReason, text: str) -> None:
+        if tuple_._handle not in self._failed:
+            self._failed[tuple_._handle] = FailedTuple(tuple_._handle, reason, text, text_of(tuple_))
+            tuple_._links = _GIVEN_UP
+
+    def end(self, unacked: str | None = None) -> Ran:
+        """End the call: returns what it did, as arrays. `unacked` is given after the last call: the error with which the
+        tuples fail that are still open.
+
+        Raises:
+            JobFailed: values that their stream cannot hold were emitted unanchored, in `prepare` or `finish`.
+        """
+        emitted: dict[str, Emitted] = {}
+        for name, out in self._outs.items():
+            if out.values:
+                given = self._emitted(out)
+                if given.rows.num_rows:
+                    emitted[name] = given
+                out.clear()
+        if unacked is not None:
+            self._give_up_held(FailureReason.UNACKED, unacked)
+        acked = np.array(self._acked, np.int64)
+        failed = tuple(self._failed[handle] for handle in sorted(self._failed))
+        if failed and len(acked):
+            acked = acked[~np.isin(acked, list(self._failed))]
+        self._hold(acked)
+        ran = Ran(emitted, acked, failed, self._resets)
+        self._acked, self._failed, self._resets, self._now = [], {}, 0, []
+        return ran
+
+    def held(self) -> Rows:
+        """The handles of the tuples that are neither acked nor failed."""
+        return np.array(sorted(self._held), np.int64)
+
+    def close(self) -> None:
+        """The batch is over: nothing can be emitted, acked or failed any more."""
+        self._closed = True
+        self._outs = {}
+
+    def _hold(self, acked: Rows) -> None:
+        """Bring the open tuples up to date at the end of a call."""
+        if self._held:
+            for handle in [*acked[acked < self._first].tolist(), *self._failed]:
+                self._held.pop(handle, None)
+        ended = int((acked >= self._first).sum()) + sum(handle >= self._first for handle in self._failed)
+        if ended < len(self._now):
+            self._held.update((t._handle, t) for t in self._now if t._links >= 0)
+
+    def _tuple(self, handle: int) -> Tuple:
+        return self._held[handle] if handle < self._first else self._now[handle - self._first]
+
+    def _emitted(self, out: Output) -> Emitted:
+        batch, errors = out.batch()
+        rows = batch.num_rows
+        inputs, ordinals = np.array(out.handles, np.int64), np.array(out.ordinals, np.int64)
+        anchor_row = np.arange(rows, dtype=np.int64)
+        if out.odd:
+            counts = np.ones(rows, np.int64)
+            for row, links, _ in out.odd:
+                counts[row] = links
+            anchor_row = np.repeat(anchor_row, counts)
+        task = None if out.tasks is None else np.array(out.chosen, np.int64)
+        if not errors:
+            return Emitted(batch, anchor_row, inputs, ordinals, task)
+        keep = np.ones(rows, np.bool_)
+        hands = {row: hand for row, links, hand in out.odd if links == 0}
+        for row, text in errors:
+            keep[row] = False
+            start, stop = np.searchsorted(anchor_row, [row, row + 1])
+            anchors = [self._tuple(handle) for handle in inputs[start:stop].tolist()]
+            self._blame(anchors or [hands[row]], text)
+        linked = keep[anchor_row]
+        renumbered = np.cumsum(keep) - 1
+        return Emitted(
+            batch.filter(pa.array(keep)),
+            renumbered[anchor_row[linked]],
+            inputs[linked],
+            ordinals[linked],
+            None if task is None else task[keep],
+        )
+
+    def _blame(self, tuples: Sequence[Tuple | None], text: str) -> None:
+        for tuple_ in tuples:
+            if tuple_ is None:
+                raise JobFailed(
+                    f"{text}; it was emitted without anchors in prepare or finish, so that no message answers for it",
+                    component=self._component,
+                    error=text,
+                )
+            self._give_up(tuple_, FailureReason.ERROR, text)
+
+
+def _shown(tuple_: Tuple) -> str:
+    return f"the tuple {text_of(tuple_)} of {tuple_.component!r}"
