@@ -18,7 +18,7 @@ from stormproof.core import errors
 from stormproof.trident.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PUBLIC_SUITE = ROOT / "src" / "stormproof" / "testing" / "sources.py"
+PUBLIC_SUITE = ROOT / "src" / "stormproof" / "testing" / "sources"
 BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = sorted([*(ROOT / name for name in BESIDE), *(ROOT / "docs").rglob("*.md")])
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -64,7 +64,7 @@ def assert_test(file: str, test: str | None) -> None:
     assert path.is_file(), f"there is no tests/{file}"
     text = path.read_text()
     if "(SourceConformance)" in text:  # its tests are those of the public suite
-        text += PUBLIC_SUITE.read_text()
+        text += "".join(part.read_text() for part in PUBLIC_SUITE.glob("*.py"))
     if test is not None:
         assert re.search(rf"^ *def {test}\(", text, re.MULTILINE), f"tests/{file} has no {test}"
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation: faults by rate, or at a place that is named."""
+"""The faults of a simulation: by rate, or one at a named place."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stormproof.core.clock import Clock
 from stormproof.core.errors import UsageError
 
 Rate: TypeAlias = float | Mapping[str, float]
-"""How likely a fault is each time that its place is reached: everywhere, or by the place's name (elsewhere never)."""
+"""The probability of a fault each time that a place is reached: at every place, or by place (0 at those not named)."""
 
 
 class FaultKind(StrEnum):
-    """What goes wrong, and at which places."""
+    """The kinds of faults, and the places of each."""
 
     RAISE = "raises"
     """A function or bolt raises for a tuple. Place: the component."""
@@ -30,21 +30,21 @@ class FaultKind(StrEnum):
     DROP = "drops"
     """A chunk of rows is lost between stages. Place: ``stage N``, the stage that was to receive it."""
     DUPLICATE = "duplicates"
-    """A chunk comes twice or three times. Place: as for `DROP`."""
+    """A chunk of rows arrives two or three times. Place: as for `DROP`."""
     DELAY = "delays"
-    """A task takes its time, and leases may run out. Place: ``stage N``."""
+    """A task is delayed, and leases may run out. Place: ``stage N``."""
     TIMEOUT = "timeouts"
     """A task hangs, and its job is cancelled. Place: ``stage N``."""
     WORKER_DEATH = "worker_deaths"
     """A task's worker is killed, before or after its work: the task is repeated, or the job fails. Where it is repeated,
-    some tasks may have read what it sent the first time, and the others read the second. Place: ``stage N``."""
+    some tasks may have read its first output, and the others read the second. Place: ``stage N``."""
     DRIVER_DEATH = "driver_deaths"
     """The driver is killed. Place: a step's name, as in `stormproof.core.failpoint.FAILPOINTS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: at the `number`-th time that its place is reached (from 1) in the whole simulation."""
+    """One fault: the `number`-th time (from 1) that its place is reached in the whole simulation."""
 
     kind: FaultKind
     place: str
@@ -53,9 +53,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong. Each rate is a probability, see `FaultKind` for its places; `at` are single faults.
+    """The faults of a simulation. Each rate is a probability; `FaultKind` says at which places. `at` are single faults.
 
-    `delay_s` is the longest that a delayed task takes, in virtual seconds.
+    `delay_s` is the longest delay of a task, in virtual seconds.
     """
 
     raises: Rate = 0.0
@@ -93,7 +93,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened in a simulation, at a virtual second."""
+    """An entry of a simulation's log; `at_s` is in virtual seconds."""
 
     at_s: float
     what: str
@@ -102,7 +102,7 @@ class Event:
 
 
 class Chance:
-    """Decides, place by place, what goes wrong, from one random source; and keeps the log."""
+    """Decides from one random source which faults strike, and keeps the log."""
 
     def __init__(self, faults: Faults, rng: Random, clock: Clock) -> None:
         self.faults = faults
@@ -110,18 +110,18 @@ class Chance:
         self.events: list[Event] = []
         self.struck: Counter[str] = Counter()
         self.over = False
-        """Whether nothing goes wrong any more."""
+        """Whether no more faults strike."""
         self._clock = clock
         self._named = {(f.kind, f.place, f.number) for f in faults.at}
         self._named_places = {(f.kind, f.place) for f in faults.at}
         self._reached: Counter[tuple[FaultKind, str]] = Counter()
 
     def possible(self, kind: FaultKind, place: str) -> bool:
-        """Whether this can go wrong there at all."""
+        """Whether this kind of fault can strike at this place at all."""
         return (kind, place) in self._named_places or self._rate(kind, place) > 0
 
     def strikes(self, kind: FaultKind, place: str, detail: Callable[[], str] = str) -> bool:
-        """Whether this goes wrong now; call it each time that the place is reached."""
+        """Whether the fault strikes now; to be called each time that the place is reached."""
         if self.over:
             return False
         named = False

@@ -1,4 +1,4 @@
-"""A driver over stores in memory: the production coordinator, with a ledger in an SQLite database of this process."""
+"""A driver over stores in memory: the production coordinator, with its ledger in an SQLite database in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stormproof.trident.options import RunOptions
 from stormproof.trident.statistics import BatchResult, RunStatistics
 
 _STATEMENTS: Final[dict[object, object]] = {}
-"""SQLAlchemy's compiled statements, for all of these databases: else each one compiles every statement anew."""
+"""SQLAlchemy's compiled statements, shared by all of these databases: else each one would compile every statement."""
 
 
 def memory_ledger_engine() -> sa.Engine:
@@ -43,7 +43,7 @@ def memory_ledger_engine() -> sa.Engine:
 
 @functools.cache
 def _model() -> tuple[sa.Engine, bytes]:
-    """An engine whose dialect the others share, and a database with the ledger's empty tables: made once a process."""
+    """An engine whose dialect the others share, and a database with the ledger's empty tables. Made once a process."""
     engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
     with engine.execution_options(schema_translate_map={tables.SCHEMA: None}).begin() as connection:
         tables.metadata.create_all(connection)
@@ -66,7 +66,7 @@ def run_driver(
     watch: Watch | None = None,
     on_batch: Callable[[BatchResult], None] | None = None,
 ) -> RunStatistics:
-    """One driver's life, from its epoch to its end in order; what ends it otherwise is raised, as by a production run.
+    """Run one driver, from taking its epoch to an orderly stop. What ends it otherwise is raised, as by a production run.
 
     Raises:
         StormproofError: whatever `Coordinator.run` raises.

@@ -1,4 +1,4 @@
-"""The inline engine with faults: in users' code, between stages, and in tasks."""
+"""The inline engine with faults in users' code, between stages and in tasks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, FailTuple, Tuple
+from stormproof.core.bolt import AnyBolt, FailTuple
 from stormproof.core.clock import ManualClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import JobFailed
@@ -27,8 +27,10 @@ from stormproof.core.tracking.report import JobReport
 from stormproof.testing.faults import Chance, FaultKind
 from stormproof.trident.lease_keeper import LeaseKeeper
 
+BoltT = TypeVar("BoltT", bound=AnyBolt)
+
 LOOK_EVERY_S: Final = 10.0
-"""How often the keeper looks at a task that hangs: often enough for the lease to be extended."""
+"""Virtual seconds between two looks of the lease keeper at a task that hangs: often enough to extend the lease."""
 
 
 class SimulatedError(Exception):
@@ -36,9 +38,9 @@ class SimulatedError(Exception):
 
 
 class SimulatedEngine(InlineEngine):
-    """Runs a job's tasks in this process, in an order and with faults that its random source decides.
+    """Runs a job's tasks in this process; its random source decides their order and their faults.
 
-    A task that hangs or takes its time moves the virtual clock, and has the job's lease keeper look at it.
+    A task that hangs or is delayed advances the virtual clock, and has the job's lease keeper look at it.
     """
 
     name = "simulated"
@@ -55,7 +57,7 @@ class SimulatedEngine(InlineEngine):
 
     @contextmanager
     def keeping(self, keeper: LeaseKeeper) -> Generator[None]:
-        """Have this keeper look when time passes, until its job has ended."""
+        """Have this keeper look whenever time passes, until its job has ended."""
         self._keeper = keeper
         try:
             yield
@@ -63,7 +65,7 @@ class SimulatedEngine(InlineEngine):
             self._keeper = None
 
     def run(self, job: Job) -> JobReport:
-        """Run one attempt to its end, or to a fault's.
+        """Run one attempt to its end, or until a fault ends it.
 
         Raises:
             JobFailed: a task ended with an error, or its worker was lost; or the lease keeper cancelled the job.
@@ -119,7 +121,7 @@ class SimulatedEngine(InlineEngine):
 
 
 def _mixed(first: list[pa.RecordBatch], again: list[pa.RecordBatch], rng: Random) -> list[pa.RecordBatch]:
-    """What a task sent, where some of its readers had read it before its worker was lost, and the others read it later."""
+    """A task's output, of which some readers read the first run, before its worker was lost, and the others the second."""
     dests = sorted({dest for batch in (*first, *again) for dest in batch.column("dest").to_pylist()})
     early = np.array([dest for dest in dests if rng.random() < 0.5], np.int32)
     made: list[pa.RecordBatch] = []
@@ -132,7 +134,7 @@ def _mixed(first: list[pa.RecordBatch], again: list[pa.RecordBatch], rng: Random
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What a wire row is, for the log."""
+    """A wire row as text, made only where the log wants it."""
 
     row: pa.RecordBatch
 
@@ -166,12 +168,7 @@ def _faulty_node(node: Node, chance: Chance) -> Node:
     if isinstance(node, OperationNode):
         return replace(node, function=_faulty_function(node.function, node.component, chance))
     if isinstance(node, BoltNode):
-        bolt = node.bolt
-        if isinstance(bolt, Bolt):
-            return replace(node, bolt=_FaultyBolt(bolt, node.component, chance))
-        if isinstance(bolt, BasicBolt):
-            return replace(node, bolt=_FaultyBasicBolt(bolt, node.component, chance))
-        return replace(node, bolt=_FaultyArrowBolt(bolt, node.component, chance))
+        return replace(node, bolt=_faulty_bolt(node.bolt, node.component, chance))
     return node
 
 
@@ -190,69 +187,27 @@ def _faulty_function(function: UserFunction, component: str, chance: Chance) -> 
     return call
 
 
-class _FaultyBolt(Bolt):
-    def __init__(self, bolt: Bolt, component: str, chance: Chance) -> None:
-        self._bolt, self._component, self._chance = bolt, component, chance
+def _faulty_bolt(bolt: BoltT, component: str, chance: Chance) -> BoltT:
+    """The bolt as an object of a class derived from its own, whose `execute` may be struck first.
 
-    def __deepcopy__(self, memo: dict[int, object]) -> _FaultyBolt:
-        return _FaultyBolt(copy.deepcopy(self._bolt, memo), self._component, self._chance)
+    For an `ArrowBolt` the rate is for a call, not for a tuple: a failed call is repeated with halves.
+    """
+    kind = type(bolt)
+    execute: Callable[..., object] = kind.execute
 
-    def prepare(self, context: BoltContext, collector: Collector, /) -> None:
-        self._bolt.prepare(context, collector)
+    def struck(self: BoltT, *given: object) -> object:
+        _strike(component, chance)
+        return execute(self, *given)
 
-    def execute(self, tuple: Tuple, /) -> None:
-        _strike(self._component, self._chance)
-        self._bolt.execute(tuple)
-
-    def finish(self) -> None:
-        self._bolt.finish()
-
-    def cleanup(self) -> None:
-        self._bolt.cleanup()
-
-
-class _FaultyBasicBolt(BasicBolt):
-    def __init__(self, bolt: BasicBolt, component: str, chance: Chance) -> None:
-        self._bolt, self._component, self._chance = bolt, component, chance
-
-    def __deepcopy__(self, memo: dict[int, object]) -> _FaultyBasicBolt:
-        return _FaultyBasicBolt(copy.deepcopy(self._bolt, memo), self._component, self._chance)
-
-    def prepare(self, context: BoltContext, /) -> None:
-        self._bolt.prepare(context)
-
-    def execute(self, tuple: Tuple, emit: Emit, /) -> None:
-        _strike(self._component, self._chance)
-        self._bolt.execute(tuple, emit)
-
-    def cleanup(self) -> None:
-        self._bolt.cleanup()
-
-
-class _FaultyArrowBolt(ArrowBolt):
-    """The rate is for a call, not for a tuple: the failed call is repeated with halves."""
-
-    def __init__(self, bolt: ArrowBolt, component: str, chance: Chance) -> None:
-        self._bolt, self._component, self._chance = bolt, component, chance
-
-    def __deepcopy__(self, memo: dict[int, object]) -> _FaultyArrowBolt:
-        return _FaultyArrowBolt(copy.deepcopy(self._bolt, memo), self._component, self._chance)
-
-    def prepare(self, context: BoltContext, /) -> None:
-        self._bolt.prepare(context)
-
-    def execute(self, rows: pa.RecordBatch, /) -> ArrowRows | dict[str, ArrowRows]:
-        _strike(self._component, self._chance)
-        made = self._bolt.execute(rows)
-        return made if isinstance(made, tuple) else dict(made)
-
-    def cleanup(self) -> None:
-        self._bolt.cleanup()
+    faulty = copy.copy(bolt)
+    derived = type(kind.__name__, (kind,), {"__slots__": (), "execute": struck})
+    object.__setattr__(faulty, "__class__", derived)  # a frozen dataclass refuses a plain assignment
+    return faulty
 
 
 @dataclass(frozen=True, slots=True)
 class _MisreadingReader:
-    """A reader that may skip one message of a record batch and give another one twice."""
+    """A reader that may leave one message of a record batch out and give another one twice."""
 
     reader: SliceReader
     strikes: Callable[[], bool]

@@ -1,4 +1,4 @@
-"""A simulation's sinks and sources: stores in memory that outlive the drivers, and know what became of what."""
+"""A simulation's sinks and sources: stores in memory that outlive its drivers, and record what happened to each message."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Staged:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """What a sink took at once: from which attempt at which batch."""
+    """The rows that a sink took at once, with the batch and the attempt that they came from."""
 
     batch: int
     attempt: int
@@ -54,7 +54,7 @@ class _Applied:
 
 
 class SimulatedSink(Sink):
-    """Stands for any sink: what is prepared and committed stays in memory, for all drivers of a simulation."""
+    """A sink of a simulation: what is prepared and committed stays in memory, for all of its drivers."""
 
     def __init__(self, spec: SinkSpec, input_: SinkInput, chance: Chance) -> None:
         self.spec = spec
@@ -81,11 +81,11 @@ class SimulatedSink(Sink):
         return self.spec.modes
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
-        """What the sink itself refuses."""
+        """Refuse what the sink itself refuses."""
         self.spec.check(input_, guarantee)
 
     def content(self) -> pa.Table:
-        """What it holds: all rows, or for a fold one a key."""
+        """What the sink holds: every row, or one row a key where the input is by key."""
         schema = self.input.schema
         if not self.input.is_by_key:
             return pa.concat_tables([schema.empty_table(), *(a.rows for a in self.applied)])
@@ -97,7 +97,7 @@ class SimulatedSink(Sink):
     # The executors' side.
 
     def writer(self) -> SimulatedWriter:
-        """Takes prepared rows in memory."""
+        """What keeps prepared rows in memory."""
         columns = [ColumnLimit(f.name, str(f.type), not_null=f.name in self.input.keys) for f in self.input.schema]
         return SimulatedWriter(self, Limits(tuple(columns)))
 
@@ -121,7 +121,7 @@ class SimulatedSink(Sink):
             del self.staged[file.path]
 
     def add(self, batch: int, attempt: int, digest: str, files: Sequence[PreparedFile]) -> None:
-        """Take prepared rows in; they stay prepared."""
+        """Take prepared rows; they also stay prepared."""
         tables = [self.staged[file.path].rows for file in files]
         rows = pa.concat_tables([self.input.schema.empty_table(), *tables])
         self.applied.append(_Applied(batch, attempt, digest, rows))
@@ -132,7 +132,7 @@ class SimulatedSink(Sink):
         return self
 
     def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> SimulatedSession:
-        """For one driver; fences older ones out."""
+        """Open the sink for one driver; older ones are fenced out from then on."""
         del input_, create
         if epoch < self.epoch:
             raise Fenced(f"sink {self.name!r}: epoch {self.epoch} holds it, this is epoch {epoch}", epoch=epoch)
@@ -140,7 +140,7 @@ class SimulatedSink(Sink):
         return SimulatedSession(self, identity, epoch)
 
     def inspect(self, identity: SinkIdentity, input_: SinkInput) -> SimulatedSession:
-        """For reading only."""
+        """Open the sink for reading only."""
         del input_
         return SimulatedSession(self, identity, self.epoch)
 
@@ -158,7 +158,7 @@ class SimulatedWriter:
         return self.store.name
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
-        """NULL keys, and rows that a fault has the sink refuse."""
+        """Refuse rows with NULL keys, and rows that a fault strikes."""
         found = list(self.limits.check(rows))
         chance = self.store.chance
         if chance.possible(FaultKind.REJECT, self.sink):
@@ -174,10 +174,10 @@ class SimulatedWriter:
         return SimulatedTaskWriter(self.store, context, schema)
 
     def files_in(self) -> None:
-        """They are in memory."""
+        """None: what is prepared is in memory."""
 
     def resource(self) -> None:
-        """Nothing for bolts."""
+        """None: bolts get nothing."""
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ class SimulatedTaskWriter:
         self.rows.append(rows)
 
     def close(self) -> Sequence[PreparedFile]:
-        """Keep them; no rows, no file."""
+        """Keep the rows as one file, where there are any."""
         if not self.rows:
             return ()
         file = self.store.stage(self.context, pa.Table.from_batches(self.rows, self.schema))
@@ -216,12 +216,12 @@ class SimulatedSession(SinkSession):
 
     @property
     def identity(self) -> SinkIdentity:
-        """Under what name it keeps its evidence."""
+        """The name under which evidence is kept."""
         return self._identity
 
     @property
     def table_id(self) -> str:
-        """There is but one table."""
+        """The one table's."""
         return f"simulated-{self._sink.name}"
 
     def writer(self) -> SimulatedWriter:
@@ -229,16 +229,16 @@ class SimulatedSession(SinkSession):
         return self._sink.writer()
 
     def other_incarnations(self) -> tuple[str, ...]:
-        """None: a simulation is one life."""
+        """None: a simulation has one incarnation."""
         return ()
 
     def held(self) -> Held | None:
-        """The last transaction."""
+        """The last transaction, if there was one."""
         applied = self._sink.applied
         return Held(applied[-1].batch, applied[-1].digest) if applied else None
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
-        """Adopt one transaction, by the table of `decide`.
+        """Commit one transaction, by the table of `decide`.
 
         Raises:
             Fenced: a newer epoch holds this sink.
@@ -262,12 +262,12 @@ class SimulatedSession(SinkSession):
         return len(dead)
 
     def finished(self, transaction: PreparedTransaction) -> None:
-        """The prepared rows may go."""
+        """Forget the transaction's prepared rows."""
         for file in transaction.files:
             self._sink.staged.pop(file.path, None)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
-        """The sink's own log."""
+        """What the sink took, from its own log."""
         entries = tuple(
             Evidence(a.batch, a.digest, a.rows.num_rows)
             for a in self._sink.applied
@@ -277,11 +277,11 @@ class SimulatedSession(SinkSession):
         return EvidenceReport(self.table_id, entries, None if held is None else held.txid)
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Nothing to release."""
 
 
 class SimulatedSource(MemorySource):
-    """One spout's messages, and what became of each."""
+    """One spout's messages, with a record of how often each was opened, and how it ended."""
 
     def __init__(self, name: str, payloads: Sequence[bytes], *, max_attempts: int, clock: Clock, rng: Random) -> None:
         super().__init__(name, payloads, max_attempts=max_attempts, clock=clock, rng=rng)
@@ -291,7 +291,7 @@ class SimulatedSource(MemorySource):
         self.acked: set[int] = set()
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
-        """Hand out messages, and count it."""
+        """Hand out messages, and count the opening of each."""
         slice_ = super().open(lease, limit, seed, tx)
         if slice_ is not None:
             for id_ in self._ids_of_lease(lease):
@@ -299,7 +299,7 @@ class SimulatedSource(MemorySource):
         return slice_
 
     def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
-        """Confirm, and note who was confirmed and who failed."""
+        """Confirm, and record which messages were confirmed and which failed."""
         ids = self._ids_of_lease(lease)
         resolution = super().confirm(lease, failed, tx)
         if ids:

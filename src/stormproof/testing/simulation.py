@@ -6,7 +6,7 @@
     assert {m.end for m in run.messages} == {End.ACKED}
     assert {row["word"] for row in run.rows("words")} == {"a", "b"}
 
-The topology object is the one that runs in production: its graph, functions and bolts, the stage code, the acker, the
+The topology object is the one that runs in production. Its graph, functions and bolts, the stage code, the acker, the
 attempts, the coordinator and its ledger are the real ones; the ledger's database is in memory. Its sources and sinks are
 not touched: each spout reads the messages that are given, through its own decoder, and each sink is a table in memory.
 Time is virtual, so a run takes milliseconds.
@@ -48,14 +48,14 @@ from stormproof.trident.options import RunOptions
 from stormproof.trident.statistics import BatchResult
 
 Payload: TypeAlias = bytes | str | Mapping[str, object]
-"""A message: its bytes; text, which becomes UTF-8; or an object, which becomes JSON."""
+"""A message: its bytes, or text (sent as UTF-8), or an object (sent as JSON)."""
 
 LIFE: Final = "simulation"
 """The incarnation of every simulated topology."""
 
 LEASE_S: Final = 30.0
 MESSAGE_TIMEOUT_S: Final = 600.0
-"""A job that hangs is cancelled after so long. Delayed tasks may take less, and show no sign of life meanwhile."""
+"""Virtual seconds after which a job without a sign of life is cancelled: more than a delayed task takes."""
 
 SUSPECTS_MAX: Final = 3
 
@@ -63,19 +63,19 @@ Row: TypeAlias = dict[str, object]
 
 
 class End(StrEnum):
-    """What became of a message."""
+    """How a message ended."""
 
     ACKED = "acked"
     """It was confirmed. Under at-most-once that is before it is processed."""
     DEAD = "dead"
-    """It failed too often: a dead letter."""
+    """It failed too often, and is a dead letter."""
     PENDING = "pending"
     """The simulation ended first."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFailed:
-    """One failure of a message, or its return with one that failed (not counted)."""
+    """One failure of a message; not `counted` where it was only returned with another one that failed."""
 
     reason: FailureReason
     component: str
@@ -85,7 +85,7 @@ class MessageFailed:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMessage:
-    """A message, by its spout and its place there, and what became of it."""
+    """A message by its spout and its number there, and how it ended."""
 
     spout: str
     number: int
@@ -97,7 +97,7 @@ class SimulatedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a sink took at once: the rows of an attempt at a batch."""
+    """The rows that a sink took at once, from one attempt at a batch."""
 
     batch: int
     attempt: int
@@ -106,9 +106,11 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class SimulationStatistics:
-    """Sums over all drivers. `failed` counts failures, so a message that failed twice counts twice; `returned` counts
-    messages that went back with a failed one; `replayed` counts openings of messages after their first; `jobs` counts
-    attempts, `struck` the faults by kind; `virtual_s` is the time that the simulation took by its own clock.
+    """Sums over all drivers of a simulation.
+
+    `failed` counts failures, so a message that failed twice counts twice. `returned` counts messages that were returned
+    with a failed one, `replayed` the openings of messages after their first, `jobs` the attempts, `struck` the faults by
+    kind. `virtual_s` is the time that the simulation took by its own clock.
     """
 
     drivers: int
@@ -127,11 +129,11 @@ class SimulationStatistics:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Simulation:
-    """What came of a simulation. Two with the same topology, messages, seed and faults are equal.
+    """The result of a simulation. Two with the same topology, messages, seed and faults are equal.
 
-    `emitted` has, by component and stream, every tuple that was emitted, in order: also in attempts that came to nothing.
-    `written` has what each sink took, attempt by attempt; `backlogs` what each spout's source says is left. `idle` says
-    that nothing was left to do; else the simulation ended at `max_steps`.
+    `emitted` has, by component and stream, every tuple that was emitted, in order, those of failed attempts included.
+    `written` has what each sink took, attempt by attempt; `content` what it holds in the end; `backlogs` what each spout's
+    source has left. `idle` says that nothing was left to do; else the simulation ended at `max_steps`.
     """
 
     seed: int
@@ -148,10 +150,10 @@ class Simulation:
     idle: bool
 
     def rows(self, sink: str) -> tuple[Row, ...]:
-        """What a sink holds in the end, in no order that means anything; a fold holds one row a key.
+        """What a sink holds in the end, in any order; a fold holds one row a key.
 
         Raises:
-            UsageError: there is no such sink.
+            UsageError: the topology has no such sink.
         """
         if sink not in self.content:
             raise UsageError(f"no sink {sink!r}; known: {', '.join(self.content)}", component=sink)
@@ -163,12 +165,12 @@ class Simulation:
 
     @property
     def acked(self) -> tuple[SimulatedMessage, ...]:
-        """The messages that were confirmed."""
+        """The messages that ended confirmed."""
         return self.ended(End.ACKED)
 
     @property
     def failed(self) -> tuple[SimulatedMessage, ...]:
-        """The messages that failed at least once, whatever became of them later."""
+        """The messages that failed at least once, however they ended."""
         return tuple(m for m in self.messages if any(f.counted for f in m.failures))
 
     @property
@@ -177,7 +179,7 @@ class Simulation:
         return tuple(m for m in self.messages if m.times_opened > 1)
 
     def log(self) -> str:
-        """The events, one a line."""
+        """The events as text, one a line."""
         return "\n".join(f"{e.at_s:10.3f} s  {e.what:14} {e.place}  {e.detail}".rstrip() for e in self.events)
 
     def __repr__(self) -> str:
@@ -189,7 +191,7 @@ class Simulation:
 
 
 class _DriverDied(BaseException):
-    """A simulated SIGKILL of the driver: no handler for errors may see it."""
+    """A simulated SIGKILL of the driver: a BaseException, so that no handler of errors catches it."""
 
 
 class _Enough(BaseException):
@@ -210,17 +212,17 @@ def simulate(
 ) -> Simulation:
     """Run a topology over messages until nothing is left to do, under faults, in virtual time.
 
-    `messages` is by spout where there are several. `guarantee` beats the topology's own, which beats exactly-once.
-    `max_steps` bounds how often a driver looks for a batch, over all drivers, and the number of drivers: after it comes one
-    that meets no fault and only recovers, and what is left is pending.
+    `messages` is by spout where there are several. `guarantee` overrides the topology's own; without both it is
+    exactly-once. `max_steps` bounds how often drivers look for a batch, and the number of drivers. When it is reached, a
+    last driver recovers without faults, and what is left is pending.
 
     Guarantee:
-        The same arguments give an equal result. Each driver that a fault ends is followed by another one, as is one that
-        gives up because a batch does not add up.
+        The same arguments give an equal result. A driver that a fault ends is followed by another one; so is one that
+        gives up because a batch could not be verified.
 
     Not guaranteed:
-        The result says nothing of races inside one task, nor of what a real store or Spark itself does wrong. A user's
-        function that takes chance, time or state from elsewhere makes runs differ.
+        The result says nothing of races inside one task, nor of faults of a real store or of Spark itself. Runs differ
+        where a user's function depends on random numbers, time or state from elsewhere.
 
     Raises:
         TopologyError: the topology cannot be run under this guarantee.
@@ -248,7 +250,7 @@ def simulate(
 
 
 class _World:
-    """What outlives a simulation's drivers: sources, sinks, clock, chance and what was seen."""
+    """What outlives a simulation's drivers: sources, sinks, the clock, the faults and the record of emitted tuples."""
 
     def __init__(
         self,
@@ -300,7 +302,7 @@ class _World:
         self.drivers = self.batches = self._steps = 0
 
     def _random(self, purpose: str) -> Random:
-        """A random source of its own for each purpose, so that one more fault does not change what has no part in it."""
+        """A random source for one purpose alone, so that a change in one place does not change the others' numbers."""
         return Random(f"{self.seed}/{purpose}")  # noqa: S311 - repeatable on purpose
 
     def source(self) -> Source:
@@ -320,7 +322,7 @@ class _World:
             raise _DriverDied
 
     def _in_hand(self, job: Job) -> tuple[int, ...]:
-        """Whom the tasks' notes name when a job died: nobody, or some messages of the batch, guilty or not."""
+        """The messages that the tasks' notes name when a job died: none, or some of the batch, guilty or not."""
         ids = sorted(
             id_
             for reader in job.readers
@@ -331,23 +333,23 @@ class _World:
         return tuple(sorted(rng.sample(ids, rng.randint(0, min(SUSPECTS_MAX, len(ids))))))
 
     def run(self) -> bool:
-        """One driver after another, until nothing is left (True), or enough was done.
+        """Run drivers one after the other; returns whether nothing was left to do, else `max_steps` was reached.
 
-        Then one that meets no fault and only recovers comes last: what was prepared is rolled forward, and everything
-        else is given back, so that each message stands at one place.
+        In the latter case a last driver recovers without faults: it rolls forward what was prepared and returns everything
+        else, so that each message is in exactly one state.
         """
         with watched(self._at_step):
             ended: bool | None = None
             while ended is None and self.drivers < self._max_steps:
-                ended = self._life()
+                ended = self._run_driver()
             if not ended:
                 self.chance.over = True
                 self._steps = self._max_steps
-                self._life()
+                self._run_driver()
         return bool(ended)
 
-    def _life(self) -> bool | None:
-        """One driver's: True where nothing is left to do, False where enough was done, None where it died."""
+    def _run_driver(self) -> bool | None:
+        """Run one driver: True where nothing is left to do, False where `max_steps` is reached, None where it ended."""
         self.drivers += 1
         driver = str(self.drivers)
         self.chance.tell("driver", driver)
@@ -376,7 +378,7 @@ class _World:
         return True
 
     def _note_batch(self, batch: BatchResult) -> None:
-        """Write the log."""
+        """Count and log a batch."""
         self.batches += 1
         self.chance.tell(
             "batch",
@@ -385,7 +387,7 @@ class _World:
         )
 
     def result(self, *, idle: bool) -> Simulation:
-        """What came of it."""
+        """The simulation's result, once all drivers have ended."""
         letters = {spout: source.dead_letters() for spout, source in self.sources.items()}
         messages = tuple(
             _message(spout, source, number, {letter.id for letter in letters[spout]})

@@ -57,7 +57,7 @@ B: list[Row] = [("b", 1, 4, 0.0, "z"), ("c", 1, 1, 1.5, "y"), ("a", 1, -5, -7.25
 
 
 def context(topology: str = "topology", incarnation: str = "life1", epoch: int = 1) -> StateContext:
-    """What the suite's maps are made for: two key columns; a sum, a minimum and a maximum."""
+    """The context in which the suite makes maps: two key columns; a sum, a minimum and a maximum."""
     return StateContext(
         SinkIdentity(topology, incarnation, "totals"),
         SCHEMA,
@@ -69,7 +69,7 @@ def context(topology: str = "topology", incarnation: str = "life1", epoch: int =
 
 
 def batch(rows: Sequence[Row]) -> pa.RecordBatch:
-    """Rows as they arrive."""
+    """Rows as a record batch."""
     columns = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
     return pa.RecordBatch.from_arrays(
         [pa.array(column, f.type) for column, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
@@ -77,7 +77,7 @@ def batch(rows: Sequence[Row]) -> pa.RecordBatch:
 
 
 def folded(*batches: Sequence[Row]) -> dict[tuple[str, int], Value]:
-    """The values by their definition."""
+    """The values by definition, computed row by row: what the map is compared with."""
     held: dict[tuple[str, int], Value] = {}
     for word, day, n, low, high in (row for rows in batches for row in rows):
         n_, low_, high_ = held.get((word, day), NOTHING)
@@ -90,11 +90,11 @@ def folded(*batches: Sequence[Row]) -> dict[tuple[str, int], Value]:
 
 
 class Interrupted(BaseException):
-    """The driver's process ended here."""
+    """Stands for the end of the driver's process."""
 
 
 class DyingStore:
-    """A store whose driver ends after so many keys were written, or whose connection is lost there."""
+    """A store that raises `error` once, after `writes` keys: there its driver ends, or its connection is lost."""
 
     def __init__(self, store: KeyValueStore, writes: int, error: BaseException) -> None:
         self._store = store
@@ -103,13 +103,13 @@ class DyingStore:
         self._begun = False
 
     def multi_get(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """As the store does."""
+        """The store's own."""
         return self._store.multi_get(keys)
 
     def multi_put(self, items: Mapping[bytes, bytes]) -> None:
-        """Key by key, until it ends."""
+        """Write key by key, until the error is due."""
         for key, value in items.items():
-            self._begun = self._begun or key != POSITION_KEY  # what a map notes when it is opened is no key of a txid
+            self._begun = self._begun or key != POSITION_KEY  # opening a map writes its position: no key of a txid
             if self._begun and self._writes == 0 and self._error is not None:
                 error, self._error = self._error, None
                 raise error
@@ -124,9 +124,9 @@ class DyingStore:
 class MapStateConformance(ABC):
     """What every map promises, whatever it is stored in.
 
-    `fences` is off for a store that cannot tell an older epoch. `writes_max` is the number of writes after which the
-    suite tries to cut a txid short. A key-value map is cut short between any two keys; any other map before its
-    `commit`, unless `interrupted` says more.
+    `fences` is off for a store that cannot refuse an older epoch, `picklable` for one that stays in one process. The suite
+    interrupts a txid after 0 to `writes_max` - 1 writes: a key-value map between two keys, any other map before its
+    `commit`, unless `interrupted` offers more.
     """
 
     fences: bool = True
@@ -135,10 +135,10 @@ class MapStateConformance(ABC):
 
     @abstractmethod
     def make(self) -> StateFactory:
-        """A factory over one fresh store; called several times in a case, it must give the same store."""
+        """A factory over the case's store, which is fresh; every call within a case must give the same store."""
 
     def interrupted(self, factory: StateFactory, writes: int, error: BaseException) -> StateFactory | None:
-        """The factory, with `error` raised once after so many keys of a txid were written; None: it cannot be done."""
+        """The factory, with `error` raised once after `writes` keys of a txid; None where that cannot be done."""
         if isinstance(factory, KeyValueMap):
             return _with_store(factory, _Dying(factory.open_store, writes, error))
         return None
@@ -146,33 +146,33 @@ class MapStateConformance(ABC):
     # -- values ------------------------------------------------------------------------------------------------------
 
     def test_what_was_never_written_is_nothing(self) -> None:
-        """NULLs, and no error."""
+        """A key that was never written has NULL for every value."""
         with self._open() as state:
             assert self._values(state, [("nobody", 1), ("", 0)]) == [NOTHING, NOTHING]
 
     def test_values_come_back_by_key_in_the_order_asked(self) -> None:
-        """Also where a key is asked for twice, or is unknown."""
+        """`multi_get` answers in the order of the keys, also where one comes twice or is unknown."""
         with self._open() as state:
             self._commit(state, 1, A)
             asked = [("a", 2), ("nobody", 1), ("b", 1), ("a", 1), ("a", 2)]
             assert self._values(state, asked) == [folded(A).get(key, NOTHING) for key in asked]
 
     def test_txids_are_merged_one_after_the_other(self) -> None:
-        """Gaps between txids mean nothing, and an empty one is one."""
+        """Txids are merged in their order; gaps between them mean nothing, and a txid may be empty."""
         with self._open() as state:
             for txid, rows in ((1, A), (2, B), (5, A), (6, [])):
                 self._commit(state, txid, rows)
             self._require(state, folded(A, B, A))
 
     def test_a_txid_may_be_committed_on_another_thread(self) -> None:
-        """Than the one that opened the state, which goes on with it: so it is with several batches in flight."""
+        """One thread opens the state, another one commits a txid: so it is with several batches in flight."""
         with self._open() as state, ThreadPoolExecutor(1) as other:
             other.submit(self._commit, state, 1, A).result()
             self._commit(state, 2, B)
             self._require(state, folded(A, B))
 
     def test_a_key_may_come_several_times_in_a_txid(self) -> None:
-        """Its rows are merged with each other."""
+        """Rows of one key in one txid are merged with each other."""
         with self._open() as state:
             self._commit(state, 1, A)
             state.begin_commit(2)
@@ -182,7 +182,7 @@ class MapStateConformance(ABC):
             self._require(state, folded(A, A, B, A, B))
 
     def test_rows_whose_keys_come_once_may_be_written_at_once(self) -> None:
-        """Nothing waits for the commit."""
+        """With `each_once` a map may write rows before the commit."""
         with self._open() as state:
             state.begin_commit(1)
             for row in A:
@@ -191,14 +191,14 @@ class MapStateConformance(ABC):
             self._require(state, folded(A))
 
     def test_nulls_add_nothing(self) -> None:
-        """Neither to a value nor in its place."""
+        """A NULL changes no value, and a value that was NULL takes the first that is not."""
         with self._open() as state:
             self._commit(state, 1, [("a", 1, 4, None, "x"), ("b", 1, None, None, None)])
             self._commit(state, 2, [("a", 1, None, 2.5, None), ("b", 1, 1, None, None)])
             self._require(state, {("a", 1): (4, 2.5, "x"), ("b", 1): (1, None, None)})
 
     def test_extreme_values_come_back_as_they_are(self) -> None:
-        """The ends of the types, and any text."""
+        """The smallest and largest values of the types, and any text, are stored exactly."""
         rows: list[Row] = [
             ('\U0001f300 \u00e9 "quoted" \\ \n', -(2**63), 2**63 - 1, 5e-324, "\u2028"),
             ("", 2**63 - 1, -(2**63), float("-inf"), ""),
@@ -208,7 +208,7 @@ class MapStateConformance(ABC):
             self._require(state, folded(rows))
 
     def test_a_sum_that_does_not_fit_is_refused(self) -> None:
-        """It never wraps, and nothing of it is stored."""
+        """A sum beyond 64 bits is refused by the name of its column; it does not wrap, and nothing of it is stored."""
         with self._open() as state:
             self._commit(state, 1, [("a", 1, 2**63 - 1, 1.0, "x")])
             with pytest.raises(SinkRefused, match="'n'"):
@@ -217,12 +217,12 @@ class MapStateConformance(ABC):
             self._require(state, {("a", 1): (2**63 - 1, 1.0, "x")})
 
     def test_a_null_key_is_refused(self) -> None:
-        """By the name of its column."""
+        """A row whose key is NULL is refused by the name of the key's column."""
         with self._open() as state, pytest.raises(SinkRefused, match="'word'"):
             self._commit(state, 1, [cast("Row", (None, 1, 1, 1.0, "x"))])
 
     def test_many_keys(self) -> None:
-        """More than one call to a store takes."""
+        """A txid may have more keys than one call to a store takes."""
         rows: list[Row] = [(f"w{i}", i % 3, i, i / 2, str(i)) for i in range(2_500)]
         with self._open() as state:
             self._commit(state, 1, rows)
@@ -230,10 +230,10 @@ class MapStateConformance(ABC):
             self._require(state, folded(rows, rows[::2]))
 
     def test_put_sets_values(self) -> None:
-        """The last one of a key wins."""
+        """`multi_put` replaces values; of several rows of one key the last one counts, and a repetition changes nothing."""
         with self._open() as state:
             self._commit(state, 1, A)
-            for _ in range(2):  # as often as it comes
+            for _ in range(2):
                 state.begin_commit(2)
                 state.multi_put(batch(B))
                 state.multi_put(batch([("c", 1, 9, 9.0, "last")]))
@@ -243,7 +243,7 @@ class MapStateConformance(ABC):
     # -- drivers that come and go ------------------------------------------------------------------------------------
 
     def test_another_driver_finds_it(self) -> None:
-        """All of it."""
+        """The next driver finds every value, and goes on."""
         with self._open() as state:
             self._commit(state, 1, A)
         with self._open(epoch=2) as state:
@@ -252,7 +252,7 @@ class MapStateConformance(ABC):
             self._require(state, folded(A, B))
 
     def test_a_reader_finds_it_and_cannot_write(self) -> None:
-        """While a driver goes on."""
+        """A reader sees what is committed while a driver goes on, and cannot write."""
         with self._open() as state:
             self._commit(state, 1, A)
             with closing(self._made(self.make(), context().reading())) as reader:
@@ -264,7 +264,7 @@ class MapStateConformance(ABC):
                     reader.begin_commit(3)
 
     def test_the_factory_can_be_sent_to_an_executor(self) -> None:
-        """Where it opens the same store."""
+        """A pickled factory opens the same store elsewhere."""
         if not self.picklable:
             pytest.skip("it stays in one process")
         with self._open() as state:
@@ -274,7 +274,7 @@ class MapStateConformance(ABC):
             self._require(reader, folded(A))
 
     def test_a_committed_txid_that_comes_again_changes_nothing(self) -> None:
-        """For the same driver and for the next one."""
+        """A txid that was committed may be committed again, by the same driver or the next one, without effect."""
         self._skip_non_transactional()
         with self._open() as state:
             self._commit(state, 1, A)
@@ -288,7 +288,7 @@ class MapStateConformance(ABC):
 
     @pytest.mark.parametrize("same_driver", [False, True], ids=["new-driver", "same-driver"])
     def test_a_txid_cut_short_anywhere_comes_again_and_counts_once(self, same_driver: bool) -> None:
-        """After each key that is written, and before the commit."""
+        """Wherever a txid is interrupted, its repetition counts its rows once."""
         self._skip_non_transactional()
         with self._open() as state:
             self._commit(state, 1, A)
@@ -303,7 +303,7 @@ class MapStateConformance(ABC):
             self._require(state, truth)
 
     def test_opaque_takes_other_values_for_the_same_txid(self) -> None:
-        """They replace what the first try made of these keys."""
+        """The rows of a repeated txid replace those of its first attempt, also where they are others."""
         if self.make().kind is not StateKind.OPAQUE:
             pytest.skip("only opaque maps take other rows")
         other: list[Row] = [(word, day, 100, -50.0, "zz") for word, day, *_ in B]
@@ -317,7 +317,7 @@ class MapStateConformance(ABC):
             self._require(state, folded(A, other, B))
 
     def test_a_txid_that_is_behind_is_refused(self) -> None:
-        """It is a woken driver, or a ledger that was restored."""
+        """A txid below the last one is refused: it comes of a driver that was suspended, or of a restored ledger."""
         self._skip_non_transactional()
         with self._open() as state:
             self._commit(state, 1, A)
@@ -328,7 +328,7 @@ class MapStateConformance(ABC):
             self._require(state, folded(A, B))
 
     def test_numbers_of_another_life_say_nothing(self) -> None:
-        """A ledger that was lost and made anew begins at txid 1; once adopted, its batches are new ones."""
+        """Another incarnation begins at txid 1 again, and its txids are new ones."""
         self._skip_non_transactional()
         with self._open() as state:
             self._commit(state, 1, A)
@@ -342,7 +342,7 @@ class MapStateConformance(ABC):
     # -- what it remembers -------------------------------------------------------------------------------------------
 
     def test_it_says_its_last_txid(self) -> None:
-        """Of its last commit, not of what was only begun."""
+        """`last_txid` is that of the last commit; a txid that was only begun does not count."""
         with self._open() as state:
             if not isinstance(state, SupportsLastTxid):
                 pytest.skip("it remembers no txid")
@@ -358,7 +358,7 @@ class MapStateConformance(ABC):
             assert state.last_txid() == 4
 
     def test_it_remembers_digest_and_rows(self) -> None:
-        """Of its last transaction at least."""
+        """A state with evidence has digest and rows of its last transaction, and perhaps of earlier ones."""
         with self._open() as state:
             if not isinstance(state, SupportsEvidence):
                 pytest.skip("it remembers no transaction")
@@ -374,7 +374,7 @@ class MapStateConformance(ABC):
             assert state.other_incarnations() == ()
 
     def test_another_life_is_seen(self) -> None:
-        """Before this one writes."""
+        """A new incarnation sees the one before it, already before it writes."""
         with self._open() as state:
             if not isinstance(state, SupportsEvidence):
                 pytest.skip("it remembers no transaction")
@@ -384,7 +384,7 @@ class MapStateConformance(ABC):
             assert state.other_incarnations() == ("life1",)
 
     def test_another_topologys_map_is_refused(self) -> None:
-        """One map has one writer."""
+        """A map that another topology writes is refused: one map has one writer."""
         with self._open() as state:
             if not isinstance(state, SupportsEvidence):
                 pytest.skip("it remembers no owner")
@@ -393,7 +393,7 @@ class MapStateConformance(ABC):
             self._made(self.make(), context("another"))
 
     def test_an_older_epoch_is_fenced_out(self) -> None:
-        """Once a newer one has opened the map."""
+        """An older epoch cannot commit once a newer one has opened the map."""
         if not self.fences:
             pytest.skip("its store cannot fence")
         self._skip_non_transactional()
@@ -438,7 +438,7 @@ class MapStateConformance(ABC):
         assert dict(zip(truth, self._values(state, list(truth)), strict=True)) == truth
 
     def _cut_short(self, txid: int, rows: Sequence[Row], writes: int, *, same_driver: bool) -> closing[MapState]:
-        """A driver that begins the txid and is cut short; then the one that has to do it again."""
+        """The state after a driver began the txid and was interrupted; the caller commits the txid again."""
         error: BaseException = StoreUnavailable("no answer") if same_driver else Interrupted()
         factory = self.interrupted(self.make(), writes, error)
         state = self._made(factory or self.make(), context(epoch=txid))
@@ -459,7 +459,7 @@ class MapStateConformance(ABC):
 
 
 class _Dying:
-    """Opens a store that ends; picklable where what it opens is."""
+    """Opens a `DyingStore`; picklable where `open_store` is."""
 
     def __init__(self, open_store: OpenStore, writes: int, error: BaseException) -> None:
         self._open_store = open_store
