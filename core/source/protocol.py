@@ -1,4 +1,42 @@
-"""What a pending source promises: Kestrel's open, confirm and abort, for slices of messages."""
+"""The contract between a topology and a source of messages: open, confirm and abort (the verbs of Kestrel).
+
+A source hands out messages in slices, one for each batch. A message is *pending* from the time its slice is opened until
+the slice is confirmed or aborted. Four calls carry the guarantee:
+
+    open      hands out a slice of messages, under a lease
+    readers   read the slice's messages inside executors, any number of times
+    confirm   ends the slice: its messages are done, except those named as failed
+    abort     returns the slice: its messages are opened again
+
+Order of the calls in one run (in braces: for each batch; several slices may be pending at once):
+
+    subscribe, recover, { open, readers, extend ..., hold, confirm | abort | split }, close
+
+Under at-most-once a slice is confirmed before it is read, so what `readers` gave must still find the messages then.
+
+Guarantee, for each subscription:
+    Every message is opened. It is opened again only when it was returned, when it failed and its retry is due, or when
+    its lease ran out. Once confirmed it is never opened again. Only the owner of a lease, in the newest epoch, can
+    confirm. A message that fails too often becomes a dead letter, with its payload and its history.
+
+Not guaranteed:
+    An order between slices. A batch that is replayed need not hold the same messages: see `SourceKind`.
+
+To write a connector, derive from the first of these classes that fits. They keep leases, retries, dead letters, splits
+and fencing in a store. You write only what your messages need:
+
+    `pending.numbered.NumberedSource`, for messages with numbers without gaps that can be read again:
+        stop (how many there are) and reader (what reads a range of them)
+    `pending.redelivering.RedeliveringSource`, for a server that delivers again what was not acknowledged:
+        receive, acknowledge and give_back
+    `pending.source.PendingSource`, for any other messages that can be read again:
+        start, next, head, places, expected, parts and payloads
+    `Source`, for a store that keeps leases itself:
+        everything below
+
+So the shortest connector has two methods, and its reader one: see `examples/sqlite_source.py`. The suite
+`stormproof.testing.SourceConformance` tests any source.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +54,15 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.preflight import Probe
 from stormproof.core.source.kind import SourceKind
 
-READER_SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False),
-        pa.field("origin", pa.int64(), nullable=False),
-        pa.field("token", pa.int64()),
-        pa.field("payload", pa.binary(), nullable=False),
-    ]
-)
-"""What every `SliceReader` yields, in this order. A NULL token: the message is not tracked, for its source gave it no id.
-
-The payload is of another type where the source's own decoder takes that: a struct, for a row that has columns already.
-"""
+# ---- what is opened
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much a slice may hold. One message is handed out even where it alone is above `bytes`.
+    """The most that a slice may hold. A single message is handed out even if it alone exceeds `bytes`.
 
-    `retries` off: leave what failed before for a later call, also where it is due. A source that does not heed it is
-    slower where messages fail, and no less right.
+    Without `retries`, messages that failed before are left for a later call, even if they are due. A source that ignores
+    this is slower where messages fail, but still correct.
     """
 
     messages: int = 10_000
@@ -45,9 +72,9 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who holds a slice: an opaque owner key, the owner's epoch, and for how long (seconds, by the store's clock).
+    """Who holds a slice, and for how long: an opaque owner key, the owner's epoch, and seconds by the store's clock.
 
-    Never the key alone: a stale owner (an older epoch) must not confirm what was handed to another.
+    Owner and epoch go together: a driver of an older epoch must not confirm what was handed to its successor.
     """
 
     owner: str
@@ -57,63 +84,22 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What the acker must find: the number of messages and the XOR of their tokens (signed 64 bit).
+    """What the acker must find in a slice: the number of messages, and the XOR of their tokens (signed, 64 bits).
 
-    Computed by the source apart from the read, so that a reader that returns one message twice and skips another is seen.
+    The source computes it apart from the read. So a reader that returns one message twice and skips another is noticed.
     """
 
     messages: int
     xor: int
 
 
-@runtime_checkable
-class SliceReader(Protocol):
-    """A part of a slice, read inside an executor. Picklable; holds no connection."""
-
-    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the part's messages as batches of `READER_SCHEMA`, of at most `batch_rows` rows, in id order.
-
-        `seed` makes the tokens; messages whose id is in `excluded` are left out. May be called several times and must
-        give the same messages each time.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """What a decoder made of payloads.
-
-    `counts[i]` is the number of tuples in payload i, which lie in `rows` payload by payload: a message unit, whose tuples
-    complete, fail and are replayed as one. None: one of each. `failed` has (payload, error) of those that do not decode;
-    rows of those hold nothing that may be used.
-    """
-
-    rows: pa.RecordBatch
-    counts: Rows | None
-    failed: Sequence[tuple[int, str]]
-
-
-class Decoder(Protocol):
-    """Payloads to tuples. Picklable and pure."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The fields that a message decodes to."""
-        ...
-
-    def decode(self, payload: pa.Array) -> Decoded:
-        """Payloads (binary, or what the source's readers give) to rows of `schema`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What a source opened for one batch.
+    """The messages that a source opened for one batch.
 
-    `position` is the source's own description as JSON: the ledger keeps it, and `Source.attach` makes the slice of it
-    again. `expected` holds for the seed that it was opened with and nothing excluded. `retry` says that the messages
-    failed before; then `replayed` names each as (number, origin). `deaths` is how often an owner's epoch ended while it
-    held this slice open.
+    `position` describes the slice as JSON. The ledger stores it, and `Source.attach` makes the slice from it again.
+    `expected` is for the seed of `open`, with no message left out. `retry` says that the messages failed before; then
+    `replayed` names each as (number, origin). `deaths` is how often a driver ended while it held the slice open.
     """
 
     position: dict[str, Json]
@@ -126,10 +112,10 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What became of the messages that a confirm named as failed: how many wait for a retry, how many are dead letters.
+    """What a confirm did with the messages named as failed: `retried` wait for a retry, `dead` are dead letters.
 
-    `retried` and `dead` list the shown ids; those that were merely returned are among `retried`. Both are empty where
-    the confirm was a repetition.
+    Both are shown ids. Messages that were only returned are among `retried`. Both are empty where the confirm was a
+    repetition.
     """
 
     retried: tuple[str, ...] = ()
@@ -138,7 +124,7 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How much a source still holds for this reader: not yet opened, opened or held, waiting for a retry, dead."""
+    """How many messages a subscription has left: not opened yet, pending, waiting for a retry, and dead letters."""
 
     ready: int
     pending: int
@@ -148,17 +134,83 @@ class Backlog:
     oldest_ready_age_s: float | None = None
 
 
+# ---- how it is read, inside executors
+
+READER_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("origin", pa.int64(), nullable=False),
+        pa.field("token", pa.int64()),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+"""The columns that every `SliceReader` yields, in this order. A NULL token: the message is not tracked.
+
+The payload is of another type where the source's decoder takes that: a struct, for a row that has columns already.
+`stormproof.core.pending.batches.batches_of` makes such record batches from ids and payloads.
+"""
+
+
+@runtime_checkable
+class SliceReader(Protocol):
+    """Reads a part of a slice inside an executor. Picklable; holds no connection."""
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the part's messages by ascending id, as batches of `READER_SCHEMA` with at most `batch_rows` rows.
+
+        `seed` makes the tokens. Messages whose id is in `excluded` are left out. Every call must yield the same messages:
+        Spark may run a task twice.
+
+        Raises:
+            StoreUnavailable: the store is away; the run waits for it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a decoder made of payloads.
+
+    `counts[i]` is the number of tuples in payload i; `rows` holds them payload by payload. Such a payload is a message
+    unit: its tuples complete, fail and are replayed as one. None: every payload is one tuple. `failed` has (payload,
+    error) of those that do not decode; the content of their rows is undefined.
+    """
+
+    rows: pa.RecordBatch
+    counts: Rows | None
+    failed: Sequence[tuple[int, str]]
+
+
+class Decoder(Protocol):
+    """Turns payloads into tuples. Picklable, and without side effects."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The fields of a tuple."""
+        ...
+
+    def decode(self, payload: pa.Array) -> Decoded:
+        """Decode payloads (binary, or the type that the source's readers give) to rows of `schema`."""
+        ...
+
+
+# ---- the source
+
+
 class Source(Protocol):
-    """A pending source, seen by one subscription: what coordinator and engines ask of it.
+    """A source, as one subscription sees it: what coordinator and engines call.
 
-    Derive from it. To write a connector, derive from `PendingSource` or one of its kinds instead, which keep all of this.
+    `tx` is a psycopg connection inside a transaction. A source whose store is in that database takes part in it
+    (`joins(tx)` says whether): so a lease and a row of the ledger, or a confirm and `committed`, are one decision. With
+    `tx=None` each call is a transaction of its own. Confirm, abort and split may be repeated without effect, since an
+    answer may be lost.
 
-    `tx` is a psycopg connection inside a transaction; a source whose store is that database takes part in it
-    (`joins(tx)` says whether), so that a lease and a ledger row, or a confirm and `committed`, are one decision. With
-    `tx=None` each call is a transaction of its own. Confirm and abort may be repeated without effect.
+    Threads: one thread opens, confirms and recovers; others may call `extend` meanwhile.
     """
 
     name: str
+
+    # -- what it is
 
     @property
     def decoder(self) -> Decoder:
@@ -166,94 +218,51 @@ class Source(Protocol):
         ...
 
     def serves(self, guarantee: Guarantee) -> str | None:
-        """None where this source can serve the guarantee; else the reason why not, for the one who builds a topology."""
+        """None where this source can serve the guarantee; else the reason why it cannot, for an error."""
         ...
+
+    @property
+    def kind(self) -> SourceKind:
+        """What it promises about a replayed batch; by default opaque where it serves exactly-once, else nothing."""
+        return SourceKind.OPAQUE if self.serves(Guarantee.EXACTLY_ONCE) is None else SourceKind.NON_TRANSACTIONAL
 
     def shown_id(self, message: int, origin: int) -> str:
         """A message's id as people see it."""
         ...
 
-    @property
-    def kind(self) -> SourceKind:
-        """What it promises about a batch that is replayed; by default opaque where it serves exactly-once, else nothing."""
-        return SourceKind.OPAQUE if self.serves(Guarantee.EXACTLY_ONCE) is None else SourceKind.NON_TRANSACTIONAL
-
-    def for_run(self, database: Database) -> Source:
-        """The same source for one run: with a subscription and connections of its own, in `database` if none is named.
-
-        By default itself: then one object serves one run at a time.
-        """
-        del database
-        return self
-
     def probes(self) -> tuple[Probe, ...]:
         """What its readers need inside executors, for the preflight; by default nothing. No connection is made."""
         return ()
 
+    def joins(self, tx: object) -> bool:
+        """Whether `tx` is a transaction in this source's own store; by default never."""
+        del tx
+        return False
+
+    # -- the run
+
+    def for_run(self, database: Database) -> Source:
+        """The source for one run, with its own subscription and connections; in `database` if it names none itself.
+
+        By default the source itself: then one object serves one run at a time.
+        """
+        del database
+        return self
+
     def subscribe(self, subscription: str, epoch: int) -> None:
-        """Make the store ready for this subscription (create what is missing); later calls act for it.
+        """Create the subscription in the store if it is missing; later calls act for it.
 
         Raises:
+            Fenced: a newer epoch has the subscription.
             PositionMismatch: the store is not the one that the subscription's position was taken from.
         """
         ...
 
-    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
-        """Hand out messages as pending: returned ones first, then due retries, then new ones; None where there are none."""
-        ...
-
-    def attach(self, position: dict[str, Json], expected: Expectation) -> Slice:
-        """The slice that was opened earlier, from its position."""
-        ...
-
-    def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
-        """The expectation for another seed or with messages left out."""
-        ...
-
-    def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
-        """The slice as `parallelism` disjoint parts (some may be empty)."""
-        ...
-
-    def hold(self, lease: Lease, tx: object | None = None) -> None:
-        """Open to held: from here on the lease never expires.
-
-        Raises:
-            Fenced: the lease has lapsed, was returned, or belongs to another epoch.
-        """
-        ...
-
-    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
-        """Confirm all of the lease's messages but those named, which wait for a retry or become dead letters.
-
-        One that is not `counted` is merely returned: it waits with its failures as they were, due with the last of those
-        that failed (so that messages which share tuples tend to be opened together), and its history says so.
-
-        Raises:
-            Fenced: the lease belongs to another epoch now.
-        """
-        ...
-
-    def abort(self, lease: Lease, tx: object | None = None) -> None:
-        """Return all of the lease's messages; no failure is counted."""
-        ...
-
-    def extend(self, lease: Lease) -> None:
-        """Move the lease's expiry to `seconds` from now; raises Fenced where it is not ours any more."""
-        ...
-
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
-        """Every lease of this subscription, mine from here on; returns their owner keys.
+        """Take over every lease of the subscription; returns their owner keys.
 
-        Those of this very epoch are among them: a driver recovers in place after a lost answer, too. An open lease of an
-        older epoch counts a death.
-        """
-        ...
-
-    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
-        """Return the lease's messages in parts, which will be opened one by one; no failure is counted.
-
-        `alone` names suspects: each becomes a part of its own, and what lies between them others. Where it is empty, or
-        splits nothing off, the parts are two halves (bisection).
+        Leases of this epoch are among them: a driver also recovers in place, after a lost answer. An open lease of an
+        older epoch counts as a death of its slice.
         """
         ...
 
@@ -261,19 +270,75 @@ class Source(Protocol):
         """What is left for this subscription."""
         ...
 
-    def joins(self, tx: object) -> bool:
-        """Whether `tx` is a transaction in this source's own store; by default never."""
-        del tx
-        return False
-
     def maintain(self) -> None:
-        """Housekeeping between batches (partitions made ahead and dropped behind); cheap where nothing is due."""
+        """Housekeeping between two batches, such as dropping what is done with; cheap where nothing is due."""
         return
 
     def drop_connections(self) -> None:
-        """Let connections go that an outage made stale; the next call makes others. Nothing that is pending changes."""
+        """Close connections that an outage may have broken; the next call opens others. Nothing pending changes."""
         return
 
     def close(self) -> None:
-        """The run is over: let everything go that it does not need."""
+        """End the run: release what it holds."""
         return
+
+    # -- a slice
+
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        """Hand out messages: returned ones first, then due retries, then new ones. None where there are none."""
+        ...
+
+    def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
+        """The slice as `parallelism` disjoint parts, of which some may be empty."""
+        ...
+
+    def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
+        """The expectation for another seed, or with messages left out."""
+        ...
+
+    def attach(self, position: dict[str, Json], expected: Expectation) -> Slice:
+        """The slice that was opened earlier, from its position."""
+        ...
+
+    # -- its lease
+
+    def extend(self, lease: Lease) -> None:
+        """Move the lease's expiry to `seconds` from now.
+
+        Raises:
+            Fenced: the lease has lapsed, was returned, or belongs to another epoch.
+        """
+        ...
+
+    def hold(self, lease: Lease, tx: object | None = None) -> None:
+        """Make an open lease a held one, which never expires; called before anything is committed to a sink.
+
+        Raises:
+            Fenced: the lease has lapsed, was returned, or belongs to another epoch.
+        """
+        ...
+
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        """Confirm the lease's messages, except those named, which wait for a retry or become dead letters.
+
+        A named message that is not `counted` is only returned: its count of failures stays, and its history records the
+        return. It is due with the last of the messages that failed: so messages that share tuples tend to be opened
+        together.
+
+        Raises:
+            Fenced: the lease belongs to another owner or epoch now.
+            UsageError: a named message is not in the slice; nothing was changed.
+        """
+        ...
+
+    def abort(self, lease: Lease, tx: object | None = None) -> None:
+        """Return the lease's messages; no failure is counted."""
+        ...
+
+    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+        """Return the lease's messages in parts that are opened one by one; no failure is counted.
+
+        Each message that `alone` names becomes a part of its own, and so do the messages between two of them. Where
+        `alone` names none of the slice's messages, the parts are two halves.
+        """
+        ...
