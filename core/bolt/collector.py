@@ -196,8 +196,8 @@ class Collector:
     # -- for the runner ----------------------------------------------------------------------------------------------
 
     def call(self, execute: Callable[[Tuple], None], first: int, tuples: list[Tuple], pulse: Pulse | None) -> None:
-        """Call `execute` with tuples whose handles count up from `first`. Where it raises, its tuple fails, even one that was
-        acked in that call.
+        """Call `execute` with tuples whose handles count up from `first`. Where it raises, its tuple fails, even one that
+        it acked in that call.
         """
         self._first, self._now, self._pulse = first, tuples, pulse
         for hand in tuples if pulse is None else pulse.each(tuples):

@@ -192,16 +192,10 @@ def _faulty_bolt(bolt: BoltT, component: str, chance: Chance) -> BoltT:
 
     For an `ArrowBolt` the rate is for a call, not for a tuple: a failed call is repeated with halves.
     """
-    kind = type(bolt)
-    execute: Callable[..., object] = kind.execute
-
-    def struck(self: BoltT, *given: object) -> object:
-        _strike(component, chance)
-        return execute(self, *given)
-
-    faulty = copy.copy(bolt)
-    derived = type(kind.__name__, (kind,), {"__slots__": (), "execute": struck})
-    object.__setattr__(faulty, "__class__", derived)  # a frozen dataclass refuses a plain assignment
+    kind, faulty = type(bolt), copy.copy(bolt)
+    members = {"__slots__": (), "execute": _faulty_function(kind.execute, component, chance)}
+    # A frozen dataclass refuses a plain assignment.
+    object.__setattr__(faulty, "__class__", type(kind.__name__, (kind,), members))
     return faulty
 
 
