@@ -29,7 +29,7 @@ class Settings(BaseSettings):
     """Everything that can be set, with its default; see each field's description.
 
     Raises:
-        SettingsError: an unknown name (with the known ones) or a value that cannot be, with the place where it was set.
+        SettingsError: an unknown name (the known ones are listed), or an invalid value (with the place where it was set).
 
     Threads: any number. Forks: allowed; each starts or adopts the embedded Postgres for itself.
     """
@@ -66,7 +66,7 @@ class Settings(BaseSettings):
     batch_messages: int = Field(
         default=10_000,
         ge=1,
-        description="most messages in one batch; times `max_batches_in_flight`: most that are pending",
+        description="most messages in one batch; times `max_batches_in_flight`, the most that are pending",
     )
     batch_bytes: int = Field(default=64 * 2**20, ge=1, description="most bytes of payload in one batch")
     max_batches_in_flight: int | None = Field(
@@ -79,14 +79,15 @@ class Settings(BaseSettings):
         default=None,
         gt=0,
         description="tune batch size and batches in flight while running, up to the limits above, for the greatest "
-        "throughput at which nine batches in ten are committed within so many seconds of their open; by default both stay "
-        "as they are set",
+        "throughput at which nine batches in ten are committed within this many seconds after they are opened; by default "
+        "both stay as they are set",
     )
     message_timeout_s: float = Field(
         default=30.0,
         gt=0,
-        description="how long a batch's job may show no progress before it is cancelled and the message in hand looked "
-        "for: one call of a function must end within it, or reset it; a job that moves on may take as long as it needs",
+        description="how long a batch's job may show no progress before it is cancelled and the message in hand is searched "
+        "for: one call of a function must end, or reset the time, within it; a job that progresses may take as long as it "
+        "needs",
     )
     start_timeout_s: float = Field(
         default=300.0,
@@ -106,39 +107,41 @@ class Settings(BaseSettings):
     lease_s: float = Field(
         default=30.0,
         gt=0,
-        description="how long opened messages stay this driver's without a sign of life; extended every third of it",
+        description="how long opened messages stay with a driver that shows no sign of life; it extends them every third of "
+        "this time",
     )
     plugins: str = Field(
         default="",
-        description="modules, or FILE.py, with commas between them, that a command imports first; each registers kinds of "
-        "sinks of your own, which `audit`, `status` and `ledger` then open (see sinks.md)",
+        description="comma-separated modules, or FILE.py, that a command imports first; each registers your own kinds of "
+        "sinks, which `audit`, `status` and `ledger` can then open (see sinks.md)",
     )
     log_format: Literal["auto", "text", "json"] = Field(
         default="auto",
         description="form of the log's lines: `text` is a short line a batch for people, `json` one JSON object a line; "
         "`auto` is text on a terminal and json elsewhere",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="lowest level logged")
 
     def __init__(self, **arguments: Any) -> None:
         _check_variables(os.environ)
+        path = Path(TOML_FILE).absolute()
         try:
-            if Path(TOML_FILE).exists():
+            if path.exists():
                 require_trusted(
-                    Path(TOML_FILE).absolute(),
+                    path,
                     "its settings name the programs that run as you and where your data goes",
                     "or move it away, and set variables",
                 )
             super().__init__(**arguments)
         except UnicodeDecodeError as error:
-            raise SettingsError(f"{Path(TOML_FILE).absolute()} is not UTF-8: {error}", setting=TOML_FILE) from error
+            raise SettingsError(f"{path} is not UTF-8: {error}", setting=TOML_FILE) from error
         except OSError as error:
             raise SettingsError(
-                f"{Path(TOML_FILE).absolute()} cannot be read: {error.strerror or error}; make it readable, or move it away",
+                f"{path} cannot be read: {error.strerror or error}; make it readable, or move it away",
                 setting=TOML_FILE,
             ) from error
         except tomllib.TOMLDecodeError as error:
-            raise SettingsError(f"{Path(TOML_FILE).absolute()} is not TOML: {error}", setting=TOML_FILE) from error
+            raise SettingsError(f"{path} is not TOML: {error}", setting=TOML_FILE) from error
         except ValidationError as error:
             problems = "; ".join(_problem(e, arguments) for e in error.errors(include_input=False, include_url=False))
         else:
@@ -195,7 +198,7 @@ def _known() -> str:
 
 
 def _check_variables(environment: Mapping[str, str]) -> None:
-    """A mistyped variable must not be silently without effect."""
+    """Raise SettingsError for a mistyped variable, which would otherwise have no effect."""
     known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | NOT_SETTINGS
     unknown = sorted(name for name in environment if name.upper().startswith(PREFIX) and name.upper() not in known)
     if unknown:
@@ -205,7 +208,7 @@ def _check_variables(environment: Mapping[str, str]) -> None:
 
 
 def _problem(error: ErrorDetails, arguments: Mapping[str, object]) -> str:
-    """One of pydantic's findings in a line, with the place where the value was set; never the value."""
+    """One error of pydantic's in a line, with the place where the value was set; never the value."""
     message = error["msg"]
     name = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
