@@ -18,7 +18,6 @@ FORK_STATUS: Final = 70
 """Exit status of a fork that came back from a user's function without an exit status of its own."""
 
 _forks = 0
-_here = threading.local()
 
 
 class ProcessLife(NamedTuple):
@@ -26,6 +25,14 @@ class ProcessLife(NamedTuple):
 
     pid: int
     forks: int
+
+
+class _ThisThread(threading.local):
+    life: ProcessLife | None = None
+    """The process in which the innermost `kept_from_forks` began."""
+
+
+_here = _ThisThread()
 
 
 def _in_child() -> None:
@@ -79,7 +86,7 @@ def kept_from_forks() -> Generator[None]:
 
     Of nested blocks the innermost counts. A fork that enters such a block itself may leave it.
     """
-    before: ProcessLife | None = getattr(_here, "life", None)
+    before = _here.life
     _here.life = mine = process_life()
     try:
         yield
@@ -97,7 +104,7 @@ def end_if_fork(error: BaseException | None = None, *, of: ProcessLife | None = 
     No `finally` and no exit handler runs: they would end what the parent still uses. A `SystemExit` sets the exit status;
     anything else is reported on standard error.
     """
-    mine = of or getattr(_here, "life", None)
+    mine = of or _here.life
     if mine is None or mine == process_life():
         return
     status = FORK_STATUS

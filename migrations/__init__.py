@@ -21,26 +21,26 @@ from stormproof.core.errors import SettingsError
 
 SCHEMA: Final = "stormproof"
 _LOCK_KEY: Final = 7_308_332_045_718_122_101
-"""Of the advisory lock that lets one migration run at a time."""
+"""Key of the advisory lock under which one migration runs at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaState:
-    """Which revision a database is at, and which one this version of Stormproof needs."""
+    """The revision of a database, and the one that this version of Stormproof needs."""
 
     current: str | None
     head: str
     is_known: bool = True
-    """False where this version knows nothing of the revision: a newer one made it."""
+    """False where this version does not know the revision: a newer one made it."""
 
     @property
     def up_to_date(self) -> bool:
-        """Whether nothing is to be migrated."""
+        """Whether there is nothing to migrate."""
         return self.current == self.head
 
     @property
     def advice(self) -> str:
-        """What to do where it is not up to date."""
+        """The next step where it is not up to date."""
         if self.is_known:
             return "run: stormproof ledger migrate (stormproof ledger sql prints what it would do)"
         return (
@@ -50,7 +50,7 @@ class SchemaState:
 
 
 def state(engine: sa.Engine) -> SchemaState:
-    """Read which revision the database is at; changes nothing."""
+    """Read the revision of the database; changes nothing."""
     scripts = ScriptDirectory.from_config(_config())
     head = scripts.get_current_head()
     assert head is not None
@@ -86,7 +86,7 @@ def migrate(engine: sa.Engine) -> SchemaState:
 
 
 def sql(echo: Callable[[str], None], start: str | None = None) -> None:
-    """Give the SQL that `migrate` would run, from revision `start` (default: from nothing), for a person to run."""
+    """Print the SQL that `migrate` would run, from revision `start` (default: from nothing), for a person to run."""
     buffer = io.StringIO()
     config = _config(buffer)
     echo(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};")

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the revisions on the connection that `stormproof.migrations` passes in, or prints their SQL."""
+"""Alembic's entry point: runs the revisions on the connection that `stormproof.migrations` passes, or prints their SQL."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ SCHEMA = "stormproof"
 
 
 def run() -> None:
-    """Run, or print where Alembic is offline."""
+    """Run the revisions; print their SQL where Alembic is offline."""
     connection = context.config.attributes.get("connection")
     if connection is None:
-        # The style keeps "%" as it is: the driver's own would have each printed twice, also inside functions.
+        # This style keeps "%" as it is: the driver's own style would print each twice, also inside functions.
         style = {"paramstyle": "named"}
         context.configure(
             dialect_name="postgresql", dialect_opts=style, version_table_schema=SCHEMA, literal_binds=True

@@ -1,4 +1,4 @@
-"""Files as a source: which files a subscription has, and what is pending, waiting and dead of them."""
+"""Files as a source: the files of each subscription, and which of their messages are pending, waiting or dead."""
 
 from __future__ import annotations
 

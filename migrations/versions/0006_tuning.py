@@ -1,4 +1,4 @@
-"""Batches keep how batches were to be when they were opened: limits, in flight, and how that was tuned."""
+"""Each batch records its tuning: the limits that it was opened with, and how they were chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue keeps which server's transaction numbers its messages carry, and refuses messages put under another one."""
+"""A queue records the server whose transaction numbers its messages carry, and refuses messages put under another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ begin
 end $$
 """
 
-# A reader checked its own server each time that it started; a queue that has none may hold rows of another's past.
+# A reader checks the server each time that it starts; a queue without readers may hold rows of another server.
 STAMP = """
 do $$
 declare

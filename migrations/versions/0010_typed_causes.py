@@ -1,4 +1,4 @@
-"""Typed causes: why a batch is blocked or was given up, and what an operator decided, no longer stand in prose alone."""
+"""Typed causes: columns for why a batch is blocked or was given up, and for what an operator decided."""
 
 from __future__ import annotations
 

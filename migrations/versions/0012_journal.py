@@ -1,4 +1,4 @@
-"""A journal of what a server delivered that cannot open a set of messages a second time."""
+"""A journal of the messages that a server delivered which cannot deliver the same set again."""
 
 from __future__ import annotations
 
