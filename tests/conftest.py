@@ -9,15 +9,16 @@ import contextlib
 import itertools
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import jvm
+from support.databases import fresh_database
 
 from stormproof.core.failpoint import ENV_DRIVER_PID
-from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 if TYPE_CHECKING:
@@ -109,7 +110,20 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """The session's own embedded Postgres, running; `.database`, `.restart(immediate=True)`."""
+    """The session's own embedded Postgres, running; `.database`. A test that restarts a server takes `server`."""
+    with _running(tmp_path_factory) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """A Postgres of the module's own, which its tests may restart: `.restart(immediate=True)` is a crash."""
+    with _running(tmp_path_factory) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Generator[EmbeddedPostgres]:
     server = EmbeddedPostgres(tmp_path_factory.mktemp("pg"))
     server.acquire()
     yield server
@@ -119,12 +133,8 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
 @pytest.fixture
 def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
     """A fresh, empty database, dropped afterwards."""
-    name = f"test_{next(_numbers)}"
-    with connect(postgres.database, application_name="tests", autocommit=True) as connection:
-        connection.execute(f"create database {name} template template0".encode())
-    yield postgres.database.with_name(name)
-    with connect(postgres.database, application_name="tests", autocommit=True) as connection:
-        connection.execute(f"drop database {name} with (force)".encode())
+    with fresh_database(postgres.database, f"test_{next(_numbers)}") as fresh:
+        yield fresh
 
 
 @pytest.fixture(scope="session")

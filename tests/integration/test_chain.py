@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -38,14 +37,6 @@ RANDOM_CODE = (
     "postgres.after_rows",
     "commit.after_sink",
 )
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(tmp_path_factory.mktemp("pg"))
-    server.acquire()
-    yield server
-    server.release()
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])

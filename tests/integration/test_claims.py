@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 from deltalake import DeltaTable
+from support.databases import fresh_database
 from support.operated import Operated
 from support.queues import prepared_database
 from support.sink_harness import SinkHarness
@@ -70,11 +71,8 @@ class Side:
 def another(database: Database) -> Iterator[Database]:
     """A second database with a ledger."""
     name = f"{database.sqlalchemy_url.database}_b"
-    with connect(database, application_name="tests", autocommit=True) as connection:
-        connection.execute(f"create database {name} template template0".encode())
-    yield prepared_database(database.with_name(name))
-    with connect(database, application_name="tests", autocommit=True) as connection:
-        connection.execute(f"drop database {name} with (force)".encode())
+    with fresh_database(database, name) as second:
+        yield prepared_database(second)
 
 
 @pytest.fixture(params=STORES)

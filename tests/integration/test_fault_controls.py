@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from support import sabotage
 from support.crashes import FAILED, FENCED, KILLED, Cell, ended, paused_driver, resume, run_driver
+from support.databases import create_database
 from support.queues import prepared_database, put
 from support.topologies import expected, messages
 from support.verdicts import require_exact
@@ -22,7 +23,7 @@ from support.verdicts import require_exact
 from stormproof.core.clock import SystemClock
 from stormproof.core.errors import Fenced, StoreUnavailable
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.trident.ledger import ledger as module
@@ -95,19 +96,9 @@ def test_control_confirmed_before_the_commit_a_batch_is_lost(cell: Cell) -> None
 # What a prepared batch rests on survives a crash of Postgres
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(tmp_path_factory.mktemp("pg"))
-    server.acquire()
-    yield server
-    server.release()
-
-
 def crashed_while_prepared(server: EmbeddedPostgres, folder: Path, name: str, *, unlogged: bool) -> Cell:
     """A topology whose driver died together with Postgres, with one batch prepared."""
-    with connect(server.database, application_name="tests", autocommit=True) as connection:
-        connection.execute(f"create database {name} template template0".encode())
-    cell = make_cell(server.database.with_name(name), folder)
+    cell = make_cell(create_database(server.database, name), folder)
     if unlogged:
         with psycopg.connect(cell.database.conninfo) as connection:
             connection.execute("alter table stormproof.txn_sink set unlogged")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,6 @@ TRIED = 6
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(tmp_path_factory.mktemp("pg"))
-    server.acquire()
-    yield server
-    server.release()
 
 
 @pytest.mark.parametrize("number", range(TRIED))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
+from support.databases import create_database
 from support.proxy import Proxy
 from support.queues import prepared_database, put
 
@@ -36,21 +37,10 @@ TRIES_MAX = 2
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(tmp_path_factory.mktemp("pg"))
-    server.acquire()
-    yield server
-    server.release()
-
-
 @pytest.fixture
 def own(server: EmbeddedPostgres) -> Database:
     """A database of the test's own, on a server that it may restart."""
-    name = f"outage_{next(_numbers)}"
-    with connect(server.database, application_name="tests", autocommit=True) as connection:
-        connection.execute(f"create database {name} template template0".encode())
-    return prepared_database(server.database.with_name(name))
+    return prepared_database(create_database(server.database, f"outage_{next(_numbers)}"))
 
 
 def topology(source: Source, database: Database, share: int) -> Topology:

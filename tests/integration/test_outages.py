@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.crashes import UNAVAILABLE, Cell, ended, paused_driver, resume, run_driver
+from support.databases import create_database
 from support.queues import prepared_database, put
 from support.topologies import expected, messages
 from support.verdicts import require_exact
 
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.postgres
@@ -33,20 +32,10 @@ POINTS = [point.name for point in FAILPOINTS.values() if point.scope in ("every"
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(tmp_path_factory.mktemp("pg"))
-    server.acquire()
-    yield server
-    server.release()
-
-
 @pytest.fixture
 def cell(tmp_path: Path, server: EmbeddedPostgres) -> Cell:
     name = f"outage_{next(_numbers)}"
-    with connect(server.database, application_name="tests", autocommit=True) as connection:
-        connection.execute(f"create database {name} template template0".encode())
-    database = prepared_database(server.database.with_name(name))
+    database = prepared_database(create_database(server.database, name))
     put(database, "q", messages(MESSAGES))
     return Cell("outage", None, Guarantee.EXACTLY_ONCE, tmp_path, database, "q")
 

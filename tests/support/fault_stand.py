@@ -26,6 +26,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from support.contents import counted, in_delta, in_postgres
 from support.crashes import Driver, ended, resume, wait_paused
+from support.databases import fresh_database
 from support.queues import prepared_database, put
 from support.verdicts import is_known, verified
 
@@ -141,16 +142,12 @@ class Ended:
 @contextmanager
 def place_in(folder: Path, server: EmbeddedPostgres, name: str, topology: str = TOPOLOGY) -> Generator[Place]:
     """A folder with a topology, and a database with its messages."""
-    database = server.database.with_name(name)
-    with connect(server.database, application_name="tests", autocommit=True) as connection:
-        connection.execute(f"create database {name} template template0".encode())
-    place = Place(folder, database, server)
-    place.file.write_text(topology)
-    (folder / "tmp").mkdir()
-    put(prepared_database(database), QUEUE, messages("m"))
-    yield place
-    with connect(server.database, application_name="tests", autocommit=True) as connection:
-        connection.execute(f"drop database if exists {name} with (force)".encode())
+    with fresh_database(server.database, name) as database:
+        place = Place(folder, database, server)
+        place.file.write_text(topology)
+        (folder / "tmp").mkdir()
+        put(prepared_database(database), QUEUE, messages("m"))
+        yield place
 
 
 def messages(prefix: str) -> list[bytes]:

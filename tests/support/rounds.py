@@ -18,11 +18,11 @@ from typing import Final
 
 from stormproof.core.failpoint import Failpoint
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from support.blows import Action, Blow, Stand
 from support.chain import Chain, Ordeal
 from support.crashes import Cell
+from support.databases import create_database, drop_database
 from support.proxy import Proxy
 from support.queues import prepared_database
 from support.shapes import SINKS, Shape
@@ -52,15 +52,12 @@ def stand_on(
     server: EmbeddedPostgres, name: str, *, folder: Path | None = None, proxied: bool = True
 ) -> Generator[Stand]:
     """A stand with a topology and a database of its own, behind a proxy; nothing of it is left afterwards."""
-    with connect(server.database, application_name="tests", autocommit=True) as connection:
-        connection.execute(f"drop database if exists {name} with (force)".encode())
-        connection.execute(f"create database {name} template template0".encode())
-    database = prepared_database(server.database.with_name(name))
+    drop_database(server.database, name)
+    database = prepared_database(create_database(server.database, name))
     with tempfile.TemporaryDirectory(prefix="stormproof-torture-", dir=folder) as place, Proxy(database) as proxy:
         cell = Cell(name, None, Guarantee.EXACTLY_ONCE, Path(place), proxy.database if proxied else database, name)
         yield Stand(cell, database, server, proxy if proxied else None)
-    with connect(server.database, application_name="tests", autocommit=True) as connection:
-        connection.execute(f"drop database {name} with (force)".encode())
+    drop_database(server.database, name)
 
 
 def lives(

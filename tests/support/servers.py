@@ -9,6 +9,7 @@ from pathlib import Path
 from stormproof.core.postgres.binaries import find_binaries, run_as
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from support.databases import create_database
 
 WAIT_S = 60
 
@@ -29,8 +30,7 @@ def dump(database: Database, to: Path) -> Path:
 
 def restore(dumped: Path, server: Database, name: str) -> Database:
     """In a new database of that server."""
-    sql(server.with_name("postgres"), f"create database {name} template template0")
-    database = server.with_name(name)
+    database = create_database(server.with_name("postgres"), name)
     program("pg_restore", "--exit-on-error", f"--dbname={database.conninfo}", str(dumped))
     return database
 

@@ -16,6 +16,7 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.testing import messages_of
+from support.databases import fresh_database
 from support.queues import prepared_database
 
 ACTS: Final = 12
@@ -163,15 +164,12 @@ def shared(server: EmbeddedPostgres, rounds: int, seed: int) -> Iterator[str]:
     for number in range(1, rounds + 1):
         rng = random.Random(f"{seed} {number}")
         name = f"shared_{seed}_{number}"
-        with closing(connect(server.database, application_name="tests", autocommit=True)) as connection:
-            connection.execute(f"create database {name} template template0".encode())
-        one = SharedQueue(prepared_database(server.database.with_name(name)), rng)
-        producers = [one.producer(f"p{n}", rng) for n in range(rng.randint(2, 5))]
-        readers = [one.reader(f"r{n}") for n in range(rng.randint(1, 2))]
-        one.run(producers, readers)
-        one.require_exact(f"round {number}")
-        with closing(connect(server.database, application_name="tests", autocommit=True)) as connection:
-            connection.execute(f"drop database {name} with (force)".encode())
+        with fresh_database(server.database, name) as database:
+            one = SharedQueue(prepared_database(database), rng)
+            producers = [one.producer(f"p{n}", rng) for n in range(rng.randint(2, 5))]
+            readers = [one.reader(f"r{n}") for n in range(rng.randint(1, 2))]
+            one.run(producers, readers)
+            one.require_exact(f"round {number}")
         yield (
             f"round {number}/{rounds}: {len(producers)} producers, {len(readers)} readers, {one.forks} forks, "
             f"{len(one.put)} messages, exact"
