@@ -26,8 +26,9 @@ from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit
 from stormproof.migrations import migrate
 from stormproof.trident.coordinator import Coordinator
+from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.options import RunOptions
-from stormproof.trident.run import driver, ledger_engine
+from stormproof.trident.run import driver
 from stormproof.trident.statistics import BatchResult
 
 LIMIT_BYTES = 2**40
