@@ -35,8 +35,8 @@ class Failpoint:
     """One place. `scope` says which runs reach it, so that a test matrix knows which cells exist.
 
     ``every`` batch; a ``recovery`` that finds something; an ``abort``; a ``retry`` of a job; a ``delta`` or ``postgres``
-    sink; a ``state``; a micro-batch of a ``stream``; the ``queue`` itself; an ``operator``'s decision about a dead letter;
-    an ``audit``.
+    sink; a ``state``; a micro-batch of a ``stream``; the ``queue`` itself; the ``journal`` of a server that redelivers; an
+    ``operator``'s decision about a dead letter; an ``audit``.
     """
 
     name: str
@@ -89,6 +89,12 @@ _ALL: Final = (
     Failpoint("audit.in_sink", "the audit has read a Postgres sink's evidence, not its guard", "audit"),
     Failpoint("audit.after_sinks", "the audit has read every sink, and not the ledger again", "audit"),
     Failpoint("queue.drop.after_lock", "a partition is locked and checked, about to be dropped", "queue"),
+    Failpoint("journal.in_transaction", "what a server delivered is written down, not yet committed", "journal"),
+    Failpoint(
+        "journal.after_write", "it is committed; nothing of it was opened, and no confirmation was sent", "journal"
+    ),
+    Failpoint("journal.before_acknowledge", "slices are confirmed here; their server has not heard of it", "journal"),
+    Failpoint("journal.after_acknowledge", "the server has heard of it, the journal still owes it", "journal"),
     Failpoint("dead_letter.in_transaction", "what an operator decided is written, not yet committed", "operator"),
     Failpoint("dead_letter.after", "an edited dead letter waits to be opened, no answer given", "operator"),
 )

@@ -34,6 +34,7 @@ SCOPES = {
     "state": "a commit to a state",
     "stream": "a micro-batch that feeds a topology",
     "queue": "the queue itself",
+    "journal": "a source whose server redelivers",
     "operator": "a decision about a dead letter",
     "audit": "`audit verify`",
 }

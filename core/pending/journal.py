@@ -41,7 +41,11 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JournalCounts:
-    """What a journal holds: messages, those whose server waits for a confirmation, and how often one came again in vain."""
+    """What a journal holds.
+
+    `owed`: messages that are confirmed here and, for all that is known, not to their server. `suppressed`: deliveries of
+    messages that were confirmed here before.
+    """
 
     messages: int
     owed: int

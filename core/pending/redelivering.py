@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from stormproof.core.arguments import error_prefix, require_seconds, require_whole
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import StoreUnavailable
+from stormproof.core.failpoint import failpoint
 from stormproof.core.pending.journal import Delivery, Journal, JournalCounts, JournalReader
 from stormproof.core.pending.numbered import NumberedSource, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
@@ -137,6 +138,8 @@ class RedeliveringSource(NumberedSource):
             with self.rows() as rows:
                 self._locked(rows, self._who(), epoch)
                 numbers = self._journal(rows.cursor).write(received)
+                failpoint("journal.in_transaction")
+            failpoint("journal.after_write")
             for number, message in zip(numbers, received, strict=True):
                 self._handles.setdefault(number, []).append(message.handle)
             self.pay()
@@ -157,7 +160,9 @@ class RedeliveringSource(NumberedSource):
             return
         # The handles go first: whatever becomes of the call, they are used up, and a message still owed comes with others.
         handles = [handle for number in owed for handle in self._handles.pop(number)]
+        failpoint("journal.before_acknowledge")
         self.acknowledge(handles)
+        failpoint("journal.after_acknowledge")
         with self.rows() as rows:
             self._journal(rows.cursor).paid(owed)
 

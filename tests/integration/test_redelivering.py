@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from support.queues import prepared_database
 from support.redelivering import Handle, ToyHarness, ToyServer, ToySource
 from support.source_harness import messages_of
@@ -26,6 +27,8 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.settings import Settings
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.protocol import Lease, Limit
+from stormproof.trident.audit import AuditLedger
+from stormproof.trident.audit.status import status
 
 pytestmark = pytest.mark.postgres
 
@@ -226,11 +229,48 @@ def test_within_the_horizon_a_message_is_known_and_after_it_a_new_one(harness: T
     assert harness.execute("select number from stormproof.pending_message where MINE order by 1") == [(1,), (2,)]
 
 
-# ---- a topology, whose drivers die anywhere
+# ---- drivers that die
 
 
 class Killed(BaseException):
     """The driver's end, at a failpoint."""
+
+
+AFTER_A_DEATH = {
+    "journal.in_transaction": [b"a", b"b"],
+    "journal.after_write": [b"a", b"b"],
+    "journal.before_acknowledge": [],
+    "journal.after_acknowledge": [],
+}
+"""What is left to open for the next driver, by where the one before died."""
+
+
+@pytest.mark.parametrize("point", AFTER_A_DEATH)
+def test_a_driver_that_dies_at_a_seam_of_the_journal_loses_and_doubles_nothing(harness: ToyHarness, point: str) -> None:
+    def reached(name: str) -> None:
+        if name == point:
+            raise Killed
+
+    harness.put([b"a", b"b"])
+    source = harness.view()
+    with pytest.raises(Killed), watched(reached):  # noqa: PT012 - the point is in one of them
+        opened(source, A)
+        source.confirm(A)
+        source.maintain()
+    harness.server.lose()
+    after = harness.view(epoch=2)
+    assert after.recover(2) == ()
+    assert opened(after, Lease("b", 2)) == AFTER_A_DEATH[point]
+    after.confirm(Lease("b", 2))
+    after.maintain()
+    assert sorted(harness.server.confirmed) == ["m1", "m2"]
+    assert harness.server.left == 0
+    # The server heard it, and the journal does not know: the server never says so.
+    owed = 2 if point == "journal.after_acknowledge" else 0
+    assert after.journal_counts().owed == owed
+
+
+# ---- a topology, whose drivers die anywhere
 
 
 def dying(server: ToyServer, rng: Random) -> Callable[[str], None]:
@@ -324,6 +364,10 @@ def test_exactly_once_while_drivers_die_and_the_server_redelivers_as_it_likes(
     assert journal is not None
     assert journal[:2] == (42, 0)
     assert journal[2] > 0, "some came again after they were applied"
+    engine = sa.create_engine(database.sqlalchemy_url)
+    (seen,) = status(AuditLedger(engine)).topologies
+    engine.dispose()
+    assert seen.journal == JournalCounts(*journal)
 
 
 # ---- negative controls: what each rule is for

@@ -38,7 +38,7 @@ from stormproof.trident.ledger.rows import SinkWork, Txn
 from stormproof.trident.steps import SinkAnswers, Steps
 from stormproof.trident.transaction import MOVES, TxnState
 
-APART = ("delta", "postgres", "queue", "operator", "audit")
+APART = ("delta", "postgres", "queue", "journal", "operator", "audit")
 REACHABLE = sorted(p.name for p in FAILPOINTS.values() if p.scope not in APART)
 
 

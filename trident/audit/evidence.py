@@ -11,6 +11,7 @@ from typing import Protocol
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.audit import Finding
+from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.ledger.rows import Txn
@@ -72,6 +73,10 @@ class SourceEvidence(Protocol):
 
     def backlog(self) -> Backlog:
         """What is left."""
+        ...
+
+    def journal(self) -> JournalCounts | None:
+        """What its journal holds; None where there is none, since its server gives a message to nobody twice."""
         ...
 
     def waiting(self) -> Mapping[str, WaitingMessage] | None:

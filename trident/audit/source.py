@@ -12,6 +12,7 @@ from psycopg.rows import tuple_row
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.pending.audit import Finding, OpenedSlice
+from stormproof.core.pending.journal import Journal, JournalCounts
 from stormproof.core.pending.numbered import lowest_unresolved
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.registry import connector_of, kinds
@@ -131,6 +132,12 @@ class PendingEvidence:
             dead=counts.dead,
             oldest_ready_age_s=age_s,
         )
+
+    def journal(self) -> JournalCounts | None:
+        """What the journal of a source whose server redelivers holds; None where none was ever written."""
+        with self._rows() as rows:
+            counts = None if rows.cursor is None else Journal(rows.cursor, self.who, self.name).counts()
+        return counts if counts is not None and counts.messages else None
 
     def lowest_unresolved(self) -> int:
         """Of numbered messages: the number below which each is resolved, waits with its payload, or is dead."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.pending.audit import Finding
+from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.source.group import SpoutPart, combined, parts_of
 from stormproof.core.source.protocol import Backlog
 from stormproof.core.source.spouts import shown, unshown
@@ -29,6 +30,17 @@ class GroupEvidence:
     def backlog(self) -> Backlog:
         """What is left, of all spouts together."""
         return combined([member.backlog() for member in self._members.values()])
+
+    def journal(self) -> JournalCounts | None:
+        """The journals of all spouts together."""
+        found = [journal for member in self._members.values() if (journal := member.journal()) is not None]
+        if not found:
+            return None
+        return JournalCounts(
+            messages=sum(journal.messages for journal in found),
+            owed=sum(journal.owed for journal in found),
+            suppressed=sum(journal.suppressed for journal in found),
+        )
 
     def waiting(self) -> Mapping[str, WaitingMessage] | None:
         """Every spout's; None where one of them only knows the number."""

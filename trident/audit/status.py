@@ -13,6 +13,7 @@ from typing import Final
 import psutil
 
 from stormproof.core.errors import Json
+from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.source.dead_letter import error_class
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.evidence import SourceEvidence
@@ -145,6 +146,8 @@ class TopologyStatus:
     tuning: Figures | None = None
     stream: StreamPlace | None = None
     """Where the streaming query stands that feeds it."""
+    journal: JournalCounts | None = None
+    """Where the source's server redelivers: what was written down, is owed to the server, and was suppressed."""
     problems: tuple[Problem, ...] = ()
     dead_letters: tuple[DeadLetterCount, ...] | None = None
     """The most frequent class first; None where they were not asked for, or the source cannot be reached."""
@@ -210,6 +213,7 @@ def _topology(
         else sum(txn.state in (TxnState.OPEN, TxnState.PREPARED) for txn in unresolved),
         tuning=None if newest is None else Figures.of_json(newest.tuning),
         stream=place_of(snapshot.connection, row.incarnation),
+        journal=None if evidence is None else evidence.journal(),
         refused=refused,
         problems=tuple(_problems(row, driver, unresolved, refused)),
         dead_letters=None if evidence is None or not counts_dead else _dead_letters(evidence),

@@ -63,6 +63,9 @@ class StreamEvidence:
         """Only Spark knows what is left."""
         return Backlog(0, 0, 0, 0)
 
+    def journal(self) -> None:
+        """None: Spark reads a micro-batch again."""
+
     def waiting(self) -> Mapping[str, WaitingMessage]:
         """None waits: a micro-batch does not fail, its query does."""
         return {}

@@ -72,6 +72,11 @@ def _topology_text(t: TopologyStatus) -> None:
         say(
             f"source: {t.source}: {counted(b.ready, 'message')} ready{age}; {b.pending} pending; {b.waiting} to be retried"
         )
+    if t.journal is not None:
+        say(
+            f"journal: {counted(t.journal.messages, 'message')}; {t.journal.owed} of them owed to the server; "
+            f"{counted(t.journal.suppressed, 'delivery', 'deliveries')} of messages that were done already"
+        )
     oldest = min((txn.since for txn in t.unresolved), default=None)
     if oldest is not None:
         say(f"oldest batch that has not ended: since {cell_text(oldest)}")
