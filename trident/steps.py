@@ -191,9 +191,8 @@ class Steps:
                 list(work.values()),
                 self._failure_events(failed, opened.txid),
                 tuples,
+                TxnState.PREPARED if guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN,
             )
-            if guarantee is Guarantee.EXACTLY_ONCE:
-                transactions.move(tx, opened.txid, TxnState.OPEN, TxnState.PREPARED)
             failpoint("prepare.in_transaction")
         failpoint("prepare.after")
         return work
@@ -335,8 +334,8 @@ class Steps:
             if guarantee is not Guarantee.AT_MOST_ONCE:
                 resolution = self.source.confirm(self.lease(txid), failures, self.joined(tx))
             failpoint("finish.in_transaction")
-            transactions.sinks_hold(tx, txid, {name: SinkOutcome(outcome.value) for name, outcome in outcomes.items()})
-            transactions.move(tx, txid, before, TxnState.COMMITTED, steps_ms=timings)
+            held = {name: SinkOutcome(outcome.value) for name, outcome in outcomes.items()}
+            transactions.commit(tx, txid, before, held, timings)
             events.record(tx, self._resolution_events(txid, resolution, outcomes))
             failpoint("finish.before_commit")
         failpoint("finish.after")

@@ -115,8 +115,10 @@ class LedgerDatabase:
             LockTimeout: a lock could not be had in time.
         """
         try:
-            with self._engine.begin() as connection:
+            with self._engine.connect() as connection:
+                connection.begin()
                 yield connection
+                connection.commit()
         except DBAPIError as error:
             sqlstate = getattr(error.orig, "sqlstate", None)
             if sqlstate == READ_ONLY:

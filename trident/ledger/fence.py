@@ -23,6 +23,7 @@ from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import LedgerDatabase
 from stormproof.trident.ledger.rows import Event, Run
+from stormproof.trident.ledger.statements import Statement, given
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction import EventKind
 
@@ -122,22 +123,27 @@ def life_of(connection: sa.Connection, topology: str, new_incarnation: Callable[
     return f"{made}-{hashlib.sha256(topology.encode()).hexdigest()[:LIFE_DIGITS]}"
 
 
+_HELD: Final = Statement(
+    sa.select(t.topology.c.epoch)
+    .where(
+        t.topology.c.name == given("topology"),
+        t.topology.c.incarnation == given("incarnation"),
+        t.topology.c.epoch == given("epoch"),
+    )
+    .with_for_update(read=True)
+)
+
+
 def lock_epoch(connection: sa.Connection, run: Run) -> None:
     """Lock the fence row until the transaction's end.
 
     Raises:
         Fenced: another driver has raised the epoch.
     """
-    epoch = connection.execute(
-        sa.select(t.topology.c.epoch)
-        .where(
-            t.topology.c.name == run.topology,
-            t.topology.c.incarnation == run.incarnation,
-            t.topology.c.epoch == run.epoch,
-        )
-        .with_for_update(read=True)
+    held = _HELD.run(
+        connection, topology=run.topology, incarnation=run.incarnation, epoch=run.epoch
     ).scalar_one_or_none()
-    if epoch is not None:
+    if held is not None:
         return
     row = connection.execute(sa.select(t.topology).where(t.topology.c.name == run.topology)).one_or_none()
     by = (
@@ -178,27 +184,28 @@ class Backends:
                 {"topology": topology},
             )
 
-    def record(self, database: LedgerDatabase, run: Run) -> None:
-        """Record this connection's server process, in a transaction of its own."""
-        if not database.is_postgres:
+    def record(self, connection: sa.Connection, run: Run) -> None:
+        """Record this connection's server process; where it is new, that is committed, and another transaction begun."""
+        if connection.dialect.name != "postgresql":
             return
-        with database.begin() as connection:
-            driver = cast(Any, connection.connection.driver_connection)
-            pid: int = driver.info.backend_pid
-            if pid in self._recorded:
-                return
-            connection.execute(
-                sa.text(
-                    "insert into stormproof.backend (incarnation, pid, started_at, epoch)"
-                    " select :incarnation, pid, backend_start, :epoch from pg_stat_activity where pid = pg_backend_pid()"
-                    " on conflict do nothing"
-                ),
-                {"incarnation": run.incarnation, "epoch": run.epoch},
-            )
-            connection.execute(
-                sa.text("delete from stormproof.backend where incarnation = :incarnation and epoch < :epoch"),
-                {"incarnation": run.incarnation, "epoch": run.epoch},
-            )
+        driver = cast(Any, connection.connection.driver_connection)
+        pid: int = driver.info.backend_pid
+        if pid in self._recorded:
+            return
+        connection.execute(
+            sa.text(
+                "insert into stormproof.backend (incarnation, pid, started_at, epoch)"
+                " select :incarnation, pid, backend_start, :epoch from pg_stat_activity where pid = pg_backend_pid()"
+                " on conflict do nothing"
+            ),
+            {"incarnation": run.incarnation, "epoch": run.epoch},
+        )
+        connection.execute(
+            sa.text("delete from stormproof.backend where incarnation = :incarnation and epoch < :epoch"),
+            {"incarnation": run.incarnation, "epoch": run.epoch},
+        )
+        connection.commit()
+        connection.begin()
         self._recorded.add(pid)
 
 

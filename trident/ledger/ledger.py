@@ -106,8 +106,8 @@ class Ledger:
             Fenced: another driver has raised the epoch.
             StoreUnavailable: the connection was lost; after a lost answer to COMMIT the outcome is unknown: read again.
         """
-        self._backends.record(self._database, run)
         with self._database.begin() as connection:
+            self._backends.record(connection, run)
             fence.lock_epoch(connection, run)
             yield Tx(connection, run, self._clock)
 

@@ -6,7 +6,8 @@ A batch changes its state only as `MOVES` allows, and only from the state that t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -17,16 +18,36 @@ from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_txn, to_work
+from stormproof.trident.ledger.statements import Statement, given
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction import MOVES, AttemptOutcome, EventKind, SinkOutcome, TxnCause, TxnState
+
+_THIS: Final = (t.txn.c.incarnation == given("incarnation"), t.txn.c.txid == given("txid"))
+_HIGHEST: Final = Statement(sa.select(sa.func.max(t.txn.c.txid)).where(t.txn.c.incarnation == given("incarnation")))
 
 
 def next_txid(tx: Tx) -> int:
     """The number after the highest; aborted numbers are gaps, never used again."""
-    highest = tx.connection.execute(
-        sa.select(sa.func.max(t.txn.c.txid)).where(t.txn.c.incarnation == tx.run.incarnation)
-    ).scalar_one()
+    highest = _HIGHEST.run(tx.connection, incarnation=tx.run.incarnation).scalar_one()
     return 1 if highest is None else int(highest) + 1
+
+
+def _insert(table: sa.Table, *columns: str) -> sa.Insert:
+    return sa.insert(table).values({column: given(column) for column in columns})
+
+
+_NEW_ATTEMPT: Final = _insert(
+    t.attempt,
+    *("incarnation", "txid", "attempt", "epoch", "seed", "excluded", "expected_messages", "expected_xor"),
+    *("started_at", "outcome"),
+)
+_NEW_TXN: Final = _insert(
+    t.txn,
+    *("incarnation", "txid", "state", "guarantee", "epoch", "attempt", "source", "position", "messages", "bytes"),
+    *("retry", "opened_at", "tuning"),
+)
+_OPEN: Final = Statement(_NEW_ATTEMPT, _NEW_TXN)
+_ATTEMPT: Final = Statement(_NEW_ATTEMPT)
 
 
 def open_batch(
@@ -39,50 +60,42 @@ def open_batch(
     tuning: Mapping[str, Json] | None = None,
 ) -> None:
     """Record a batch and its first attempt; `tuning` is how batches are to be at present."""
-    now = tx.clock.now()
-    tx.connection.execute(
-        sa.insert(t.txn).values(
-            incarnation=tx.run.incarnation,
-            txid=txid,
-            state=TxnState.OPEN.value,
-            guarantee=guarantee.value,
-            epoch=tx.run.epoch,
-            attempt=1,
-            source=source,
-            position=slice_.position,
-            messages=slice_.expected.messages,
-            bytes=slice_.bytes,
-            retry=slice_.retry,
-            opened_at=now,
-            tuning=tuning,
-        )
+    _OPEN.run(
+        tx.connection,
+        **_attempt_values(tx, txid, 1, seed, frozenset(), slice_.expected),
+        state=TxnState.OPEN.value,
+        guarantee=guarantee.value,
+        source=source,
+        position=slice_.position,
+        messages=slice_.expected.messages,
+        bytes=slice_.bytes,
+        retry=slice_.retry,
+        opened_at=tx.clock.now(),
+        tuning=tuning,
     )
-    _insert_attempt(tx, txid, 1, seed, frozenset(), slice_.expected)
 
 
 def add_attempt(tx: Tx, txid: int, attempt: int, seed: int, excluded: frozenset[int], expected: Expectation) -> None:
     """Record a further attempt, before its job runs."""
     _update_txn(tx, txid, TxnState.OPEN, attempt=attempt)
-    _insert_attempt(tx, txid, attempt, seed, excluded, expected)
+    _ATTEMPT.run(tx.connection, **_attempt_values(tx, txid, attempt, seed, excluded, expected))
 
 
-def _insert_attempt(
+def _attempt_values(
     tx: Tx, txid: int, attempt: int, seed: int, excluded: frozenset[int], expected: Expectation
-) -> None:
-    tx.connection.execute(
-        sa.insert(t.attempt).values(
-            incarnation=tx.run.incarnation,
-            txid=txid,
-            attempt=attempt,
-            epoch=tx.run.epoch,
-            seed=seed,
-            excluded=sorted(excluded),
-            expected_messages=expected.messages,
-            expected_xor=expected.xor,
-            started_at=tx.clock.now(),
-            outcome=AttemptOutcome.RUNNING.value,
-        )
-    )
+) -> dict[str, Any]:
+    return {
+        "incarnation": tx.run.incarnation,
+        "txid": txid,
+        "attempt": attempt,
+        "epoch": tx.run.epoch,
+        "seed": seed,
+        "excluded": sorted(excluded),
+        "expected_messages": expected.messages,
+        "expected_xor": expected.xor,
+        "started_at": tx.clock.now(),
+        "outcome": AttemptOutcome.RUNNING.value,
+    }
 
 
 def end_attempt(tx: Tx, txid: int, attempt: int, outcome: AttemptOutcome, error: str | None = None) -> None:
@@ -98,29 +111,105 @@ def end_attempt(tx: Tx, txid: int, attempt: int, outcome: AttemptOutcome, error:
         )
 
 
-def fix_content(
-    tx: Tx, txid: int, attempt: int, work: Sequence[SinkWork], failures: Sequence[Event], tuples: int
-) -> None:
-    """Record what a batch writes and which of its messages failed; from here on its content cannot change."""
-    end_attempt(tx, txid, attempt, AttemptOutcome.COMPLETE)
-    tx.connection.execute(
-        sa.insert(t.txn_sink),
-        [
-            {
-                "incarnation": tx.run.incarnation,
-                "txid": txid,
-                "sink": w.sink,
-                "previous": w.previous,
-                "rows": w.rows,
-                "bytes": w.bytes,
-                "digest": w.digest,
-                "files": files_to_json(w.files),
-            }
-            for w in work
-        ],
+_WORK: Final = ("sink", "previous", "rows", "bytes", "digest", "files")
+
+
+@cache
+def _fixing(sinks: int) -> Statement:
+    """Ends the attempt, inserts a row for each of so many sinks, and changes the batch's."""
+    return Statement(
+        sa.update(t.attempt)
+        .where(
+            t.attempt.c.incarnation == given("incarnation"),
+            t.attempt.c.txid == given("txid"),
+            t.attempt.c.attempt == given("attempt"),
+        )
+        .values(outcome=AttemptOutcome.COMPLETE.value),
+        *(
+            sa.insert(t.txn_sink).values(
+                incarnation=given("incarnation"),
+                txid=given("txid"),
+                **{column: given(f"{column}_{place}") for column in _WORK},
+            )
+            for place in range(sinks)
+        ),
+        _changing(TxnState.OPEN, "state", "failed", "returned", "tuples", "prepared_at"),
     )
+
+
+def fix_content(
+    tx: Tx,
+    txid: int,
+    attempt: int,
+    work: Sequence[SinkWork],
+    failures: Sequence[Event],
+    tuples: int,
+    after: TxnState,
+) -> None:
+    """Record what a batch writes and which of its messages failed; from here on its content cannot change.
+
+    `after` is its state from here on: prepared under exactly-once, open under the others.
+
+    Raises:
+        Fenced: it is not open any more.
+    """
     events.record(tx, failures)
-    _update_txn(tx, txid, TxnState.OPEN, **events.counts_of(failures), tuples=tuples, prepared_at=tx.clock.now())
+    values: dict[str, Any] = {}
+    for place, w in enumerate(work):
+        row = (w.sink, w.previous, w.rows, w.bytes, w.digest, files_to_json(w.files))
+        values |= {f"{column}_{place}": value for column, value in zip(_WORK, row, strict=True)}
+    changed = _fixing(len(work)).run(
+        tx.connection,
+        incarnation=tx.run.incarnation,
+        txid=txid,
+        attempt=attempt,
+        state=after.value,
+        tuples=tuples,
+        prepared_at=tx.clock.now(),
+        **events.counts_of(failures),
+        **values,
+    )
+    _require_one(tx, txid, TxnState.OPEN, changed.rowcount)
+
+
+@cache
+def _committing(before: TxnState, sinks: int) -> Statement:
+    """Notes that so many sinks hold a batch, and that it is committed."""
+    held = (
+        sa.update(t.txn_sink)
+        .where(
+            t.txn_sink.c.incarnation == given("incarnation"),
+            t.txn_sink.c.txid == given("txid"),
+            t.txn_sink.c.sink == given(f"sink_{place}"),
+        )
+        .values(committed_at=given("ended_at"), outcome=given(f"outcome_{place}"))
+        for place in range(sinks)
+    )
+    return Statement(*held, _changing(before, "state", "ended_at", "steps_ms"))
+
+
+def commit(
+    tx: Tx, txid: int, before: TxnState, outcomes: Mapping[str, SinkOutcome], steps_ms: Mapping[str, Json]
+) -> None:
+    """Record that every sink holds the batch, and how each commit ended.
+
+    Raises:
+        Fenced: it is not `before` any more.
+    """
+    assert TxnState.COMMITTED in MOVES[before], before
+    values: dict[str, Any] = {}
+    for place, (sink, outcome) in enumerate(outcomes.items()):
+        values |= {f"sink_{place}": sink, f"outcome_{place}": outcome.value}
+    changed = _committing(before, len(outcomes)).run(
+        tx.connection,
+        incarnation=tx.run.incarnation,
+        txid=txid,
+        state=TxnState.COMMITTED.value,
+        ended_at=tx.clock.now(),
+        steps_ms=dict(steps_ms),
+        **values,
+    )
+    _require_one(tx, txid, before, changed.rowcount)
 
 
 def move(
@@ -155,6 +244,16 @@ def _update_txn(tx: Tx, txid: int, before: TxnState, **values: Any) -> None:
         .where(t.txn.c.incarnation == tx.run.incarnation, t.txn.c.txid == txid, t.txn.c.state == before.value)
         .values(**values)
     ).rowcount
+    _require_one(tx, txid, before, changed)
+
+
+def _changing(before: TxnState, *columns: str) -> sa.Update:
+    """Changes these columns of a batch's row."""
+    values = {column: given(column) for column in columns}
+    return sa.update(t.txn).where(*_THIS, t.txn.c.state == before.value).values(values)
+
+
+def _require_one(tx: Tx, txid: int, before: TxnState, changed: int) -> None:
     if changed != 1:
         raise Fenced(
             f"txid {txid} of topology {tx.run.topology!r} is not {before} any more: another driver moved it",
