@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from stormproof.core.failpoint import failpoint
 from stormproof.core.message import storable_text
+from stormproof.core.pending.connector import Connector
 from stormproof.core.pending.rows import PendingStore, Subscriber
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
-
-
-class LetterForm(Protocol):
-    """How a kind of source shows its messages, and stores payloads that a person wrote; a connector's class is one."""
-
-    def shown_id(self, message: int, origin: int) -> str:
-        """A message's id as people see it."""
-        ...
-
-    def number_of(self, shown: str) -> tuple[int, int] | None:
-        """Number and origin of a shown id; None: it is none of this kind."""
-        ...
-
-    def edited(self, old: bytes, payload: bytes) -> bytes:
-        """What is stored of a payload that an operator wrote, in place of `old`; UsageError where that cannot be."""
-        ...
 
 
 class DeadLetters:
     """The dead letters that a store has of a subscription. Fences nobody: a driver may run meanwhile."""
 
-    def __init__(self, store: PendingStore, who: Subscriber, form: LetterForm) -> None:
+    def __init__(self, store: PendingStore, who: Subscriber, form: type[Connector]) -> None:
         self._store = store
         self._who = who
         self._form = form

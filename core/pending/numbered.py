@@ -10,9 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from stormproof.core.errors import UsageError
+from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.rows import At, PendingRows
 from stormproof.core.pending.slices import even_bounds, expectation_of
-from stormproof.core.pending.source import Next, PendingSource, Piece
+from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.protocol import Expectation, Limit, SliceReader
 
 _PAYLOAD_ROWS: Final = 10_000

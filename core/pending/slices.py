@@ -1,10 +1,9 @@
-"""A slice's position in the ledger as JSON, what a read of its messages must find, and where it is cut."""
+"""A slice's position in the ledger as JSON, what a read of its messages must find, and even cuts of a range."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -25,18 +24,6 @@ def expectation_of(ids: Sequence[int] | Rows, seed: int) -> Expectation:
 def even_bounds(first: int, stop: int, parts: int) -> list[int]:
     """Where a range is cut into this many parts of about equal length, with both ends."""
     return [first + (stop - first) * part // parts for part in range(parts + 1)]
-
-
-def inner_ends(messages: int, suspects: Iterable[int]) -> list[int]:
-    """The ordinals at which a slice of this many messages is split, ascending.
-
-    Each suspect (its ordinal in the slice, from 0) becomes a part of its own, and so does what lies between two suspects.
-    Without suspects the slice is split in halves, the first of them the larger one; a single message is not split.
-    """
-    cuts = {end for suspect in suspects for end in (suspect, suspect + 1)} - {0, messages}
-    if not cuts and messages > 1:
-        return [math.ceil(messages / 2)]
-    return sorted(cuts)
 
 
 def position_of(row: SliceRow, retries: Sequence[Retry] = ()) -> dict[str, Json]:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import copy
-import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
-from typing import Any, ClassVar, Final, Self
-
-import numpy as np
+from typing import Final, Self
 
 from stormproof.core.arguments import require_text, require_whole
-from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.errors import Fenced, Json, UsageError
 from stormproof.core.message import MessageFailure, storable_text
-from stormproof.core.pending.audit import NumberedAudit, SliceAudit
+from stormproof.core.pending.connector import Connector
+from stormproof.core.pending.cutting import SliceCutter
 from stormproof.core.pending.letters import DeadLetters
 from stormproof.core.pending.rows import At, Failed, LeaseFate, PendingRows, PendingStore, Retry, SliceRow, Subscriber
-from stormproof.core.pending.slices import even_bounds, expectation_of, inner_ends, position_of, row_of, slice_of
+from stormproof.core.pending.slices import even_bounds, expectation_of, row_of, slice_of
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter
-from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.protocol import (
     Backlog,
     Decoder,
@@ -35,38 +30,14 @@ from stormproof.core.source.protocol import (
     Resolution,
     Slice,
     SliceReader,
-    Source,
 )
 from stormproof.core.tracking.share import signed
 
-DEATHS_BEFORE_HALVING: Final = 2
 _TEXT_MAX: Final = 5_000
 """Above what `storable_text` cuts to by default, so that a text which passed it once is not cut again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The first messages of a set, within a limit: at least one where the set holds any.
-
-    `expected` is for the seed that was asked for. `rest` is what is left of the set, None: nothing.
-    """
-
-    at: At
-    messages: int
-    bytes: int
-    expected: Expectation
-    rest: At | None
-
-
-@dataclass(frozen=True, slots=True)
-class Next:
-    """Messages that were never opened, and the subscription's position behind them."""
-
-    piece: Piece
-    position: At
-
-
-class PendingSource(Source):
+class PendingSource(Connector):
     """A pending source: Kestrel's open, confirm and abort, for slices of messages.
 
     Derive from it to write a connector. What it needs from you are the abstract methods; each says what it must keep.
@@ -81,13 +52,6 @@ class PendingSource(Source):
     Threads: topologies on several threads may share one object; each run has a view of its own (`for_run`).
     Forks: a fork makes connections of its own, and never touches its parent's.
     """
-
-    KIND: ClassVar[str]
-    """The connector's name in the store: "queue", "files"."""
-    NOUN: ClassVar[str] = "source"
-    """What errors call it."""
-    SHOWN_FORM: ClassVar[str] = "ORIGIN-NUMBER"
-    """How its messages' shown ids look, for an error."""
 
     def __init__(
         self,
@@ -109,127 +73,10 @@ class PendingSource(Source):
         self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
         self._subscription: str | None = None
 
-    # ---- what a connector says
-
-    @abstractmethod
-    def start(self, cursor: Any) -> At:
-        """The position of a new subscription."""
-
-    @abstractmethod
-    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
-        """Messages behind a position, at most as many as the limit admits (but one at least); None: there are none now.
-
-        The sets that a subscription is given this way must hold every message once, whoever writes meanwhile.
-        """
-
-    @abstractmethod
-    def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
-        """The first messages of a slice, in an order that never changes; at most as many as the limit admits, but one."""
-
-    @abstractmethod
-    def places(self, at: At, ids: Sequence[int], cursor: Any) -> Sequence[int]:
-        """The ordinals (from 0) of those of these messages that are in the slice, in the order of `head`."""
-
-    @abstractmethod
-    def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
-        """Number and XOR of the tokens of the slice's messages, some left out; computed apart from the read."""
-
-    @abstractmethod
-    def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
-        """The slice as so many disjoint readers (some may be empty), which give the same messages each time."""
-
-    @abstractmethod
-    def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
-        """The payloads of these messages of a slice, to be kept; messages that are not in the slice are left out."""
-
-    def look(self, epoch: int) -> None:
-        """See what there is to open; before the transaction that opens, and outside of it."""
-
-    def check(self, who: Subscriber, position: At, cursor: Any) -> At:
-        """Refuse a position that does not fit the store of the messages any more; within the transaction that opens.
-
-        Gives the position as `next` is to have it: with what was seen of the messages by the way, if need be.
-
-        Raises:
-            PositionMismatch: messages would be skipped or doubled.
-        """
-        del who, cursor
-        return position
-
-    def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
-        """How many messages were never opened, and how many seconds the oldest has waited; (0, None): not known."""
-        del position, cursor
-        return 0, None
-
-    def settle(self, at: At, cursor: Any) -> None:
-        """A slice was confirmed, in this transaction: its messages are applied, or wait or are dead with their payloads.
-
-        It is called once for each message, when its first slice ends, and may come to nothing: the transaction may fail.
-        """
-
-    @classmethod
-    def from_version_before(cls, position: dict[str, Json]) -> dict[str, Json]:
-        """A slice's description that a version without the one pending store left in the ledger, as it is written now."""
-        return position
-
-    def unpack(self) -> Any:
-        """A picklable function from stored payloads to arrays of the decoder's own type; None: they are bytes."""
-        return None
-
-    @classmethod  # the command line has the class alone
-    def shown_id(  # pyright: ignore[reportIncompatibleMethodOverride] - it is called as a method is
-        cls, message: int, origin: int
-    ) -> str:
-        """A message's id as people see it: ``ORIGIN-N``."""
-        return f"{origin}-{message}"
-
-    @classmethod
-    def number_of(cls, shown: str) -> tuple[int, int] | None:
-        """Number and origin of a shown id; None: it is none of this source."""
-        origin, dash, number = shown.rpartition("-")
-        return (int(number), int(origin)) if dash and origin.isdecimal() and number.isdecimal() else None
-
-    @classmethod
-    def edited(cls, old: bytes, payload: bytes) -> bytes:
-        """What is stored of a payload that an operator wrote, in place of `old`.
-
-        Raises:
-            UsageError: the source cannot store it.
-        """
-        del old
-        return payload
-
-    @classmethod
-    def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:
-        """What the audit needs to know of this kind of source: by default, that messages have numbers without gaps."""
-        return NumberedAudit(who, cursor)
-
-    @property
-    def kind(self) -> SourceKind:
-        """A slice can be read again, for as long as it is not confirmed."""
-        return SourceKind.TRANSACTIONAL
-
-    def serves(self, guarantee: Guarantee) -> str | None:
-        """All of them."""
-        del guarantee
-        return None
-
-    # ---- what every source does
-
     @property
     def decoder(self) -> Decoder:
         """Turns payloads into tuples, inside executors."""
         return self._decoder
-
-    @property
-    def key(self) -> str:
-        """The name under which the store and errors know it."""
-        return self.name
-
-    @property
-    def where(self) -> str:
-        """The source as errors name it."""
-        return f"{self.NOUN} {self.key}"
 
     def bind(self, database: Database) -> None:
         """Use this database, where none was named."""
@@ -281,7 +128,7 @@ class PendingSource(Source):
             position = self.check(who, self._locked(rows, who, lease.epoch), rows.cursor)
             free = rows.free() or (self._due(rows, limit) if limit.retries else None)
             if free is not None:
-                return self._reopened(rows, free, lease, limit, seed)
+                return SliceCutter(self, rows, who.subscription).reopen(free, lease, limit, seed)
             found = self.next(position, limit, seed, rows.cursor)
             if found is None:
                 return None
@@ -296,48 +143,6 @@ class PendingSource(Source):
             return None
         row = SliceRow(0, None, len(due), sum(retry.bytes for retry in due))
         return rows.insert(row, [retry.id for retry in due])
-
-    def _reopened(self, rows: PendingRows, row: SliceRow, lease: Lease, limit: Limit, seed: int) -> Slice:
-        """Open a free slice, cut to the limit; one on which drivers died in halves, which are halved again at once."""
-        rest_path = row.place
-        if row.deaths >= DEATHS_BEFORE_HALVING and row.messages > 1:
-            rest_path = row.path_of(1)
-            row = replace(row, deaths=1, path=row.path_of(0))
-            limit = replace(limit, messages=min(limit.messages, math.ceil(row.messages / 2)))
-        retries: Sequence[Retry] = rows.retries(row.id) if row.is_retry else ()
-        piece, kept = self._head(row, retries, limit, seed, rows.cursor)
-        if (left := row.messages - piece.messages) > 0 and (row.is_retry or piece.rest is not None):
-            rest = replace(
-                row, at=piece.rest, messages=left, bytes=max(0, row.bytes - piece.bytes), owner=None, path=rest_path
-            )
-            rows.insert(rest, [retry.id for retry in retries[kept:]])
-            row = self._shrunk(rows, row, piece)
-        elif left:
-            raise PositionMismatch(
-                f"{self.where}: a slice of subscription {self._subscription} held {row.messages} messages when it was "
-                f"opened, and {piece.messages} now: messages were deleted or changed by hand",
-                slice=position_of(row),
-                found=piece.messages,
-            )
-        elif row.at not in (None, piece.at):
-            # What came back holds less than what was opened, and the messages are all there.
-            row = self._shrunk(rows, row, piece)
-        return slice_of(rows.open(row, lease), piece.expected, retries[:kept])
-
-    def _shrunk(self, rows: PendingRows, row: SliceRow, piece: Piece) -> SliceRow:
-        at = None if row.is_retry else piece.at
-        small = replace(row, at=at, messages=piece.messages, bytes=piece.bytes)
-        rows.shrink(small)
-        return small
-
-    def _head(self, row: SliceRow, retries: Sequence[Retry], limit: Limit, seed: int, cursor: Any) -> tuple[Piece, int]:
-        """The part of a slice that the limit admits, and how many of its retries that are."""
-        if row.at is not None:
-            return self.head(row.at, limit, seed, cursor), 0
-        sizes = np.cumsum([retry.bytes for retry in retries[: max(1, limit.messages)]])
-        kept = max(1, int(np.searchsorted(sizes, limit.bytes, side="right"))) if len(retries) else 0
-        expected = expectation_of([retry.id for retry in retries[:kept]], seed)
-        return Piece({}, kept, int(sizes[kept - 1]) if kept else 0, expected, None), kept
 
     def attach(self, position: dict[str, Json], expected: Expectation) -> Slice:
         """The slice that was opened earlier, from its position."""
@@ -480,31 +285,7 @@ class PendingSource(Source):
             elif row.messages <= 1:
                 rows.give_back(lease)
             else:
-                self._part(rows, replace(row, deaths=min(row.deaths, 1)), alone)
-
-    def _part(self, rows: PendingRows, row: SliceRow, alone: Sequence[int]) -> None:
-        """Cut a slice behind each place where a suspect begins or ends; all parts are returned, and come in their order."""
-        if row.at is None:
-            retries, suspects = rows.retries(row.id), set(alone)
-            places: Sequence[int] = [place for place, retry in enumerate(retries) if retry.id in suspects]
-        else:
-            retries, places = (), self.places(row.at, alone, rows.cursor) if alone else ()
-        done, rest = 0, row
-        for number, end in enumerate((*inner_ends(row.messages, places), row.messages)):
-            of_part = retries[done:end]
-            limit = Limit(end - done, max(1, row.bytes + 1))
-            piece, _ = self._head(rest, of_part, limit, 0, rows.cursor)
-            part = replace(row, messages=end - done, bytes=piece.bytes, owner=None, path=row.path_of(number))
-            part = replace(part, at=None if row.is_retry else piece.at)
-            if done:
-                rows.insert(part, [retry.id for retry in of_part])
-            else:
-                rows.shrink(part)
-            done = end
-            if not row.is_retry:
-                if piece.rest is None:
-                    break  # fewer messages than when it was opened: the next opening says so
-                rest = replace(rest, at=piece.rest)
+                SliceCutter(self, rows, who.subscription).divide(replace(row, deaths=min(row.deaths, 1)), alone)
 
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
         """Every lease, mine from here on; an open one of an older epoch counts a death."""

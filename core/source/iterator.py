@@ -17,11 +17,11 @@ from stormproof.core.errors import FatalError, StoreUnavailable, UsageError
 from stormproof.core.forks import kept_from_forks
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
+from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.pending.numbered import next_of, range_of
 from stormproof.core.pending.rows import At
 from stormproof.core.pending.slices import even_bounds, expectation_of
-from stormproof.core.pending.source import Next, Piece
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.decode import Unit

@@ -18,10 +18,10 @@ from stormproof.core.arguments import error_prefix, require_path, require_second
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import TopologyError, UsageError
 from stormproof.core.pending.audit import SliceAudit
+from stormproof.core.pending.connector import Next
 from stormproof.core.pending.numbered import NumberedSource, lowest_unresolved, next_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber
-from stormproof.core.pending.source import Next
 from stormproof.core.postgres.database import Database
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.source.backoff import Backoff

@@ -21,25 +21,37 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
 LOCK_WAIT_MS = 250
 """How long housekeeping waits for a lock: everybody else queues behind it meanwhile."""
 
-INDEX_RANGES_ONLY = (
+_INDEX_RANGES_ONLY = (
     "set local enable_seqscan = off; set local enable_bitmapscan = off; set local max_parallel_workers_per_gather = 0"
 )
-"""Has the planner use the index of the message table up to the transaction's end: its statistics lag behind a queue."""
+"""Has the planner use the index of the message table: its statistics lag behind a queue."""
 _AS_BEFORE = (
     "set local enable_seqscan to default; set local enable_bitmapscan to default;"
     " set local max_parallel_workers_per_gather to default"
 )
+_SETTINGS = 3
 
 _BOUNDS = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
 
 
 @contextmanager
 def index_ranges_only(cursor: Cursor[Any]) -> Generator[None]:
-    """`INDEX_RANGES_ONLY` for some statements."""
-    query(cursor, INDEX_RANGES_ONLY)
+    """Have the planner use indexes only, for some statements."""
+    query(cursor, _INDEX_RANGES_ONLY)
     yield
     # Not in a `finally`: after an error the transaction is rolled back, and the settings with it.
     query(cursor, _AS_BEFORE)
+
+
+def first_by_index(cursor: Cursor[Any], text: str) -> Any:
+    """The first row of a query without parameters, None where it has none; the planner uses indexes only.
+
+    Settings, query and their end are sent as one message.
+    """
+    query(cursor, f"{_INDEX_RANGES_ONLY}; {text}; {_AS_BEFORE}")
+    for _ in range(_SETTINGS):
+        cursor.nextset()
+    return cursor.fetchone()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,11 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Json, MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.pending.audit import SliceAudit
+from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.postgres import PostgresPendingStore, subscriptions_of
 from stormproof.core.pending.postgres_rows import PostgresRows
 from stormproof.core.pending.rows import At, Subscriber
-from stormproof.core.pending.source import Next, PendingSource, Piece
+from stormproof.core.pending.source import PendingSource
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.store import query
 from stormproof.core.preflight import DatabaseProbe, Probe
@@ -32,7 +33,6 @@ from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.postgres_queue import spans
 from stormproof.core.source.postgres_queue.audit import QueueAudit
 from stormproof.core.source.postgres_queue.messages import (
-    INDEX_RANGES_ONLY,
     MessageTable,
     index_ranges_only,
     unopened,
@@ -213,17 +213,12 @@ class PostgresQueue(PendingSource):
 
     def start(self, cursor: psycopg.Cursor[Any]) -> At:
         """Before the first message, or behind all that is there now."""
-        with index_ranges_only(cursor):
-            server = look(cursor, self.table)
+        server = look(cursor, self.table)
         snapshot = NOTHING if self._start == "earliest" else server.snapshot
         return Position(snapshot, None, None, server.identifier, server.timeline).to_json()
 
     def check(self, who: Subscriber, position: At, cursor: psycopg.Cursor[Any]) -> At:
-        """Refuse a position of another server; gives it with the snapshot of now, up to which messages may be opened.
-
-        From here on to the transaction's end the planner uses indexes only.
-        """
-        query(cursor, INDEX_RANGES_ONLY)
+        """Refuse a position of another server; gives it with the snapshot of now, up to which messages may be opened."""
         server = look(cursor, self.table)
         check_server(self.queue, who.subscription, Position.of(position), server)
         return {**position, "now": str(server.snapshot)}
@@ -241,8 +236,7 @@ class PostgresQueue(PendingSource):
 
     def head(self, at: At, limit: Limit, seed: int, cursor: psycopg.Cursor[Any]) -> Piece:
         """The first messages, by transaction and number."""
-        with index_ranges_only(cursor):
-            return spans.first_of(cursor, self.table, spans.span_of(at), limit, seed)
+        return spans.first_of(cursor, self.table, spans.span_of(at), limit, seed)
 
     def places(self, at: At, ids: Sequence[int], cursor: psycopg.Cursor[Any]) -> Sequence[int]:
         """Counted by the database."""

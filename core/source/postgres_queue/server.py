@@ -8,8 +8,7 @@ from typing import Any
 from psycopg import Cursor
 
 from stormproof.core.errors import PositionMismatch, UsageError
-from stormproof.core.postgres.store import query
-from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.postgres_queue.messages import MessageTable, first_by_index
 from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL, Numbering, above_sql
 from stormproof.core.source.postgres_queue.position import Position, Snapshot
 from stormproof.core.source.postgres_queue.tables import SCHEMA
@@ -31,20 +30,19 @@ class Server:
 
 
 def look(cursor: Cursor[Any], table: MessageTable) -> Server:
-    """The server's snapshot and identity now, and the queue's numbering; where the planner uses indexes only.
+    """The server's snapshot and identity now, and the queue's numbering.
 
     Guarantee: one's own transaction does not count as ended in the snapshot. So messages that it has put, or will put,
     come with a later slice, also where producer and reader share a transaction.
     """
-    row = query(
+    row = first_by_index(
         cursor,
         "with here as materialized (select pg_current_snapshot() as snapshot, pg_current_xact_id()::text::bigint as xid)"
         f" select here.snapshot::text, here.xid, {SERVER_SQL}, {TIMELINE_SQL}, q.server, q.timeline, q.xid_shift,"
         f" exists (select {above_sql(table.sql, 'here.snapshot', 'q.xid_shift')}"
         "  and m.xid <> ((here.xid + q.xid_shift)::text)::xid8)"
-        f" from here cross join {SCHEMA}.queue q where q.queue = %s",
-        table.queue,
-    ).fetchone()
+        f" from here cross join {SCHEMA}.queue q where q.queue = '{table.queue}'",
+    )
     if row is None:
         raise UsageError(f"there is no queue {table.queue!r}: put() or subscribe() makes it", queue=table.queue)
     numbers = Numbering(row[4], row[5], row[6])

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from psycopg import Cursor
 
 from stormproof.core.errors import Json, UsageError
+from stormproof.core.pending.connector import Piece
 from stormproof.core.pending.rows import At
-from stormproof.core.pending.source import Piece
 from stormproof.core.postgres.store import query
-from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.postgres_queue.messages import MessageTable, first_by_index
 from stormproof.core.source.postgres_queue.position import Place, Span
 from stormproof.core.source.protocol import Expectation, Limit
 
@@ -61,7 +61,7 @@ def _first(
     have, conditions = Totals(0, 0, 0, 0, 0), span.conditions()
     for condition in conditions:
         want = messages - have.messages
-        row = query(
+        row = first_by_index(
             cursor,
             "select f.messages, f.bytes, f.xor, f.low, f.high, f.xid::text, f.id,"
             f" exists (select from {table.sql} m where {condition} and (m.xid, m.id) > (f.xid, f.id)) from ("
@@ -70,8 +70,7 @@ def _first(
             f" coalesce(max(id), 0) as high, (array_agg(xid))[{want}] as xid, (array_agg(id))[{want}] as id"
             f" from (select m.xid, m.id, octet_length(m.payload) as bytes from {table.sql} m where {condition}"
             f" order by m.xid, m.id limit {want}) m) f",
-        ).fetchone()
-        assert row is not None
+        )
         have = have.plus(Totals(*row[:5]))
         if row[5] is not None:
             return (Place(int(row[5]), row[6]) if row[7] or condition is not conditions[-1] else None), have
@@ -80,14 +79,13 @@ def _first(
 
 def _within(cursor: Cursor[Any], table: MessageTable, span: Span, size: int) -> Place:
     """The last message of a span up to which its payloads have at most so many bytes; its first message at least."""
-    row = query(
+    row = first_by_index(
         cursor,
         "select xid::text, id from ("
         " select xid, id, row_number() over w as n, sum(octet_length(payload)) over w as total"
         f" from ({table.select('xid, id, payload', span.conditions())}) m window w as (order by xid, id)"
         f") r where total <= {size} or n = 1 order by n desc limit 1",
-    ).fetchone()
-    assert row is not None
+    )
     return Place(int(row[0]), row[1])
 
 

@@ -1,0 +1,161 @@
+"""`Connector`: what a kind of source says of its messages; `PendingSource` does the rest over the rows of a store."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from stormproof.core.errors import Json
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.pending.audit import NumberedAudit, SliceAudit
+from stormproof.core.pending.rows import At, Subscriber
+from stormproof.core.source.kind import SourceKind
+from stormproof.core.source.protocol import Expectation, Limit, SliceReader, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The first messages of a set, within a limit: at least one where the set holds any.
+
+    `expected` is for the seed that was asked for. `rest` is what is left of the set, None: nothing.
+    """
+
+    at: At
+    messages: int
+    bytes: int
+    expected: Expectation
+    rest: At | None
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """Messages that were never opened, and the subscription's position behind them."""
+
+    piece: Piece
+    position: At
+
+
+class Connector(Source):
+    """What a kind of source says of its messages; see `PendingSource`, from which a connector derives."""
+
+    KIND: ClassVar[str]
+    """The connector's name in the store: "queue", "files"."""
+    NOUN: ClassVar[str] = "source"
+    """What errors call it."""
+    SHOWN_FORM: ClassVar[str] = "ORIGIN-NUMBER"
+    """How its messages' shown ids look, for an error."""
+
+    @abstractmethod
+    def start(self, cursor: Any) -> At:
+        """The position of a new subscription."""
+
+    @abstractmethod
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+        """Messages behind a position, at most as many as the limit admits (but one at least); None: there are none now.
+
+        The sets that a subscription is given this way must hold every message once, whoever writes meanwhile.
+        """
+
+    @abstractmethod
+    def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
+        """The first messages of a slice, in an order that never changes; at most as many as the limit admits, but one."""
+
+    @abstractmethod
+    def places(self, at: At, ids: Sequence[int], cursor: Any) -> Sequence[int]:
+        """The ordinals (from 0) of those of these messages that are in the slice, in the order of `head`."""
+
+    @abstractmethod
+    def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
+        """Number and XOR of the tokens of the slice's messages, some left out; computed apart from the read."""
+
+    @abstractmethod
+    def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
+        """The slice as so many disjoint readers (some may be empty), which give the same messages each time."""
+
+    @abstractmethod
+    def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
+        """The payloads of these messages of a slice, to be kept; messages that are not in the slice are left out."""
+
+    def look(self, epoch: int) -> None:
+        """See what there is to open; before the transaction that opens, and outside of it."""
+
+    def check(self, who: Subscriber, position: At, cursor: Any) -> At:
+        """Refuse a position that does not fit the store of the messages any more; within the transaction that opens.
+
+        Gives the position as `next` is to have it: with what was seen of the messages by the way, if need be.
+
+        Raises:
+            PositionMismatch: messages would be skipped or doubled.
+        """
+        del who, cursor
+        return position
+
+    def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
+        """How many messages were never opened, and how many seconds the oldest has waited; (0, None): not known."""
+        del position, cursor
+        return 0, None
+
+    def settle(self, at: At, cursor: Any) -> None:
+        """A slice was confirmed, in this transaction: its messages are applied, or wait or are dead with their payloads.
+
+        It is called once for each message, when its first slice ends, and may come to nothing: the transaction may fail.
+        """
+
+    @classmethod
+    def from_version_before(cls, position: dict[str, Json]) -> dict[str, Json]:
+        """A slice's description that a version without the one pending store left in the ledger, as it is written now."""
+        return position
+
+    def unpack(self) -> Any:
+        """A picklable function from stored payloads to arrays of the decoder's own type; None: they are bytes."""
+        return None
+
+    @classmethod  # the command line has the class alone
+    def shown_id(  # pyright: ignore[reportIncompatibleMethodOverride] - it is called as a method is
+        cls, message: int, origin: int
+    ) -> str:
+        """A message's id as people see it: ``ORIGIN-N``."""
+        return f"{origin}-{message}"
+
+    @classmethod
+    def number_of(cls, shown: str) -> tuple[int, int] | None:
+        """Number and origin of a shown id; None: it is none of this source."""
+        origin, dash, number = shown.rpartition("-")
+        return (int(number), int(origin)) if dash and origin.isdecimal() and number.isdecimal() else None
+
+    @classmethod
+    def edited(cls, old: bytes, payload: bytes) -> bytes:
+        """What is stored of a payload that an operator wrote, in place of `old`.
+
+        Raises:
+            UsageError: the source cannot store it.
+        """
+        del old
+        return payload
+
+    @classmethod
+    def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:
+        """What the audit needs to know of this kind of source: by default, that messages have numbers without gaps."""
+        return NumberedAudit(who, cursor)
+
+    @property
+    def kind(self) -> SourceKind:
+        """A slice can be read again, for as long as it is not confirmed."""
+        return SourceKind.TRANSACTIONAL
+
+    def serves(self, guarantee: Guarantee) -> str | None:
+        """All of them."""
+        del guarantee
+        return None
+
+    @property
+    def key(self) -> str:
+        """The name under which the store and errors know it."""
+        return self.name
+
+    @property
+    def where(self) -> str:
+        """The source as errors name it."""
+        return f"{self.NOUN} {self.key}"
