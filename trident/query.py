@@ -17,8 +17,9 @@ from stormproof.core.arguments import shown
 from stormproof.core.bolt import ArrowBolt, BoltContext
 from stormproof.core.bolt.api import ArrowRows
 from stormproof.core.errors import BoltUnavailable, TopologyError, TransientError
-from stormproof.core.graph.checks import require_fields, schema_for
+from stormproof.core.graph.checks import schema_for
 from stormproof.core.graph.components import Aggregate, BoltComponent, SinkComponent
+from stormproof.core.graph.fields import require_fields
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.schema import SchemaLike
 from stormproof.core.user_functions import refuse_unfit_call

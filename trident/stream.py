@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from stormproof.core.arguments import shown
 from stormproof.core.bolt import DEFAULT_STREAM
 from stormproof.core.errors import TopologyError
-from stormproof.core.graph.checks import checked_tasks, require_fields, schema_for
+from stormproof.core.graph.checks import checked_tasks, schema_for
 from stormproof.core.graph.components import OperationKind, OutputStream, Subscription, UserFunction
+from stormproof.core.graph.fields import require_fields
 from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkSpec

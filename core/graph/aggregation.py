@@ -15,7 +15,7 @@ import pyarrow as pa
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregators import UserAggregation
-from stormproof.core.graph.keys import can_be_key
+from stormproof.core.graph.fields import can_be_key
 
 DECIMAL_DIGITS_MAX: Final = 38
 

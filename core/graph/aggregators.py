@@ -22,7 +22,26 @@ class EmitRow(Protocol):
         ...
 
 
-class CombinerAggregator(ABC):
+class UserKind(StrEnum):
+    """Which of the three a user's aggregate is."""
+
+    COMBINER = "combiner"
+    REDUCER = "reducer"
+    AGGREGATOR = "aggregator"
+
+
+class _OfUser(ABC):
+    """What a combiner, a reducer and an aggregator have in common."""
+
+    _kind: ClassVar[UserKind]
+    result: ClassVar[str]
+
+    def over(self, *fields: str) -> UserAggregate:
+        """This, of the named fields instead of all of them."""
+        return UserAggregate(self._kind, self, fields)
+
+
+class CombinerAggregator(_OfUser):
     """An aggregate of values that combine in any order: each task combines its own before the exchange.
 
     `combine` must be associative and commutative, and `zero` neutral, or the result depends on how tuples were divided.
@@ -32,7 +51,7 @@ class CombinerAggregator(ABC):
     batch's job fails, and the batch is tried in parts until the culprit stands alone.
     """
 
-    result: ClassVar[str]
+    _kind = UserKind.COMBINER
 
     @abstractmethod
     def init(self, *values: Any, **_: Any) -> object:
@@ -46,19 +65,15 @@ class CombinerAggregator(ABC):
     def zero(self) -> object:
         """The value of no tuples."""
 
-    def over(self, *fields: str) -> UserAggregate:
-        """This, of the named fields instead of all of them."""
-        return UserAggregate(UserKind.COMBINER, self, fields)
 
-
-class ReducerAggregator(ABC):
+class ReducerAggregator(_OfUser):
     """An aggregate that takes in tuple after tuple of a group, after the exchange; no order is promised.
 
     `result` is the type of its value. Nothing may be kept in `self`. An exception out of `reduce` fails the message of
     the tuple in hand, and the group is reduced again without it.
     """
 
-    result: ClassVar[str]
+    _kind = UserKind.REDUCER
 
     @abstractmethod
     def init(self) -> object:
@@ -68,19 +83,15 @@ class ReducerAggregator(ABC):
     def reduce(self, value: Any, /, *values: Any, **_: Any) -> object:
         """The value with one more tuple, given its fields. `value` itself may be changed and returned."""
 
-    def over(self, *fields: str) -> UserAggregate:
-        """This, of the named fields instead of all of them."""
-        return UserAggregate(UserKind.REDUCER, self, fields)
 
-
-class Aggregator(ABC):
+class Aggregator(_OfUser):
     """An aggregate that sees every tuple of a group, after the exchange, and may emit any number of rows.
 
     `result` is a schema such as "rank int, word string". Failures: see `ReducerAggregator`; one out of `complete` belongs
     to no single message.
     """
 
-    result: ClassVar[str]
+    _kind = UserKind.AGGREGATOR
 
     def init(self) -> Any:
         """The state that a group begins with."""
@@ -90,20 +101,8 @@ class Aggregator(ABC):
     def aggregate(self, state: Any, emit: EmitRow, /, *values: Any, **_: Any) -> object:
         """Take in one tuple, given its fields; returns the new state, or None to keep the one that was given."""
 
-    def complete(self, state: Any, emit: EmitRow, /) -> None:  # noqa: B027 - optional
+    def complete(self, state: Any, emit: EmitRow, /) -> None:
         """The group is at its end."""
-
-    def over(self, *fields: str) -> UserAggregate:
-        """This, of the named fields instead of all of them."""
-        return UserAggregate(UserKind.AGGREGATOR, self, fields)
-
-
-class UserKind(StrEnum):
-    """Which of the three a user's aggregate is."""
-
-    COMBINER = "combiner"
-    REDUCER = "reducer"
-    AGGREGATOR = "aggregator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ class UserAggregate:
     """A user's aggregate, and the fields that it takes (none: all)."""
 
     kind: UserKind
-    code: CombinerAggregator | ReducerAggregator | Aggregator
+    code: _OfUser
     fields: tuple[str, ...] = ()
 
 

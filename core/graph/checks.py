@@ -99,19 +99,6 @@ def schema_for(where: str, component: str, schema: SchemaLike | None) -> pa.Sche
         return parse_schema(schema)
 
 
-def require_fields(where: str, component: str, fields: Sequence[str], schema: pa.Schema) -> None:
-    """Raise TopologyError where one of the fields is not in the schema."""
-    known = ", ".join(schema.names)
-    for name in fields:
-        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TopologyError(
-                f"{where}: {shown(name)} is no field's name; give names one by one, like 'id', 'amount'; known: {known}",
-                component=component,
-            )
-        if name not in schema.names:
-            raise TopologyError(f"{where}: unknown field {name!r}; known: {known}", component=component, field=name)
-
-
 def checked_tasks(tasks: int, component: str) -> int:
     """The number itself, of the tasks that an exchange leads to.
 
@@ -188,17 +175,6 @@ def alike(one: pa.Schema, other: pa.Schema) -> bool:
 def shown_fields(schema: pa.Schema) -> str:
     """Fields and types, for people."""
     return ", ".join(f"{f.name} {f.type}" for f in schema)
-
-
-def refuse_twice(component: str, names: Sequence[str]) -> None:
-    """Raise TopologyError where two fields have one name, whatever its case."""
-    seen: set[str] = set()
-    for name in names:
-        if name.lower() in seen:
-            raise TopologyError(
-                f"component {component!r}: field {name!r} stands twice", component=component, field=name
-            )
-        seen.add(name.lower())
 
 
 def streams_of_bolt(

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from stormproof.core.errors import TopologyError
-from stormproof.core.graph.keys import require_key
+from stormproof.core.graph.fields import refuse_twice, require_fields, require_key
 from stormproof.core.user_functions import refuse_unfit_call
 
 TaskFunction: TypeAlias = Callable[[pa.RecordBatch, int], object]
@@ -83,8 +83,8 @@ class Grouping:
                 there where the kind has no use for them.
         """
         where = f"component {component!r}, {self.kind} grouping"
-        known = ", ".join(schema.names)
         if self.kind in _BY_KEY and not self.fields:
+            known = ", ".join(schema.names)
             raise TopologyError(f"{where}: name at least one field; known: {known}", component=component)
         if self.fields and self.kind not in _BY_KEY:
             raise TopologyError(
@@ -102,11 +102,7 @@ class Grouping:
             refuse_unfit_call(component, where, self.function, ("rows", "tasks"), instead)
         if self.kind is not GroupingKind.CUSTOM and self.function is not None:
             raise TopologyError(f"{where}: it takes no function; only a custom grouping does", component=component)
-        for number, name in enumerate(self.fields):
-            if name not in schema.names:
-                raise TopologyError(
-                    f"{where}: unknown field {name!r}; known: {known}", component=component, field=str(name)
-                )
-            if name in self.fields[:number]:
-                raise TopologyError(f"{where}: field {name!r} stands twice", component=component, field=name)
+        require_fields(where, component, self.fields, schema)
+        refuse_twice(where, component, self.fields)
+        for name in self.fields:
             require_key(where, component, name, schema.field(name).type)

@@ -9,7 +9,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from stormproof.core.errors import TopologyError
-from stormproof.core.graph.keys import require_key
+from stormproof.core.graph.fields import refuse_twice, require_fields, require_key
 
 
 class JoinKind(StrEnum):
@@ -62,16 +62,8 @@ class JoinOn:
                 f"{where}: a join needs at least one key; known: {', '.join(left.names)}", component=component
             )
         for names, schema, side in ((keys.keys(), left, "left"), (keys.values(), right, "right")):
-            for name in names:
-                if name not in schema.names:
-                    known = ", ".join(schema.names)
-                    raise TopologyError(
-                        f"{where}: unknown field {name!r} on the {side} side; known: {known}",
-                        component=component,
-                        field=name,
-                    )
-            if len(set(names)) != len(names):
-                raise TopologyError(f"{where}: a key of the {side} side stands twice", component=component)
+            require_fields(f"{where}, {side} side", component, list(names), schema)
+            refuse_twice(f"{where}, {side} side", component, list(names))
         for one, other in keys.items():
             left_type, right_type = left.field(one).type, right.field(other).type
             if left_type != right_type:

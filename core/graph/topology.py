@@ -26,11 +26,9 @@ from stormproof.core.graph.checks import (
     checked_tasks,
     fold_of,
     is_number,
-    refuse_twice,
     refuse_unfit_aggregate,
     require_agreed_tasks,
     require_call,
-    require_fields,
     require_fold,
     require_sink,
     schema_for,
@@ -51,9 +49,9 @@ from stormproof.core.graph.components import (
     Subscription,
     UserFunction,
 )
+from stormproof.core.graph.fields import refuse_twice, require_fields, require_key
 from stormproof.core.graph.grouping import GroupingKind
 from stormproof.core.graph.join import JoinOn
-from stormproof.core.graph.keys import require_key
 from stormproof.core.graph.registry import ComponentRegistry
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike
@@ -244,7 +242,7 @@ class TopologyGraph(ComponentRegistry):
             found = schema_for(f"component {name!r}", name, schema)
         if kind in _ADDING:
             both = [*given, *found]
-            refuse_twice(name, [f.name for f in both])
+            refuse_twice(f"component {name!r}", name, [f.name for f in both])
             found = pa.schema(both)
         return self._add(Operation(name, tuple(inputs), kind, function, taken, found))
 
@@ -276,7 +274,7 @@ class TopologyGraph(ComponentRegistry):
                 results += list(a.results)
             if persistent:
                 require_fold(name, a)
-        refuse_twice(name, [*keys, *(f.name for f in results)])
+        refuse_twice(f"component {name!r}", name, [*keys, *(f.name for f in results)])
         schema = pa.schema([given.field(key) for key in keys] + results)
         return self._add(
             Aggregate(name, input_, tuple(keys), tuple(aggregations), persistent, schema, given, local=local)
@@ -298,7 +296,7 @@ class TopologyGraph(ComponentRegistry):
         """Add a bolt that reads a state; it may also follow a persistent aggregate, beside the state that it folds into."""
         name = self._own_name(name, "state", None)
         require_agreed_tasks(name, [input_])
-        refuse_twice(name, schema.names)
+        refuse_twice(f"component {name!r}", name, schema.names)
         return self._add(BoltComponent(name, (input_,), bolt, {DEFAULT_STREAM: schema}, reads_state=True))
 
     def add_sink(self, input_: Subscription, spec: SinkSpec) -> str:
@@ -355,5 +353,6 @@ class TopologyGraph(ComponentRegistry):
         return subscription
 
     def _require_fields(self, name: str, fields: Sequence[str], schema: pa.Schema) -> None:
-        require_fields(f"component {name!r}", name, fields, schema)
-        refuse_twice(name, fields)
+        where = f"component {name!r}"
+        require_fields(where, name, fields, schema)
+        refuse_twice(where, name, fields)

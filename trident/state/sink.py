@@ -14,7 +14,7 @@ from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.forks import kept_from_forks
-from stormproof.core.graph.keys import can_be_key
+from stormproof.core.graph.fields import can_be_key
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey, TaskContext, TaskWriter
