@@ -1,1 +1,28 @@
-"""The acker framework: messages, shares, topologies, pending sources and the engines that run them."""
+"""The acker framework: messages, tuples, shares, bolts, topologies, pending sources, and the engines that run them.
+
+It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident` and `stormproof.sinks` are above it.
+
+| folder | question that it answers |
+| --- | --- |
+| `graph` | how is a topology built, checked, and compiled to stages |
+| `bolt` | what does a user write as a bolt, and what calls it |
+| `task` | what happens to record batches inside a task |
+| `tracking` | how is it proven that no message is lost: shares, acker, verdict, attempts, bisection |
+| `pending` | what is leased, waits for a retry, or is a dead letter: open, confirm, abort |
+| `source` | where do messages come from: queue, files, memory, a client of your own; how are payloads decoded |
+| `engine` | how does a batch become a Spark job; how does Spark get Java and Delta's jars |
+| `postgres` | which database, how is a connection set up, and the embedded server |
+
+| module | question that it answers |
+| --- | --- |
+| `errors`, `guarantee`, `message` | which errors are there; what is promised; what is a message, and why did it fail |
+| `settings`, `arguments`, `schema` | what can be set; is an argument valid; how is a schema read |
+| `user_functions`, `user_errors` | can a user's function be called; what does its exception mean for the message |
+| `machine_faults`, `preflight` | is the machine to blame and not a message; can every machine run a task |
+| `pulse` | how far is a task, and which message does it have in hand; does a job hang |
+| `forks` | what may a fork of a driver or a function do |
+| `job`, `sink` | what is one attempt at one batch; what does a task know of a sink |
+| `python_to_arrow`, `arrow_compute`, `arrays` | how do values become columns |
+| `failpoint`, `clock` | where can a test kill a run; where does time come from |
+| `trusted_paths`, `public_names` | may another user have written this file; which name does a class show |
+"""

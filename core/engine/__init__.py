@@ -1,1 +1,13 @@
-"""The engines that run a batch: Spark, and one process without a JVM."""
+"""The engines that run a batch's job: Spark, and one process without a JVM. `stormproof.core.task` runs in the tasks of both.
+
+| module | question that it answers |
+| --- | --- |
+| `protocol` | what does an engine do |
+| `spark` | how is a batch one Spark job, with its stages joined by exchanges |
+| `inline` | how does a batch run in this process, for tests and first steps |
+| `frame` | how are the rows of a DataFrame written for a micro-batch |
+| `shipping` | how do functions reach Spark's workers, and what cannot be pickled |
+| `spark_error` | what really happened, in an error of Spark's |
+| `memory_limit`, `idle_worker` | how is a worker's memory bounded; how does an idle worker end |
+| `java`, `jars` | which Java does Spark get; where do Delta's jars come from |
+"""

@@ -1,1 +1,15 @@
-"""Pending sources: messages are opened, then confirmed or aborted."""
+"""Sources of messages: opened, then confirmed or aborted. What every one keeps in a store is in `stormproof.core.pending`.
+
+| module | question that it answers |
+| --- | --- |
+| `protocol` | what does a topology ask of a source: the contract, slices, leases |
+| `kind` | does a replayed batch have the same messages: transactional, opaque, or neither |
+| `postgres_queue` | how are messages put into a Postgres queue, numbered and read |
+| `files` | how do Parquet, JSON lines, text files and micro-batches become messages |
+| `iterator`, `memory` | a client of the user's own as a source; messages in memory |
+| `group`, `spouts` | several spouts as one source; how their messages and seeds are told apart |
+| `decode` | how does a payload become tuples, and when does it not decode |
+| `backoff` | how long does a failed message wait for its retry |
+| `dead_letter` | what is recorded of a dead letter; when a message becomes one, `stormproof.core.pending` decides |
+| `abilities` | what can only some sources do |
+"""
