@@ -1,4 +1,6 @@
-"""The engines that run a batch's job: Spark, and one process without a JVM. `stormproof.core.task` runs in the tasks of both.
+"""The engines that run a batch's job: Spark, and one process without a JVM.
+
+In the tasks of both runs `stormproof.core.task`.
 
 | module | question that it answers |
 | --- | --- |
