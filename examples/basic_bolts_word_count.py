@@ -1,11 +1,11 @@
-"""The same word count with BasicBolts, which anchor and ack by themselves.
+"""The same word count with BasicBolts, for which anchoring and acking are automatic.
 
     python examples/basic_bolts_word_count.py             # on Spark
     python examples/basic_bolts_word_count.py --inline    # in one process, without Spark
 
-Compare bolts_word_count.py: there each anchor and each ack is written out. Here what `emit` is given is anchored to the
-tuple in hand, and that tuple is acked when `execute` returns. Where `execute` raises, it fails, and what was emitted for it
-is taken back.
+Compare bolts_word_count.py, where each anchor and each ack is written out. Here each emitted tuple is anchored to the tuple
+in hand, and that tuple is acked when `execute` returns. Where `execute` raises, the tuple in hand fails, and what was
+emitted for it is dropped.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SENTENCES = [
 
 
 class SplitSentence(BasicBolt):
-    """A sentence to its words."""
+    """Splits a sentence into its words."""
 
     streams = "word string"
 
     def execute(self, tuple: Tuple, emit: Emit, /) -> None:
-        """FailTuple says that the message is at fault: its reason is `failed`. Any other exception is an `error`."""
+        """Emit each word. `FailTuple` gives the failure the reason `failed`, any other exception the reason `error`."""
         words = tuple["sentence"].split()
         if not words:
             raise FailTuple("there is no word in it")
@@ -44,16 +44,17 @@ class SplitSentence(BasicBolt):
 
 
 class WordCount(BasicBolt):
-    """Words to counts of one.
+    """Turns each word into a count of one.
 
-    A BasicBolt acks each tuple when it returns, so it cannot hold words to the end of the batch: it gives a count of one
-    for each, and the fold behind it adds them up. It adds them before the exchange, too, so this is cheap.
+    A BasicBolt's tuple is acked when `execute` returns, so it cannot hold words until the end of the batch. It emits a
+    count of one for each word, and the fold behind it adds them up. The fold adds before the exchange, too, so this is
+    cheap.
     """
 
     streams = "word string, n long"
 
     def execute(self, tuple: Tuple, emit: Emit, /) -> None:
-        """One of this word."""
+        """Emit a count of one."""
         emit((tuple["word"], 1))
 
 

@@ -33,15 +33,15 @@ SENTENCES = [
 
 
 class SplitSentence(Bolt):
-    """A sentence to its words."""
+    """Splits a sentence into its words."""
 
     streams = "word string"  # what it emits, in Spark's DDL
 
     def execute(self, tuple: Tuple, /) -> None:
         """Emit each word *anchored* to the sentence, then ack the sentence.
 
-        The anchor makes the word a child of the sentence in its tuple tree. Without it the word would not be tracked:
-        the sentence would be done as soon as it was acked here.
+        The anchor makes the word a child of the sentence in its tuple tree. Without the anchor the word would not be
+        tracked: the sentence would be done as soon as it was acked here.
         """
         words = tuple["sentence"].split()
         if not words:
@@ -53,11 +53,11 @@ class SplitSentence(Bolt):
 
 
 class WordCount(Bolt):
-    """Words to their counts in this batch.
+    """Counts the words of one batch.
 
     Storm's WordCount keeps its counts in a dict for ever. A bolt here keeps no state from one batch to the next: this
-    dict begins empty in each batch, and what lasts is the fold behind it, in the sink. So a crash cannot lose a count,
-    and a replay cannot double one.
+    dict is empty at the beginning of each batch, and the fold behind the bolt keeps the totals, in the sink. So a crash
+    cannot lose a count, and a replay cannot double one.
     """
 
     streams = "word string, n long"
@@ -70,7 +70,7 @@ class WordCount(Bolt):
         self.held[tuple["word"]].append(tuple)
 
     def finish(self) -> None:
-        """The batch ends at this task: emit each word's count anchored to all the tuples that it counts, and ack them."""
+        """At the end of the batch, emit each word's count anchored to all the tuples that it counts, and ack them."""
         for word, tuples in self.held.items():
             self.collector.emit((word, len(tuples)), anchors=tuples)
             for tuple_ in tuples:
@@ -85,7 +85,7 @@ def topology(lake: str) -> Topology:
     words = t.bolt("split", SplitSentence(), sentences.shuffle())
     # fields: the same word always to the same task. Without that two tasks would both count "the".
     counts = t.bolt("count", WordCount(), words.fields("word"))
-    # From here on as a stream: what each batch counted is added to what the table holds.
+    # From here on it is a stream: the counts of each batch are added to those in the table.
     (
         t.following(counts)
         .group_by("word")

@@ -165,7 +165,7 @@ def step(console: Console, what: str, text: str) -> None:
 
 
 def forget_environment() -> None:
-    """The demo owns its Postgres: what the shell names is never touched, here and in child processes."""
+    """Remove settings of the shell: neither the demo nor its child processes may touch a Postgres that it names."""
     for name in list(os.environ):
         if name.startswith(("STORMPROOF_", "PG")):
             del os.environ[name]
@@ -186,7 +186,7 @@ def alone_in(folder: Path) -> Generator[None]:
 
 
 def start_afresh(folder: Path, postgres: EmbeddedPostgres) -> None:
-    """Remove what an earlier demo made, and end what it left running, if it was killed."""
+    """Remove the files of an earlier demo, and end the processes that it left if it was killed."""
     unknown = {entry.name for entry in folder.iterdir()} - {"lock", "home", "lake", "marks", "text", "drivers.json"}
     if any(not name.startswith("driver-") for name in unknown):
         raise Problem(f"{folder} holds {', '.join(sorted(unknown)[:5])}, which no demo made; choose another --folder")
@@ -202,10 +202,10 @@ def start_afresh(folder: Path, postgres: EmbeddedPostgres) -> None:
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """What the children see: they run in the demo's folder, where no settings file is."""
+    """The environment of child processes, which run in the demo's folder, where there is no settings file."""
     return {
         **os.environ,
-        # Each driver lives for seconds only: compiling all its code thoroughly would take half of them.
+        # Each driver runs for seconds only: compiling all its code thoroughly would take half of them.
         "JAVA_TOOL_OPTIONS": f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC".strip(),
         "STORMPROOF_HOME": str(folder / "home"),
         "STORMPROOF_MASTER": MASTER,
@@ -324,7 +324,7 @@ def done_messages(database: Database) -> int:
 
 
 def tamper(database: Database) -> None:
-    """What nobody should do: a row of the result is changed by hand."""
+    """Change a row of the result by hand, which the demo must notice."""
     with psycopg.connect(database.conninfo) as connection:
         connection.execute("update word_counts set n = n + 1 where word = 'the'")
 
@@ -333,7 +333,7 @@ def tamper(database: Database) -> None:
 
 
 def show_replays(console: Console, folder: Path) -> list[str]:
-    """What came again, and why."""
+    """What was replayed, and why."""
     _, report = stormproof(folder, "audit", "replays", TOPOLOGY)
     rows: list[tuple[object, ...]] = []
     kinds = Counter[tuple[str, str]]()
@@ -369,7 +369,7 @@ def show_dead_letters(console: Console, folder: Path) -> list[str]:
 
 
 def show_verdict(console: Console, folder: Path) -> list[str]:
-    """`audit verify`: ledger, sinks and queue must tell one story."""
+    """`audit verify`: ledger, sinks and queue must agree."""
     status, report = stormproof(folder, "audit", "verify", TOPOLOGY, statuses=(0, 1, 4))
     checked = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in report["checked"].items())
     verdict = {0: "clean", 1: "VIOLATIONS", 4: "cannot tell"}[status]
@@ -380,7 +380,7 @@ def show_verdict(console: Console, folder: Path) -> list[str]:
 
 
 def show_comparison(console: Console, text: Sequence[str], tables: Mapping[str, list[tuple[str, int]]]) -> list[str]:
-    """Both tables against a count that knows nothing of Stormproof."""
+    """Compare both tables with a count that is made without Stormproof."""
     should = Counter(word for line in text for word in line.split())
     shown = Table(title=f"The {TOP_WORDS} most frequent words", title_justify="left")
     shown.add_column("word")
@@ -400,7 +400,7 @@ def show_comparison(console: Console, text: Sequence[str], tables: Mapping[str, 
 
 
 def differences(rows: Sequence[tuple[str, int]], should: Counter[str]) -> list[str]:
-    """What a table's rows say otherwise than the count; a word in two rows is a difference, too."""
+    """The differences between a table's rows and the count; a word in two rows is one, too."""
     found = [f"{word!r} stands in {n} rows" for word, n in Counter(word for word, _ in rows).items() if n > 1]
     held = dict(rows)
     for word in sorted(held.keys() | should.keys()):
@@ -411,7 +411,7 @@ def differences(rows: Sequence[tuple[str, int]], should: Counter[str]) -> list[s
 
 @contextmanager
 def reading_by_spark(options: Options) -> Generator[Callable[[], list[tuple[str, int]]]]:
-    """Start to read the Delta table as any user of Spark reads it; what is yielded waits for its rows."""
+    """Start to read the Delta table with Spark in another process; yields a function that waits for the rows."""
     table, home = options.folder / "lake" / TABLE, options.folder / "home"
     command = [sys.executable, str(Path(__file__).with_name("demo_read_delta.py")), str(table), str(home), str(JARS)]
     log_path = options.folder / "driver-reading.log"

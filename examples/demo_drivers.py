@@ -1,4 +1,4 @@
-"""The demo's drivers: `stormproof run` as a child process that is killed at a failpoint, and what it leaves behind."""
+"""The demo's drivers: `stormproof run` as a child process that is killed at a failpoint."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ import psutil
 
 DRIVER_TIMEOUT_S: Final = 180.0
 LINGER_S: Final = 10.0
-"""A killed driver's JVM notices by itself, in some 2 s; after so long it is ended."""
+"""A killed driver's JVM ends by itself in some 2 s; after this time it is killed."""
 READ_S: Final = 1.0
 KILLED: Final = -int(signal.SIGKILL)
 
 OnFact = Callable[[str, dict[str, Any]], None]
-"""Called with `txn` or `recovered`, and what the log line says of it."""
+"""Called with `txn` or `recovered`, and the facts of the log line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A failpoint at which a driver is to die, the `at`-th time that it comes by."""
+    """A failpoint at which a driver is to die, the `at`-th time that it reaches it."""
 
     failpoint: str
     at: int = 1
 
     @property
     def armed(self) -> str:
-        """As the environment variable has it."""
+        """The value of the environment variable STORMPROOF_FAILPOINT."""
         return f"{self.failpoint}=kill@{self.at}"
 
 
 class Drivers:
-    """Starts drivers one after the other, each in a session of its own, and sees to it that nothing of them is left."""
+    """Starts drivers one after the other, each in a session of its own, and ends every process that they leave."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
         self._command = list(command)
@@ -81,15 +81,15 @@ class Drivers:
 
     @property
     def log_path(self) -> Path:
-        """What the newest driver said."""
+        """The log of the newest driver."""
         return self._folder / f"driver-{self.starts}.log"
 
     def close(self) -> None:
-        """End every process of every driver that is still there, first by waiting for it."""
+        """Wait for the processes of all drivers to end, and kill those that do not."""
         left = [process for session in self._sessions for process in members(session)]
         for process in left:
             if process.pid in self._sessions:
-                _kill(process)  # a driver itself, not what it left
+                _kill(process)  # a driver itself
         _, still = psutil.wait_procs(left, timeout=LINGER_S)
         for process in still:
             _kill(process)
@@ -107,7 +107,7 @@ class Drivers:
 
     @classmethod
     def end_left_overs(cls, folder: Path) -> None:
-        """End what a demo that was killed itself has left in this folder."""
+        """End what an earlier demo, which was killed itself, left in this folder."""
         path = cls._sessions_path(folder)
         if not path.exists():
             return
@@ -120,7 +120,7 @@ class Drivers:
 
 
 def boot_time() -> int:
-    """When this machine was started; process ids of an earlier life mean nothing."""
+    """When this machine was started; process ids from before mean nothing."""
     return int(psutil.boot_time())
 
 
@@ -151,7 +151,7 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _read(stream: IO[bytes], log_path: Path, on_fact: OnFact) -> None:
-    """Copy a driver's log to a file, and hand on what it says of a txid or a recovery."""
+    """Copy a driver's log to a file, and report each txid and recovery in it."""
     with stream, log_path.open("ab") as log:
         for line in stream:
             log.write(line)

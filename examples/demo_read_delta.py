@@ -15,7 +15,7 @@ from stormproof.core.engine.spark import spark_session
 
 @dataclass(frozen=True, slots=True)
 class ForReading:
-    """What a session needs to be told."""
+    """The settings of a session."""
 
     master: str
     home: Path
@@ -23,7 +23,7 @@ class ForReading:
 
 
 def main(table: str, home: str, jars: str) -> None:
-    """Read all rows."""
+    """Read and print all rows."""
     session = spark_session(ForReading("local[2]", Path(home), Path(jars)))
     rows = session.read.format("delta").load(table).select("word", "n").collect()
     sys.stdout.write(json.dumps([(row["word"], row["n"]) for row in rows]))

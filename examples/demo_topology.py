@@ -1,6 +1,6 @@
 """The demo's word count: as in word_count.py, with a function that fails on purpose.
 
-A real program has no use for this: it is here so that there is something to replay.
+A real program has no use for such a function: it is here so that there is something to replay.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ BACKOFF_S = 0.2
 
 
 class FlakySplit:
-    """Splits a line into words; fails at its first try of each line with a flaky word, and for ever at the poison.
+    """Splits a line into words. Fails on the first try of each line with a flaky word, and on every try of the poison.
 
-    What was tried before stands in the folder `marks`, since a topology's functions keep nothing between two batches.
+    Tries are marked in the folder `marks`, since a topology's functions keep nothing between two batches.
     """
 
     def __init__(self, marks: str) -> None:

@@ -3,8 +3,8 @@
     python examples/foreach_batch.py
 
 Orders arrive as JSON files. One query appends them to a Delta table and to a Postgres table, exactly once. Another one
-feeds a topology: what each customer spent, where an order that cannot be is a dead letter and holds up nobody. Kill it
-anywhere and start it again: the tables are as if nothing had happened.
+feeds a topology that sums up what each customer spent; there an invalid order becomes a dead letter and holds up no other.
+Kill the program anywhere and start it again: the tables are as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ORDERS = [
 
 
 def checked(customer: str, cents: int) -> tuple[str, int]:
-    """An order as it is; one that cannot be fails, and no other with it."""
+    """A valid order, unchanged. An invalid one fails alone."""
     if cents < 0:
         raise ValueError(f"{cents} cents")
     return customer, cents
 
 
 def spent(lake: str) -> Topology:
-    """What each customer spent, over all micro-batches, in a Delta table."""
+    """The sum that each customer spent, over all micro-batches, in the Delta table `LAKE/spent`."""
     t = Topology("spent")
     orders = MicroBatches("orders", SCHEMA, max_attempts=1)  # the query's columns are the messages' fields
     (

@@ -8,8 +8,8 @@
         payments ---fields(number)---+         --"unpaid"---> unpaid  (Postgres table)
         (spout)
 
-An order's message is done only when all that hangs on it is written, and so is a payment's: where a tuple that both anchor
-fails, both fail, and both come again.
+The message of an order or a payment is done only when every tuple anchored to it is written. Where a tuple that is
+anchored to both fails, both messages fail, and both are replayed.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Join(Bolt):
 
     It has two inputs. Both are grouped by `number`, so an order and its payment meet in one task.
 
-    A bolt keeps nothing from one batch to the next: it joins what one batch brings. What comes alone goes another way:
+    A bolt keeps nothing from one batch to the next, so it joins only what one batch holds:
 
     - an order without a payment goes to the stream "unpaid", to be looked up there later;
-    - a payment without an order *fails*. It comes again after a wait, by when its order may be there, and after
-      `max_attempts` tries it is a dead letter.
+    - a payment without an order *fails*. It is replayed after a wait, by when its order may have arrived, and after
+      `max_attempts` failures it is a dead letter.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Join(Bolt):
         self.payments: dict[int, Tuple] = {}
 
     def execute(self, tuple: Tuple, /) -> None:
-        """Hold the tuple, by the spout that it came from."""
+        """Hold the tuple, on the side of the spout that it came from."""
         side = self.orders if tuple.component == "orders" else self.payments
         side[tuple["number"]] = tuple
 

@@ -3,7 +3,7 @@
     python examples/message_unit.py             # on Spark
     python examples/message_unit.py --inline    # in one process, without Spark
 
-Each message is a shop's basket: a JSON array of its rows. The spout gives a tuple a row, all anchored to the same message.
+Each message is a shop's basket: a JSON array of its rows. The spout emits one tuple for each row, all of the same message.
 If one row is bad, the whole basket fails, and none of its rows is in the table: half a basket is worse than none.
 """
 
@@ -23,12 +23,12 @@ BASKETS = [
     [{"basket": 1, "item": "tea", "pieces": 2}, {"basket": 1, "item": "milk", "pieces": 1}],
     [{"basket": 2, "item": "bread", "pieces": 1}],
     [{"basket": 3, "item": "salt", "pieces": 1}, {"basket": 3, "item": "rice", "pieces": -4}],  # fails as a whole
-    [],  # a basket without rows: it has nothing to do, so it is complete at once
+    [],  # a basket without rows is complete at once
 ]
 
 
 def checked(basket: int, item: str, pieces: int) -> list[tuple[int, str, int]]:
-    """A row as it is, or the failure of its message. A plain function is a bolt, too."""
+    """A valid row, unchanged. An invalid one fails its message. A plain function is a bolt, too."""
     if pieces < 1:
         raise FailTuple(f"{pieces} pieces of {item}")
     return [(basket, item, pieces)]

@@ -1,10 +1,10 @@
-"""At-most-once: a sample of metrics, for which losing some is better than counting any twice or paying for tracking.
+"""At-most-once: a sample of metrics, where a loss does less harm than a double count or the cost of tracking.
 
     python examples/metrics_sampling.py             # on Spark
     python examples/metrics_sampling.py --inline    # in one process, without Spark
 
-With `ackers=0` nothing is tracked. Each message is confirmed when it is opened, before it is processed. What fails is gone,
-and what is in flight when the driver dies is gone; nothing is ever written twice.
+With `ackers=0` nothing is tracked. Each message is confirmed when it is opened, before it is processed. A message that
+fails is lost, and so is one in flight when the driver dies; nothing is ever written twice.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def readings() -> Iterator[str]:
 
 
 def sampled(number: int, host: str, busy_ms: int) -> list[tuple[str, int]]:
-    """One in ten. A filter is a bolt that gives nothing."""
+    """One reading in ten. A bolt that returns nothing for a tuple filters it out."""
     if busy_ms < 0:
         raise FailTuple("time does not run backwards")
     return [(host, busy_ms)] if number % ONE_IN == 0 else []
 
 
 def topology(lake: str) -> Topology:
-    """A row a host and batch goes to the Delta table `LAKE/metrics`."""
-    t = Topology("metrics", ackers=0)  # the guarantee is at-most-once then: another one is refused
+    """Each batch appends one row for each host to the Delta table `LAKE/metrics`."""
+    t = Topology("metrics", ackers=0)  # then the guarantee is at-most-once, and another one is refused
     spout = t.spout("readings", IteratorSource("readings", readings, schema="number long, host string, busy_ms long"))
     sample = t.bolt("sample", sampled, spout, schema="host string, busy_ms long")
     t.following(sample).group_by("host").agg(n=count(), busy_ms=sum_("busy_ms")).into(DeltaSink(f"{lake}/metrics"))
@@ -51,7 +51,9 @@ def main(engine: Literal["spark", "inline"], lake: str = "lake") -> None:
     t = topology(lake)
     done = t.run(engine=engine, until_idle=True)
     print(f"{done.guarantee}: {done.messages} messages, {done.failed} failed and gone, {done.replayed} replayed")
-    query = "select host, sum(n) as n, sum(busy_ms) as busy_ms from t group by host order by host"  # over all batches
+    query = (
+        "select host, sum(n) as n, sum(busy_ms) as busy_ms from t group by host order by host"  # sums over all batches
+    )
     for row in pa.table(QueryBuilder().register("t", DeltaTable(f"{lake}/metrics")).execute(query)).to_pylist():
         print(f"{row['host']}: {row['n']} sampled, {row['busy_ms'] / row['n']:.1f} ms busy on average")
 

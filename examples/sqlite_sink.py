@@ -1,7 +1,7 @@
-"""A sink of one's own: rows appended to a table in an SQLite file, exactly once.
+"""A sink of your own: rows appended to a table in an SQLite file, exactly once.
 
 It promises what every sink promises (`stormproof.sinks.protocol`): rows and evidence are committed in one transaction,
-by the table of `decide`; a newer epoch fences an older driver out; a table that was dropped and made again is not taken
+by the table of `decide`; a newer epoch fences an older driver out; a table that was dropped and created again is not taken
 for the old one. With `plugins = "examples/sqlite_sink.py"` in stormproof.toml, the command line knows it, too.
 """
 
@@ -53,7 +53,7 @@ TYPES = {
 
 
 class SqliteSink(Sink):
-    """Appends to a table of an SQLite file, which is made where it is missing."""
+    """Appends to a table of an SQLite file; creates the table if it is missing."""
 
     def __init__(
         self, file: str | Path, table: str, *, name: str | None = None, staging: str | Path | None = None
@@ -102,7 +102,7 @@ class SqliteSink(Sink):
 
 
 class SqliteSession(SinkSession):
-    """The sink, opened by one driver. Each call has a connection of its own, so any thread may call."""
+    """The sink as opened by one driver. Each call has a connection of its own, so any thread may call."""
 
     def __init__(
         self, file: Path, table: str, staging: str, identity: SinkIdentity, schema: pa.Schema, epoch: int
@@ -113,7 +113,7 @@ class SqliteSession(SinkSession):
 
     @contextmanager
     def _transaction(self, *, write: bool = False) -> Generator[sqlite3.Connection]:
-        """All of it or nothing; a commit that returned is on the disk."""
+        """A transaction; when its commit has returned, it is on the disk."""
         try:
             with closing(sqlite3.connect(self._file, timeout=10, isolation_level=None)) as connection:
                 connection.execute("pragma synchronous = full")
@@ -127,13 +127,13 @@ class SqliteSession(SinkSession):
             raise SinkRefused(f"{self._where}: {error}", sink=self._identity.sink) from error
 
     def take_over(self, *, create: bool) -> None:
-        """Make the table where it is missing, and fence older epochs out."""
+        """Create the table if it is missing, and fence older epochs out."""
         with self._transaction(write=True) as connection:
             if self._found(connection) is None:
                 if not create:
                     raise SinkRefused(f"{self._where}: there is no such table", problem=SinkProblem.TABLE_GONE)
                 columns = ", ".join(f'"{field.name}" {TYPES[str(field.type)]}' for field in self._schema)
-                # The comment is the table's identity: SQLite keeps it with the table, and it goes with it.
+                # The comment is the table's identity: SQLite keeps it until the table is dropped.
                 connection.execute(f"create table {self._table} ({columns} /* {uuid.uuid4()} */)")
             connection.execute("insert or ignore into stormproof_guard (application, epoch) values (?, 0)", [self._id])
             self._require_epoch(connection)
@@ -146,7 +146,7 @@ class SqliteSession(SinkSession):
             raise Fenced(f"{self._where}: epoch {newest} holds it, this is epoch {self._epoch}", epoch=self._epoch)
 
     def _found(self, connection: sqlite3.Connection) -> str | None:
-        """What tells this table from another of its name; None: there is no table."""
+        """The identity that tells this table from another of its name; None: there is no table."""
         row = connection.execute("select sql from sqlite_master where name = ?", [self._table]).fetchone()
         return None if row is None else str(row[0]).rpartition("/* ")[2].partition(" */")[0] or "not made here"
 
@@ -240,7 +240,7 @@ class SqliteSession(SinkSession):
         return EvidenceReport(table, chosen, txid, problems=wrong, rows_found=found)
 
     def close(self) -> None:
-        """Nothing stays open between two calls."""
+        """Do nothing: no connection stays open between two calls."""
 
 
 register_sink(

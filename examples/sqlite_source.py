@@ -1,8 +1,8 @@
-"""A source of one's own: the rows of a table in an SQLite file, each exactly once.
+"""A source of your own: the rows of a table in an SQLite file, each exactly once.
 
-The table has a column `id`, an `integer primary key autoincrement`, and a column with the payload. Rows are appended by
-anybody, and neither changed nor deleted while they are pending. What is pending, retries and dead letters stand in the
-run's Postgres, under the kind `sqlite`: `stormproof status`, `audit verify` and `dead-letters` find them there.
+The table has a column `id`, an `integer primary key autoincrement`, and a column with the payload. Anyone may append rows;
+a row must not be changed or deleted while it is pending. Pending messages, retries and dead letters are in the run's
+Postgres, under the kind `sqlite`, where `stormproof status`, `audit verify` and `dead-letters` find them.
 
 sqlite3 lines.db "create table lines (id integer primary key autoincrement, payload blob)"
 sqlite3 lines.db "insert into lines (payload) values ('to be or not to be')"
@@ -34,14 +34,14 @@ from stormproof.core.source.protocol import Limit, SliceReader
 
 @dataclass(frozen=True)
 class Rows:
-    """The table, read on a connection of its own each time. Picklable."""
+    """The table; each query has a connection of its own. Picklable."""
 
     file: str
     table: str
     column: str
 
     def query(self, what: str, parameters: Sequence[int] = ()) -> list[tuple[Any, ...]]:
-        """`select WHAT`, in which {table} and {payload} are the table's and the payload's names."""
+        """The rows of `select WHAT`, in which {table} is the table and {payload} the payload as bytes."""
         statement = "select " + what.format(table=self.table, payload=f"cast({self.column} as blob)")
         try:
             with closing(sqlite3.connect(f"file:{self.file}?mode=ro", uri=True)) as connection:
@@ -52,7 +52,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowReader:
-    """Rows from `first` to before `stop`, read inside an executor."""
+    """Reads the rows from `first` up to but not including `stop`, inside an executor."""
 
     rows: Rows
     first: int
@@ -97,15 +97,15 @@ class SqliteSource(NumberedSource):
         self._rows = Rows(str(Path(file).absolute()), table, column)
 
     def first(self, cursor: Any) -> int:
-        """SQLite numbers rows from 1 on."""
+        """The first row's id: SQLite counts from 1."""
         return 1
 
     def stop(self, cursor: Any) -> int:
-        """Rows become visible in the order of their ids: SQLite has one writer at a time."""
+        """The id behind the last row. Rows become visible by ascending id, since SQLite has one writer at a time."""
         return int(self._rows.query("coalesce(max(id) + 1, 1) from {table}")[0][0])
 
     def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int]:
-        """Looked at before each opening: so a row that is gone is noticed here, and not by a batch that never comes true."""
+        """The payloads' lengths, at each opening: so a missing row is refused before it fails every try at its batch."""
         found = self._rows.query("length({payload}) from {table} where id >= ? and id < ? order by id", (first, stop))
         if len(found) != stop - first:
             raise PositionMismatch(
@@ -116,7 +116,7 @@ class SqliteSource(NumberedSource):
         return [size for (size,) in found]
 
     def reader(self, first: int, stop: int) -> SliceReader:
-        """Also reads the payloads that are stored of failed messages."""
+        """Reads these rows."""
         return RowReader(self._rows, first, stop)
 
 

@@ -23,11 +23,11 @@ class Disposal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One message that is handed out no more, until an operator requeues it; `history` has one entry a failure.
+    """A message that is not handed out again unless an operator requeues it; `history` has an entry for each failure.
 
-    `disposal`, `by`, `why` and `disposed_at` are None while nobody has decided about it. A requeued message that fails
-    to death again is a further dead letter: the earlier one stays as it was. `payload` is what failed, also after an edit;
-    `new_payload` is what the edit put in its place for the next tries, None where there was none.
+    `disposal`, `by`, `why` and `disposed_at` are None until an operator decides. A requeued message that fails too often
+    again becomes another dead letter, and the earlier one stays as it was. `payload` is what failed, also after an edit;
+    `new_payload` is what the edit put in its place, None without an edit.
     """
 
     id: int
@@ -49,22 +49,22 @@ class DeadLetter:
 
 
 def error_class(reason: str, error: str) -> str:
-    """What kind of error a message died of: the exception's class where a function raised one, else the reason.
+    """The kind of a dead letter's error: the class of the exception where a function raised one, else the reason.
 
-    Messages of one class most often have one cause, whatever values their errors name.
+    Messages with errors of one kind mostly have one cause, whatever values the errors name.
     """
     named = _CLASS.match(error) if reason in ("error", "sink_error") else None
     return named[1] if named else reason
 
 
 _CLASS: Final = re.compile(r"([A-Za-z_][\w.]*): ")
-"""How an error's text begins that was made of an exception; a sentence has a space before its colon."""
+"""The start of an error's text that was made from an exception; a sentence has a space before its colon."""
 
 
 def disposal_entry(
     disposal: Disposal, at: datetime, by: str, why: str, payload: bytes, new_payload: bytes | None
 ) -> dict[str, Json]:
-    """What a message's history keeps of an operator's decision; of an edit, the SHA-256 of both payloads."""
+    """The entry of an operator's decision in a message's history; an edit's has the SHA-256 of both payloads."""
     entry: dict[str, Json] = {"at": at.isoformat(), "reason": disposal.value, "by": by, "why": why}
     if new_payload is not None:
         entry["payload_sha256"] = hashlib.sha256(payload).hexdigest()

@@ -1,7 +1,7 @@
-"""Decoders: a message's bytes to the tuple that its stream's schema names.
+"""Decoders turn a message's bytes into a tuple of its stream's schema.
 
-One string column: the payload is UTF-8 text. One binary column: the payload itself. Anything else: a JSON object a
-message, with a key for each column. A message may also be a unit of several tuples: lines of such, or a JSON array.
+With one string column the payload is UTF-8 text, with one binary column the payload itself. With any other schema it is a
+JSON object with a key for each column. A message may also be a unit of several tuples: lines of these, or a JSON array.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _NUMBER_MAX_CHARACTERS: Final = 60
 _DIGITS_MAX: Final = sys.int_info.default_max_str_digits
 
 Unit: TypeAlias = Literal["lines", "json"]
-"""How several tuples lie in one message: a line each, or as the rows of a JSON array."""
+"""The form of several tuples in one message: one a line, or the rows of a JSON array."""
 
 
 def decoder_for(schema: SchemaLike, unit: Unit | None = None) -> Decoder:
-    """The decoder of a stream with this schema; `unit` where a message holds several tuples.
+    """The decoder for a stream with this schema; with a `unit`, a message holds several tuples.
 
     Raises:
-        TopologyError: there is no such unit, or JSON cannot hold one of the schema's types (binary beside other columns).
+        TopologyError: there is no such unit, or JSON cannot hold a type of the schema: binary beside other columns.
     """
     parsed = parse_schema(schema)
     if unit is None:
@@ -46,8 +46,6 @@ def decoder_for(schema: SchemaLike, unit: Unit | None = None) -> Decoder:
     if unit == "lines":
         return LinesDecoder(_of_single(parsed))
     if unit == "json":
-        for field in parsed:
-            _from_json(field)
         return JsonArrayDecoder(parsed)
     raise TopologyError(f"no message unit {unit!r}; it is 'lines', 'json' or None (a message is one tuple)", unit=unit)
 
@@ -57,19 +55,17 @@ def _of_single(parsed: pa.Schema) -> Decoder:
         return TextDecoder(parsed)
     if len(parsed) == 1 and pa.types.is_binary(parsed.field(0).type):
         return BytesDecoder(parsed)
-    for field in parsed:
-        _from_json(field)
     return JsonDecoder(parsed)
 
 
 @dataclass(frozen=True, slots=True)
 class TextDecoder:
-    """The payload is UTF-8 text, in one string column. Bytes that are no UTF-8 fail their message."""
+    """The payload is UTF-8 text, in one string column. Bytes that are not UTF-8 fail their message."""
 
     schema: pa.Schema
 
     def decode(self, payload: pa.Array) -> Decoded:
-        """Check and pass on; no copy where all of it is good."""
+        """Check that payloads are UTF-8; they are copied only where some are not."""
         errors: list[tuple[int, str]] = []
         try:
             text = pc.cast(payload, pa.string())
@@ -89,12 +85,12 @@ class TextDecoder:
 
 @dataclass(frozen=True, slots=True)
 class BytesDecoder:
-    """The payload itself, in one binary column; nothing can fail."""
+    """The payload itself, in one binary column. No message can fail."""
 
     schema: pa.Schema
 
     def decode(self, payload: pa.Array) -> Decoded:
-        """Pass on."""
+        """The payloads as they are."""
         return Decoded(pa.RecordBatch.from_arrays([payload], schema=self.schema), None, ())
 
 
@@ -104,35 +100,38 @@ class _FieldError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class JsonDecoder:
-    """The payload is a JSON object in UTF-8 with a key a column; other keys are left out.
+    """The payload is a JSON object in UTF-8 with a key for each column; other keys are ignored.
 
-    A missing key or null is NULL. Dates and timestamps are ISO 8601 text, decimals are numbers or text. A number is not
-    taken for text, nor text for a number.
+    A missing key or null is NULL. Dates and timestamps are ISO 8601 text, decimals are numbers or text. Numbers are not
+    converted to text, nor text to numbers. Raises TopologyError where JSON cannot hold a type of the schema.
     """
 
     schema: pa.Schema
+
+    def __post_init__(self) -> None:
+        _readers(self.schema)
 
     def decode(self, payload: pa.Array) -> Decoded:
         """Read each payload, then make each column at once."""
         errors: dict[int, str] = {}
         values = [_parsed_json(value, row, errors) for row, value in enumerate(payload.to_pylist())]
-        # Failed rows may be NULL in a NOT NULL field: they are removed before anybody looks at them.
+        # Failed rows may be NULL in a NOT NULL field: they are removed before anything reads them.
         return Decoded(_batch_of(values, self.schema, errors), None, sorted(errors.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class LinesDecoder:
-    r"""The payload is a message unit of lines, split at ``\n`` only; each is what `line` decodes.
+    r"""The payload is a message unit of lines, split at ``\n`` only; the decoder `line` decodes each.
 
-    A ``\n`` at the end ends the last line and begins no other; an empty payload has no line. Where one line does not
-    decode, its message fails.
+    A ``\n`` at the end of the payload ends the last line; it does not begin another. An empty payload has no line. Where a
+    line does not decode, its message fails.
     """
 
     line: Decoder
 
     @property
     def schema(self) -> pa.Schema:
-        """The fields of a line."""
+        """The fields of a line's tuple."""
         return self.line.schema
 
     def decode(self, payload: pa.Array) -> Decoded:
@@ -153,15 +152,19 @@ class LinesDecoder:
 
 @dataclass(frozen=True, slots=True)
 class JsonArrayDecoder:
-    """The payload is a message unit: a JSON array in UTF-8, each row an object as `JsonDecoder` reads it.
+    """The payload is a message unit: a JSON array in UTF-8 whose rows are objects as `JsonDecoder` reads them.
 
-    Where the schema is one string column, a row may be the text itself. Where one row cannot be read, its message fails.
+    Where the schema is one string column, a row may be the text itself. Where a row cannot be read, its message fails.
+    Raises TopologyError where JSON cannot hold a type of the schema.
     """
 
     schema: pa.Schema
 
+    def __post_init__(self) -> None:
+        _readers(self.schema)
+
     def decode(self, payload: pa.Array) -> Decoded:
-        """Read each payload, then make each column at once, of all rows."""
+        """Read each payload, then make each column at once, from the rows of all payloads."""
         bare = self.schema.names[0] if len(self.schema) == 1 and pa.types.is_string(self.schema.field(0).type) else None
         broken: dict[int, str] = {}
         values: list[object] = []
@@ -178,7 +181,10 @@ class JsonArrayDecoder:
 
 
 def _unit(rows: pa.RecordBatch, counts: Rows, errors: Mapping[int, str], broken: Mapping[int, str]) -> Decoded:
-    """Rows of units, with the failures of rows (`errors`) told of their messages; a failed message has no rows here."""
+    """What was decoded of units: a row that failed (`errors`, by row) fails its message, whose rows are removed.
+
+    `broken` has the messages that have failed already.
+    """
     if not errors:
         return Decoded(rows, counts, sorted(broken.items()))
     ends = np.cumsum(counts)
@@ -195,7 +201,7 @@ def _unit(rows: pa.RecordBatch, counts: Rows, errors: Mapping[int, str], broken:
 
 
 def _parsed_json(value: bytes, row: int, errors: dict[int, str]) -> object:
-    """The payload's JSON; None where it is none, with the error."""
+    """The payload's JSON; where it cannot be read, None, and the error is added to `errors`."""
     try:
         return json.loads(value.decode("utf-8"), parse_float=decimal.Decimal, parse_constant=_no_constant)
     except (ValueError, RecursionError, OverflowError, decimal.DecimalException) as error:
@@ -204,8 +210,8 @@ def _parsed_json(value: bytes, row: int, errors: dict[int, str]) -> object:
 
 
 def _batch_of(values: Sequence[object], schema: pa.Schema, errors: dict[int, str]) -> pa.RecordBatch:
-    """JSON objects as rows; those that cannot be are added to `errors`, where some may stand already."""
-    readers = [(field.name, _from_json(field)) for field in schema]
+    """JSON objects as rows; the errors of those that do not fit are added to `errors`, which may have some already."""
+    readers = _readers(schema)
     columns: list[list[object]] = [[] for _ in readers]
     for row, parts in enumerate(values):
         cells: list[object] = [None] * len(readers)
@@ -240,7 +246,7 @@ def _told(error: Exception, payload: bytes = b"") -> str:
 
 
 def _unreadable_number(payload: bytes) -> str | None:
-    """The first number that Python cannot read, in a payload that is JSON but for that."""
+    """The error of the first number that Python cannot read, in a payload that is otherwise JSON."""
     try:
         json.loads(payload, parse_float=_number, parse_int=_number)
     except _FieldError as error:
@@ -264,13 +270,17 @@ def _no_constant(name: str) -> NoReturn:
     raise _FieldError(f"the payload has {name}, which is not JSON")
 
 
-def _from_json(field: pa.Field) -> Callable[[object], object]:
-    """What turns a JSON value (floats read as Decimal) into what the field's column is made of."""
-    return _reader(field.type, field.name)
+def _readers(schema: pa.Schema) -> list[tuple[str, Callable[[object], object]]]:
+    """For each field, its name and what turns a JSON value (floats read as Decimal) into a value of its column.
+
+    Raises:
+        TopologyError: JSON cannot hold the field's type.
+    """
+    return [(field.name, _reader(field.type, field.name)) for field in schema]
 
 
 def _reader(type_: pa.DataType, name: str) -> Callable[[object], object]:
-    """As `_from_json`; `name` is the field's, with those that it lies in: ``order.price``."""
+    """The reader of one type; `name` is the field's with the names of the structs around it: ``order.price``."""
     if pa.types.is_floating(type_):
         return lambda v: _real(v, type_, name) if isinstance(v, decimal.Decimal) else v
     if pa.types.is_decimal(type_):

@@ -1,4 +1,4 @@
-"""`IteratorSource`: the user's own client (any iterator of messages) as a pending source."""
+"""`IteratorSource`: a user's own client, which is any iterator of messages, as a pending source."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stormproof.core.user_functions import refuse_unfit_call
 
 Payload: TypeAlias = bytes | str
 Item: TypeAlias = Payload | tuple[Hashable, Payload] | None
-"""What an iterator gives: a payload, (the client's own id, payload), or None: nothing has arrived for now."""
+"""What an iterator gives: a payload, a pair of the client's own id and a payload, or None where nothing has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class UntrackedSliceReader:
     untracked: frozenset[int]
 
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the part's messages, in id order."""
+        """Yield the part's messages, by ascending id."""
         untracked = np.fromiter(self.untracked, np.int64)
         for batch in self.inner.read(seed, excluded, batch_rows):
             mask = np.isin(batch.column("id").to_numpy(), untracked)
@@ -54,27 +54,30 @@ class UntrackedSliceReader:
 
 
 class IteratorSource(InMemory):
-    """What an iterator gives, as pending messages that are held in this process's memory.
+    """The items of an iterator as pending messages, which are held in this process's memory.
 
     Items are payloads (bytes or text), or pairs of the client's own id and the payload. An id of None switches tracking
     off for that message: it is handed out once, confirmed at once, and never replayed. The item None says that nothing
-    has arrived for now; an iterator that blocks instead holds up the batches that are due. It is advanced by the driver,
-    never in an executor, and only as far as the next slice needs.
+    has arrived for now; an iterator that blocks instead delays retries that are due. The iterator is advanced by the
+    driver, never in an executor, and only as far as the next slice needs.
 
     `confirm` is called with the ids of messages that are applied (or that an operator dropped), so that the client can
     acknowledge them; `abort` with those that are unresolved when the source is closed, so that it can give them back.
-    Both may be called again with the same ids after they raised. A failed message waits here for its retry. A dead
-    letter stays here, and unconfirmed, until an operator decides. An id that comes again while it is unresolved here is
-    not taken twice.
+    Both may be called again with the same ids after they raised. A failed message waits in memory for its retry. A dead
+    letter stays in memory, unconfirmed, until an operator decides. An id that comes again while it is unresolved is
+    ignored.
 
-    Guarantee: while the process lives, all that a pending source promises. `confirm` is never called for a message
-    that was neither applied, nor dropped by an operator, nor untracked.
+    Guarantee:
+        While the process lives, all that a pending source promises. `confirm` is called only for messages that were
+        applied, dropped by an operator, or untracked.
 
-    Not guaranteed: what is pending survives no process. After a crash it depends on the client: one that delivers
-    again what was not confirmed makes it at-least-once; one that does not loses what was in flight. What was applied
-    and not yet confirmed when the process ended comes again, so exactly-once is refused. It has one subscription.
+    Not guaranteed:
+        Nothing pending survives the end of the process. After a crash it depends on the client: with one that delivers
+        again what was not confirmed it is at-least-once; with any other, messages in flight are lost. A message that was
+        applied and not yet confirmed when the process ended comes again, so exactly-once is refused. There is only one
+        subscription.
 
-    Threads: any number may use one object, one call at a time, but one topology alone: another is refused. Forks: one
+    Threads: any number may use one object, one call at a time, but only one topology: another is refused. Forks: one
     that uses its parent's object is refused.
     """
 
@@ -116,11 +119,11 @@ class IteratorSource(InMemory):
         self._items: Iterator[Item] | None = None if callable(items) else iter(items)
         self._on_confirm = confirm
         self._on_abort = abort
-        # Numbers go on where an earlier process surely was not: the ledger knows messages by them.
+        # The ledger knows messages by their numbers: they begin above those of every earlier process.
         self._first = self._stop = int(clock.now().timestamp() * 1_000_000)
         self._payloads: dict[int, bytes] = {}
         self._resolved_payloads: dict[int, bytes] = {}
-        """Until the next `open`: at-most-once confirms a slice before it is read."""
+        """Kept until the next `open`: at-most-once confirms a slice before it is read."""
         self._keys: dict[int, Hashable] = {}
         self._numbers: dict[Hashable, int] = {}
         self._untracked: set[int] = set()
@@ -129,7 +132,7 @@ class IteratorSource(InMemory):
 
     @property
     def kind(self) -> SourceKind:
-        """What is pending is lost with the process."""
+        """Non-transactional: pending messages are lost with the process."""
         return SourceKind.NON_TRANSACTIONAL
 
     def serves(self, guarantee: Guarantee) -> str | None:
@@ -148,7 +151,7 @@ class IteratorSource(InMemory):
         return None
 
     def for_run(self, database: Database) -> Self:
-        """Itself: an iterator gives each message once, so it serves one topology."""
+        """The object itself: an iterator gives each message once, so it serves one topology."""
         del database
         return self
 
@@ -161,7 +164,7 @@ class IteratorSource(InMemory):
             )
         super().subscribe(subscription, epoch)
 
-    # ---- messages: a slice is a range of numbers; `untracked` names those without a token, `without` those that are gone
+    # ---- messages: a slice is a range of numbers; `untracked` names those without a token, `without` those not in it
 
     def first(self, cursor: Any) -> int:
         """The number of the first message."""
@@ -169,7 +172,7 @@ class IteratorSource(InMemory):
         return self._first
 
     def stop(self, cursor: Any) -> int:
-        """Behind what was taken from the iterator; how many it would still give is not known."""
+        """The number behind the last message that was taken from the iterator; how many will follow is not known."""
         del cursor
         return self._stop
 
@@ -179,7 +182,7 @@ class IteratorSource(InMemory):
         return [len(self._payloads[number]) for number in range(first, stop)]
 
     def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
-        """What the iterator gives."""
+        """Messages from the iterator."""
         first = next_of(position)
         self._pull(limit, first)
         if first >= self._stop:
@@ -191,7 +194,7 @@ class IteratorSource(InMemory):
         return Next(piece, {**position, "next": end})
 
     def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
-        """The lowest numbers of a slice that comes back: without untracked messages, which were confirmed when opened."""
+        """The lowest numbers of a returned slice, without untracked messages, which were confirmed when opened."""
         del cursor
         _, stop = range_of(at)
         gone = _named(at, "untracked") | _named(at, "without")
@@ -205,7 +208,7 @@ class IteratorSource(InMemory):
         return Piece(first, kept, int(total[kept - 1]) if ids else 0, expectation_of(ids[:kept], seed), rest)
 
     def places(self, at: At, ids: Sequence[int], cursor: Any) -> Sequence[int]:
-        """Among those that are tracked."""
+        """The ordinals among the tracked messages."""
         del cursor
         wanted = set(ids)
         return [place for place, id_ in enumerate(_tracked(at)) if id_ in wanted]
@@ -232,7 +235,7 @@ class IteratorSource(InMemory):
             return MemorySliceReader(tuple(ids), tuple(map(self._payload, ids)))
 
     def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
-        """Those that were not resolved."""
+        """The payloads of those that are not resolved."""
         del cursor
         return {id_: self._payloads[id_] for id_ in ids if id_ in self._payloads}
 
@@ -243,7 +246,7 @@ class IteratorSource(InMemory):
     # ---- the iterator
 
     def _pull(self, limit: Limit, opened: int) -> None:
-        """Advance the iterator until a slice can be filled, or nothing more is there."""
+        """Advance the iterator until a slice can be filled, or nothing more has arrived."""
         size = sum(len(self._payloads[number]) for number in range(opened, self._stop))
         while self._stop - opened < max(1, limit.messages) and size < limit.bytes:
             with kept_from_forks():
@@ -273,9 +276,9 @@ class IteratorSource(InMemory):
         except StopIteration:
             self._items, self._factory = None, None
             return None
-        except Exception as error:  # whatever the user's client raises; it is passed on as the cause
+        except Exception as error:  # whatever the user's client raises, as the cause
             text = f"source {self.name}: its iterator raised {type(error).__name__}: {storable_text(error)}"
-            # An iterator that raised is at its end: to go on with it would look like "no more messages".
+            # A generator that raised is at its end: asked again, it would seem to have no more messages.
             self._items = None
             if self._factory is not None:
                 raise StoreUnavailable(f"{text}; it is made anew", source=self.name) from error
@@ -318,16 +321,16 @@ class IteratorSource(InMemory):
         with self._memory.guard:
             self._resolved_payloads.clear()
             slice_ = super().open(lease, limit, seed, tx)
-            while slice_ is not None and not slice_.expected.messages:  # all of it was untracked, and came back
+            while slice_ is not None and not slice_.expected.messages:  # a returned slice without tracked messages
                 super().confirm(lease, (), tx)
                 slice_ = super().open(lease, limit, seed, tx)
             return slice_
 
     def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
-        """Confirm all of the lease's messages but those named, and tell the client; untracked ones cannot fail.
+        """Confirm all of the lease's messages but those named, also to the client; untracked messages cannot fail.
 
         Raises:
-            StoreUnavailable: the client's `confirm` raised; it is called again with the same ids by the next call.
+            StoreUnavailable: the client's `confirm` raised; the next call of the source calls it again with the same ids.
         """
         named = [failure for failure in failed if failure.id not in self._untracked]
         with self.rows(tx) as rows:
@@ -342,7 +345,7 @@ class IteratorSource(InMemory):
 
     @property
     def unresolved_messages(self) -> int:
-        """How many messages are held in memory."""
+        """The number of messages that are held in memory."""
         return len(self._payloads)
 
     def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
@@ -353,12 +356,12 @@ class IteratorSource(InMemory):
         return done
 
     def maintain(self) -> None:
-        """Call the client's `confirm` with what it is owed."""
+        """Call the client's `confirm` for messages whose confirmation it is owed."""
         self._pay()
         super().maintain()
 
     def close(self) -> None:
-        """Give back to the client, by `abort`, everything that is unresolved."""
+        """Call the client's `abort` with the ids of everything that is unresolved."""
         self._pay()
         if self._on_abort is not None and self._keys:
             self._on_abort(list(self._keys.values()))
@@ -366,7 +369,7 @@ class IteratorSource(InMemory):
         self._numbers.clear()
 
     def _resolved(self, numbers: Iterable[int]) -> None:
-        """Forget messages, and owe the client their confirmation."""
+        """Drop messages from memory, and owe the client their confirmation."""
         for number in numbers:
             self._untracked.discard(number)
             if number in self._keys:
@@ -378,13 +381,13 @@ class IteratorSource(InMemory):
                 self._resolved_payloads[number] = payload
 
     def _pay(self) -> None:
-        """Confirm to the client what it is owed; it stays owed where the client raises."""
+        """Confirm to the client what it is owed; where the client raises, it is still owed."""
         if not self._owed:
             return
         if self._on_confirm is not None:
             try:
                 self._on_confirm(tuple(self._owed))
-            except Exception as error:  # whatever the user's client raises; it is passed on as the cause
+            except Exception as error:  # whatever the user's client raises, as the cause
                 raise StoreUnavailable(
                     f"source {self.name}: confirm={getattr(self._on_confirm, '__name__', 'callback')} raised "
                     f"{type(error).__name__}: {storable_text(error)}; {len(self._owed)} messages are owed a confirmation",

@@ -1,4 +1,4 @@
-"""What a source promises about a batch that is replayed: the same messages, others, or nothing at all."""
+"""What a source promises about a batch that is replayed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class SourceKind(StrEnum):
     """Trident's three kinds of sources."""
 
     NON_TRANSACTIONAL = "non-transactional"
-    """Nothing: what was in flight may be lost, or handed out again beside what was done with it."""
+    """Nothing: messages in flight may be lost, or handed out again after they were applied."""
     TRANSACTIONAL = "transactional"
-    """A slice can be read again, with the very same messages."""
+    """A slice can be read again, with the same messages."""
     OPAQUE = "opaque"
-    """Each message is confirmed once; a batch that is replayed may be put together anew."""
+    """Each message is confirmed once, but a replayed batch may hold other messages."""
 
 
 WEAKEST_FIRST: Final = (SourceKind.NON_TRANSACTIONAL, SourceKind.OPAQUE, SourceKind.TRANSACTIONAL)

@@ -1,6 +1,6 @@
-"""A pending source that is held in memory: for tests, and for a topology's first steps.
+"""A pending source in memory: for tests, and for a topology's first steps.
 
-The object is the store. A test that kills a driver keeps the object and hands it to the next driver; `view` gives
+The object is the store. A test that kills a driver keeps the object and gives it to the next driver; `view` gives
 another subscription its own place in the same messages.
 """
 
@@ -25,13 +25,13 @@ from stormproof.core.source.protocol import Limit, SliceReader
 
 class _MemoryAudit(NumberedAudit):
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
-        """Not known of one message."""
+        """Always False: which messages there are, only the object knows."""
         del position, id_, origin
         return False
 
 
 class InMemory(NumberedSource):
-    """A source of which all that is pending lies in the memory of the process that made it; see `MemoryPendingStore`."""
+    """A source whose pending messages are in the memory of the process that made it; see `MemoryPendingStore`."""
 
     SHOWN_FORM: ClassVar[str] = "NUMBER"
 
@@ -68,24 +68,25 @@ class InMemory(NumberedSource):
 
     @classmethod
     def audit(cls, who: Subscriber, cursor: Any) -> NumberedAudit:
-        """As of all numbered messages; which there are, only the object knows."""
+        """The answers to the audit, as for all numbered messages; which there are, only the object knows."""
         return _MemoryAudit(who, cursor)
 
     def _who(self) -> Subscriber:
         if self._subscription is None:
             names = self._store.subscriptions(self.KIND, self.name)
-            if len(names) == 1:  # of the one run that has read it
+            if len(names) == 1:  # that of the run which read from this object
                 return Subscriber(self.KIND, self.name, names[0])
         return super()._who()
 
 
 class MemorySource(InMemory):
-    """Messages in a list, with everything that a pending source promises, for as long as the process lives.
+    """Messages in a list, with all that a pending source promises, for as long as the process lives.
+
+    Not guaranteed:
+        Nothing survives the end of the process.
 
     Threads: any number may use one object, one call at a time; topologies that share it read it under subscriptions of
-    their own. Forks: one that uses its parent's object is refused, for it would write to a copy.
-
-    *Not guaranteed*: it survives no process.
+    their own. Forks: one that uses its parent's object is refused, since it would write to a copy.
     """
 
     KIND: ClassVar[str] = "memory"
@@ -116,17 +117,17 @@ class MemorySource(InMemory):
             return range(start, len(self._messages))
 
     def view(self, subscription: str) -> Self:
-        """The same messages as another subscription sees them; `subscribe` of the view keeps to that name."""
+        """The same messages for another subscription; `subscribe` of the view always uses that name."""
         view = copy.copy(self)
         view._subscription = view._view_of = subscription
         return view
 
     def subscribe(self, subscription: str, epoch: int) -> None:
-        """Act for this subscription from now on, or for that of the view; makes it where it is missing."""
+        """Act for this subscription from now on, or for that of the view; created if it is missing."""
         super().subscribe(self._view_of or subscription, epoch)
 
     def stop(self, cursor: Any) -> int:
-        """How many there are."""
+        """The number of messages."""
         del cursor
         return len(self._messages)
 
@@ -142,7 +143,7 @@ class MemorySource(InMemory):
 
 
 def _checked(payloads: object, where: str) -> list[bytes]:
-    """The payloads, one each for a message; a single one would be taken for its bytes."""
+    """The payloads as a list; a single payload is refused, since its bytes would be taken for payloads."""
     if isinstance(payloads, (str, bytes)) or not isinstance(payloads, Iterable):
         raise UsageError(
             f"{where}: payloads is {shown(payloads)}; it must be a list with one for each message, like [b'a line']"

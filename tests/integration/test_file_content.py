@@ -155,7 +155,7 @@ def test_control_without_digests_another_order_is_read_as_the_same(files: Files)
     found: list[int] = []
     for reader in files.source.readers(slice_, 1):
         assert isinstance(reader, FileSliceReader)
-        bare = replace(reader, segments=tuple(replace(s, digests=b"") for s in reader.segments))
+        bare = replace(reader, segments=tuple(replace(s, file=replace(s.file, digests=b"")) for s in reader.segments))
         for batch in bare.read(7, frozenset(), 500):
             found += [int(v) for v in files.source.decoder.decode(batch.column("payload")).rows.column(0).to_pylist()]
     assert found != files.numbers

@@ -1,8 +1,8 @@
-"""The content of a registered file: a digest for each block of rows, taken at registration and compared at every read.
+"""Digests of a file's content, taken at registration and compared at every read.
 
-A size and a time prove nothing: a file that is rewritten in place with its rows in another order has the same size, and of
-Parquet the same footer. So each block of lines, and of each row group the columns that are read, have a digest of their
-bytes. What a reader decodes are the very bytes that it compared.
+Size and time prove nothing: a file that is rewritten in place with its rows in another order has the same size, and a
+Parquet file even the same footer. So there is a digest of the bytes of each block of lines and, in a Parquet file, of the
+columns that are read of each row group. A reader decodes the very bytes that it compared.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     Range = tuple[int, int]
 
 DIGEST_BYTES: Final = 8
-"""Bytes kept of a block's SHA-256: another content is taken for the same with probability 2^-64."""
+"""Bytes kept of a block's SHA-256: changed content goes unnoticed with probability 2^-64."""
 
 _TAIL_BYTES: Final = 8
 """A Parquet file ends with its footer's length and a magic number."""
 
 
 def digest_of(parts: Iterable[bytes | memoryview]) -> bytes:
-    """The digest of a block, given in parts."""
+    """The digest of a block, which is given in parts."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(part)
@@ -35,7 +35,7 @@ def digest_of(parts: Iterable[bytes | memoryview]) -> bytes:
 
 
 def digest_at(digests: bytes, place: int) -> bytes:
-    """One block's digest of those that were kept."""
+    """The digest of one block, from those of a file; empty where none were kept."""
     return digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]
 
 
@@ -48,7 +48,7 @@ def footer_of(fd: FileIO) -> tuple[int, bytes]:
 
 
 def read_exactly(fd: FileIO, begin: int, size: int) -> bytes:
-    """So many bytes from there, or fewer where the file ends."""
+    """`size` bytes from `begin` on, or fewer where the file ends."""
     parts: list[bytes] = []
     while size > 0 and (part := os.pread(fd.fileno(), size, begin)):
         parts.append(part)
@@ -57,7 +57,7 @@ def read_exactly(fd: FileIO, begin: int, size: int) -> bytes:
 
 
 def chunks_of(group: pq.RowGroupMetaData, columns: Sequence[str]) -> list[Range]:
-    """Where the chunks of these columns lie in the file, as (begin, size), in the file's order."""
+    """The places of these columns' chunks in the file, as (begin, size), in the row group's order."""
     ranges: list[Range] = []
     for place in range(group.num_columns):
         chunk = group.column(place)
@@ -71,7 +71,7 @@ def chunks_of(group: pq.RowGroupMetaData, columns: Sequence[str]) -> list[Range]
 
 
 def group_digests(fd: FileIO, metadata: pq.FileMetaData, columns: Sequence[str]) -> bytes:
-    """The digests of every row group's chunks of these columns, one after the other."""
+    """The digests of all row groups, each of its chunks of these columns, one after the other."""
     return b"".join(
         digest_of(read_exactly(fd, *chunk) for chunk in chunks_of(metadata.row_group(place), columns))
         for place in range(metadata.num_row_groups)
@@ -79,10 +79,10 @@ def group_digests(fd: FileIO, metadata: pq.FileMetaData, columns: Sequence[str])
 
 
 class ComparedFile(io.RawIOBase):
-    """A Parquet file as its reader sees it: the footer and the chunks that were compared, from memory.
+    """A Parquet file whose footer and compared chunks are read from memory.
 
-    `hold` is called before a row group is read. What lies outside of what is held (indexes, filters) holds no rows, and is
-    read from the file.
+    `hold` is called before a row group is read. The rest of the file (indexes, filters) holds no rows, and is read from
+    the file.
     """
 
     def __init__(self, fd: FileIO) -> None:
@@ -95,32 +95,32 @@ class ComparedFile(io.RawIOBase):
         self._at = 0
 
     def hold(self, group: pq.RowGroupMetaData, columns: Sequence[str]) -> bytes:
-        """Take a row group's chunks into memory, in place of the ones before; gives their digest."""
+        """Load the chunks of a row group's columns into memory, in place of those before; returns their digest."""
         self._held = [self._footer]
         chunks = [(begin, read_exactly(self._fd, begin, size)) for begin, size in chunks_of(group, columns)]
         self._held += [(begin, memoryview(data)) for begin, data in chunks]
         return digest_of(data for _, data in chunks)
 
     def readable(self) -> bool:
-        """It is."""
+        """Always."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Always."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a place; gives it."""
+        """Move to a place; returns it."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = base + offset
         return self._at
 
     def tell(self) -> int:
-        """The place."""
+        """The present place."""
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes."""
+        """The next `size` bytes, or all that are left."""
         if size < 0:
             size = self._size - self._at
         begin = self._at

@@ -1,4 +1,4 @@
-"""The rows of `file_entry`: which files a subscription has, as they were when they were found."""
+"""The rows of `file_entry`: the files of a subscription, as they were when they were registered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MINE: Final = "source = %s and subscription = %s"
 
 
 def registered(cursor: Cursor[Any], who: Subscriber, format_: Format, behind: int = -1) -> list[File]:
-    """The files that end behind message `behind`, in their order."""
+    """The files whose last message is `behind` or a later one, in their order."""
     rows = query(
         cursor,
         "select number, path, first_id, rows, size_bytes, modified_ns, fingerprint, marks, digests, digested"
@@ -37,13 +37,26 @@ def registered(cursor: Cursor[Any], who: Subscriber, format_: Format, behind: in
 
 
 def last(cursor: Cursor[Any], who: Subscriber) -> tuple[int, int]:
-    """The number of the newest file, and of the first message behind it; (0, 0) where there is no file."""
+    """The number of the newest file, and the number behind its last message; (0, 0) where there is no file."""
     row = query(
         cursor,
         f"select number, first_id + rows from {SCHEMA}.file_entry where {_MINE} order by number desc limit 1",
         *_key(who),
     ).fetchone()
     return (0, 0) if row is None else (int(row[0]), int(row[1]))
+
+
+def has(cursor: Cursor[Any], who: Subscriber, number: int, message: int) -> bool:
+    """Whether the file with this number is registered and has the message."""
+    found = query(
+        cursor,
+        f"select 1 from {SCHEMA}.file_entry where {_MINE} and number = %s and first_id <= %s and %s < first_id + rows",
+        *_key(who),
+        number,
+        message,
+        message,
+    )
+    return found.fetchone() is not None
 
 
 def insert(cursor: Cursor[Any], who: Subscriber, file: File) -> None:
@@ -68,7 +81,7 @@ def insert(cursor: Cursor[Any], who: Subscriber, file: File) -> None:
 
 
 def update(cursor: Cursor[Any], who: Subscriber, file: File) -> None:
-    """Keep what is known now of a file whose messages stay the same."""
+    """Store path, time and digests of a file whose messages stay the same."""
     query(
         cursor,
         f"update {SCHEMA}.file_entry set path = %s, modified_ns = %s, fingerprint = %s, digests = %s, digested = %s"
@@ -84,9 +97,9 @@ def update(cursor: Cursor[Any], who: Subscriber, file: File) -> None:
 
 
 def forget(cursor: Cursor[Any], who: Subscriber, ranges: Sequence[tuple[int, int]]) -> int:
-    """Remove the rows of files all of whose messages are within one of these ranges; gives how many.
+    """Remove the files all of whose messages are within one of these ranges; returns how many.
 
-    The newest file stays: the next one's messages are numbered behind it.
+    The newest file stays, since the messages of the next one are numbered on from it.
     """
     return query(
         cursor,

@@ -1,7 +1,8 @@
-"""What a file is like when it is found: its rows, where blocks of them begin, how many bytes they have.
+"""A registered file: its rows, where blocks of them begin, how many bytes they have, and what their content was.
 
-Line formats (text, jsonl) are read through once; every `MARK_ROWS`-th line's place is kept, so that a part in the middle
-is found without reading what lies before it. Of Parquet marks are the row groups. Each block of rows has a digest.
+A file of lines (text, jsonl) is read through once. The place of every `MARK_ROWS`-th line is kept as a mark, so that a part
+in the middle is found without reading what lies before it. The marks of a Parquet file are its row groups. Each block of
+rows between two marks has a digest.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Format: TypeAlias = Literal["parquet", "jsonl", "text"]
 FORMATS: Final[tuple[Format, ...]] = ("parquet", "jsonl", "text")
 
 MARK_ROWS: Final = 1_024
-"""Lines between two marks: 8 bytes kept for each so many lines, and so many lines at most read in vain."""
+"""Lines between two marks. A mark is kept as 8 bytes, and a read begins at most this many lines too early."""
 
 _CHUNK_BYTES: Final = 1 << 22
 _PACKED: Final = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip", ".snappy")
@@ -45,12 +46,12 @@ _PACKED: Final = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip", ".snappy")
 class File:
     """A registered file. `first_id` is the number of its first row's message, `number` the file's own, from 1.
 
-    `marks`: of lines, the byte at which every `MARK_ROWS`-th line begins, and where the last one ends (a newline that
-    is missing at the end is counted all the same). Of Parquet, (first row, bytes before) of every row group, and of the
-    end: two rows of numbers.
+    `marks`: of lines, the byte at which every `MARK_ROWS`-th line begins, and the byte behind the last line (as if the
+    file ended with a newline). Of Parquet, first the first rows of the row groups and the number of rows, then the bytes
+    before each row group and those of all.
 
-    `digests`: one of every block of lines, or of every row group's chunks of the columns `digested`. Empty where a version
-    registered the file that kept none; then its time stands for its content.
+    `digests`: one for each block of lines, or for each row group, of its chunks of the columns `digested`. Empty where an
+    older version, which kept none, registered the file; then its time stands for its content.
     """
 
     number: int
@@ -70,14 +71,33 @@ class File:
         """The number behind its last row's."""
         return self.first_id + self.rows
 
+    def opened(self) -> FileIO:
+        """The file, open for reading bytes, if its size is as registered; its time, too, where there are no digests.
+
+        Raises:
+            PositionMismatch: it is gone or has changed.
+        """
+        try:
+            fd = open(self.path, "rb", buffering=0)  # noqa: SIM115 - handed to the caller
+        except FileNotFoundError as error:
+            raise gone(self.path) from error
+        try:
+            check_unchanged(
+                self.path, os.fstat(fd.fileno()), self.size_bytes, None if self.digests else self.modified_ns
+            )
+        except PositionMismatch:
+            fd.close()
+            raise
+        return fd
+
     @cached_property
     def group_rows(self) -> Rows:
-        """The first row of every row group, and the number of rows; of Parquet only."""
+        """The first row of every row group, and the number of rows; for Parquet only."""
         rows: Rows = self.marks.reshape(2, -1)[0]
         return rows
 
     def bytes_of(self, start: int, stop: int) -> int:
-        """How many bytes the payloads of these rows have; of Parquet by the average of their row group.
+        """The bytes of these rows' payloads; for Parquet by the average of their row group.
 
         Raises:
             PositionMismatch: the file has changed.
@@ -88,7 +108,7 @@ class File:
         return self._begin(stop) - self._begin(start) - (stop - start)
 
     def cut(self, start: int, stop: int, limit_bytes: int) -> int:
-        """The last row up to which the rows from `start` have at most so many bytes; `start` where already one has more.
+        """The row behind the last one that still fits into `limit_bytes` with all from `start` on; `start` if none fits.
 
         Raises:
             PositionMismatch: the file has changed.
@@ -110,7 +130,7 @@ class File:
         return int(places[good][-1]) if good.any() else start
 
     def _begin(self, row: int) -> int:
-        """The byte at which a line begins; of the line behind the last one, the end."""
+        """The byte at which a line begins; for the row behind the last line, where that ends."""
         if row >= self.rows:
             return int(self.marks[-1])
         if row % MARK_ROWS == 0:
@@ -118,16 +138,16 @@ class File:
         return int(self._begins(row // MARK_ROWS)[row % MARK_ROWS])
 
     def _begins(self, block: int) -> Rows:
-        """The bytes at which the lines of a block begin, and at which the last of them ends."""
+        """The bytes at which the lines of a block begin, and the byte behind the last of them."""
         if block >= len(self.marks) - 1:
             return self.marks[-1:]
         low, high = int(self.marks[block]), int(self.marks[block + 1])
-        with open_unchanged(self.path, self.size_bytes, None if self.digests else self.modified_ns) as fd:
+        with self.opened() as fd:
             read = read_exactly(fd, low, high - low)
         require_content(self.path, block * MARK_ROWS, digest_at(self.digests, block), digest_of([read]))
         data = np.frombuffer(read, np.uint8)
         begins = np.concatenate([[0], np.flatnonzero(data == _NEWLINE) + 1]).astype(np.int64) + low
-        if begins[-1] < high:  # the newline that is missing at the end
+        if begins[-1] < high:  # the file has no newline at its end
             begins = np.append(begins, high)
         return begins
 
@@ -136,11 +156,11 @@ _NEWLINE: Final = 10
 
 
 def scan(path: str, format_: Format, schema: pa.Schema) -> File:
-    """Look at a file that is new; its numbers are given to it when it is registered.
+    """Describe a new file; `number` and `first_id` are set when it is registered.
 
     Raises:
-        UsageError: it is packed, is no Parquet file, or has not the schema's columns.
-        PositionMismatch: it changes while it is read.
+        UsageError: it is compressed, is not a Parquet file, or lacks a column of the schema.
+        PositionMismatch: it changed while it was read.
     """
     if Path(path).suffix.lower() in _PACKED and format_ != "parquet":
         raise UsageError(f"file {path} is packed; a part of it cannot be read by itself: unpack it first", file=path)
@@ -222,7 +242,7 @@ def _scan_parquet(file: File, schema: pa.Schema) -> File:
 
 
 def fingerprint_without_digests(path: str, format_: Format) -> str:
-    """A file's fingerprint now, as it was taken where no digests were kept."""
+    """A file's present fingerprint, computed as by the version that kept no digests."""
     with open(path, "rb", buffering=0) as fd:
         if format_ == "parquet":
             return hashlib.sha256(footer_of(fd)[1]).hexdigest()
@@ -230,16 +250,16 @@ def fingerprint_without_digests(path: str, format_: Format) -> str:
 
 
 def digests_now(file: File) -> bytes:
-    """The digests of a Parquet file's content as it is now, of the columns that were digested."""
+    """The digests of a Parquet file's present content, of the columns that were digested at registration."""
     with open(file.path, "rb", buffering=0) as fd, pq.ParquetFile(ComparedFile(fd)) as parquet:
         return group_digests(fd, parquet.metadata, file.digested)
 
 
 def require_content(path: str, row: int, registered: bytes, found: bytes) -> None:
-    """Refuse a block of rows, from `row` on, whose digest is another; nothing where none was kept.
+    """Refuse a block of rows, which begins at `row`, if its digest is not the registered one; an empty one fits all.
 
     Raises:
-        PositionMismatch: it is.
+        PositionMismatch: the digests differ.
     """
     if registered and registered != found:
         raise changed(
@@ -247,26 +267,12 @@ def require_content(path: str, row: int, registered: bytes, found: bytes) -> Non
         )
 
 
-def open_unchanged(path: str, size_bytes: int, modified_ns: int | None) -> FileIO:
-    """The file, open for reading bytes, after a look at its size, and at its time where one is given.
+def check_unchanged(path: str, now: os.stat_result, size_bytes: int, modified_ns: int | None) -> None:
+    """Refuse a file whose size is not the registered one; nor its time, where one is given.
 
     Raises:
-        PositionMismatch: it is gone or has changed.
+        PositionMismatch: size or time differ.
     """
-    try:
-        fd = open(path, "rb", buffering=0)  # noqa: SIM115 - handed to the caller
-    except FileNotFoundError as error:
-        raise gone(path) from error
-    try:
-        check_unchanged(path, os.fstat(fd.fileno()), size_bytes, modified_ns)
-    except PositionMismatch:
-        fd.close()
-        raise
-    return fd
-
-
-def check_unchanged(path: str, now: os.stat_result, size_bytes: int, modified_ns: int | None) -> None:
-    """Refuse a file whose size is another than when it was registered, or its time where one is given."""
     if now.st_size != size_bytes:
         raise changed(path, f"{size_bytes} bytes", f"{now.st_size} bytes")
     if modified_ns not in (None, now.st_mtime_ns):
@@ -274,7 +280,7 @@ def check_unchanged(path: str, now: os.stat_result, size_bytes: int, modified_ns
 
 
 def changed(path: str, then: str, now: str) -> PositionMismatch:
-    """The error of a file that is another than it was."""
+    """The error for a file whose content is not the registered one."""
     return PositionMismatch(
         f"file {path} has changed since it was registered: it had {then}, and has {now} now. Its messages are known by "
         "their row, so a file must stay as it is: put the old one back, and new rows into a new file",
@@ -285,7 +291,7 @@ def changed(path: str, then: str, now: str) -> PositionMismatch:
 
 
 def gone(path: str) -> PositionMismatch:
-    """The error of a file that is there no more."""
+    """The error for a registered file that does not exist any more."""
     return PositionMismatch(
         f"file {path} was registered and is gone, and not all of its messages are resolved: put it back", file=path
     )

@@ -1,4 +1,4 @@
-"""Whether a file is the one that was registered: by its content, once size or time do not settle it."""
+"""Whether a file is the one that was registered: by its content, where size and time do not settle it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from stormproof.core.source.files.formats import (
 
 
 def as_registered(file: File, schema: pa.Schema, *, needed: bool) -> File:
-    """A registered file, if its content is as it was; with its time, and the digests of what is read of it now.
+    """A registered file as it is now: with its present time, and digests of the columns that are read now.
 
-    It is read again where its time is another. `needed` is off where all of its messages are resolved: then it may be
+    It is read again where its time has changed. `needed` is off where all of its messages are resolved: then it may be
     gone.
 
     Raises:
-        PositionMismatch: its content is another, or it is gone and needed.
+        PositionMismatch: its content has changed, or it is gone and needed.
     """
     try:
         now = os.stat(file.path)
@@ -63,10 +63,10 @@ def as_registered(file: File, schema: pa.Schema, *, needed: bool) -> File:
 
 
 def renamed_from(files: Sequence[File], path: str, schema: pa.Schema) -> int | None:
-    """Which of the registered files is found under another name now: it has the same messages as before.
+    """The place of the registered file that `path` is under a new name; None where it is a new file.
 
-    The new path has the time, the size and the content of a file that is gone. A copy that was written anew has another
-    time, and is a new file.
+    A renamed file has the size, the time and the content of a registered file that is gone. A copy has another time, and
+    is a new file.
     """
     now = os.stat(path)
     for place, file in enumerate(files):

@@ -30,18 +30,18 @@ from stormproof.core.source.protocol import Backlog, Decoded, Decoder
 
 @dataclass(frozen=True, slots=True)
 class ColumnDecoder:
-    """The payload is one column of a row, text or bytes, that another decoder reads. NULL fails its message."""
+    """The payload is one column of a row, text or bytes, which another decoder reads. NULL fails its message."""
 
     inner: Decoder
     column: str
 
     @property
     def schema(self) -> pa.Schema:
-        """The other decoder's."""
+        """The other decoder's schema."""
         return self.inner.schema
 
     def decode(self, payload: pa.Array) -> Decoded:
-        """Take the column, and have it read."""
+        """Take the column, and have the other decoder read it."""
         values = payload.field(self.column)
         nulls = [row for row, missing in enumerate(pc.is_null(values).to_pylist()) if missing]
         decoded = self.inner.decode(pc.cast(pc.fill_null(pc.cast(values, pa.binary()), b""), pa.binary()))
@@ -53,21 +53,21 @@ class ColumnDecoder:
 
 
 class MicroBatches(FileSource):
-    """What a Structured Streaming query hands to `foreach_batch`: each row of each micro-batch is a message.
+    """The rows of the micro-batches that a Structured Streaming query hands to `foreach_batch`, one message each.
 
     Without `column` a row's columns are the tuple: `schema` names those that are wanted. With `column` that column (text
-    or bytes, as a Kafka topic's `value`) is the payload, which is decoded as a `PostgresQueue`'s is.
+    or bytes, such as a Kafka topic's `value`) is the payload, which is decoded as a `PostgresQueue`'s is.
 
     Guarantee:
-        Rows are written and synced before they are messages, and registered in one transaction with the micro-batch's
-        place in its query: so a micro-batch is taken once, with one content. What fails waits for its retry, or is a
-        dead letter, with its row; both outlive the files, which are removed once all of their messages are resolved.
+        Rows are written and synced to files first. They become messages in one transaction with the number of the
+        micro-batch in its query: so a micro-batch is taken once, with one content. A message that failed has its row stored
+        in Postgres, for its retry or as a dead letter. A file is removed once every message of it is resolved or stored.
 
     Not guaranteed:
         An order between micro-batches where messages are retried. A query does not take rows back: retries run with a
-        later micro-batch, or when the topology is run by itself once the query has stopped.
+        later micro-batch, or when the topology is run by itself after the query has stopped.
 
-    Threads: one feed at a time writes to it; each run has a view of its own. Forks: a fork makes connections of its own.
+    Threads: one feed at a time writes to it. Forks: a fork makes connections of its own.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class MicroBatches(FileSource):
         )
         self._decoder = payload
         self.feeding = False
-        """While a micro-batch is fed: retries that are not due yet do not count as left to do."""
+        """Whether a micro-batch is being fed: then retries that are not due yet do not count as work that is left."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -113,18 +113,18 @@ class MicroBatches(FileSource):
         return self._columns
 
     def look(self, epoch: int) -> None:
-        """Nothing: files come by `register`, and each is checked when it is read."""
+        """Do nothing: files come through `register`, and each is checked when it is read."""
         del epoch
 
     def _registered(self) -> RegisteredFiles:
-        """Those alone that may still be read: their number does not grow with what was ever handed in."""
+        """Only the files that may still be read: their number does not grow with all that was ever fed."""
         who = self.subscriber
         with self.rows() as rows:
             behind = lowest_unresolved(rows)
             return RegisteredFiles(entries.registered(rows.cursor, who, self._format, behind))
 
     def register(self, folder: str, names: Sequence[str], epoch: int, tx: object) -> tuple[int, int]:
-        """Make messages of the rows of these files, in `tx`; gives the first one's number and the one behind the last.
+        """Make messages of the rows of these files, in `tx`; returns the first number, and the one behind the last.
 
         Raises:
             Fenced: a newer epoch has the subscription.
@@ -142,16 +142,16 @@ class MicroBatches(FileSource):
         return first, stop
 
     def reload(self) -> None:
-        """Know the files that are registered and not resolved; after the transaction of `register` is committed."""
+        """Load the files that may still be read; to be called after the transaction of `register` is committed."""
         self._files = self._registered()
 
     def for_run(self, database: Database) -> Self:
-        """Itself: one object serves one query, which feeds it while it runs."""
+        """The object itself: it serves one query, which feeds it during the run."""
         self.bind(database)
         return self
 
     def sweep(self, folder: str | Path) -> int:
-        """Remove files of the folder that no message needs any more, or that were never registered; gives how many."""
+        """Remove the folder's files that no message needs, or that were never registered; returns how many."""
         self.reload()
         needed = {file.path for file in self._files}
         removed = 0
@@ -170,5 +170,9 @@ class MicroBatches(FileSource):
         return replace(found, waiting=0, next_retry_in_s=None) if self.feeding and not is_due else found
 
     def place_of(self, message: int) -> tuple[str, int]:
-        """Refused: a micro-batch's files are removed once they are done with."""
+        """Refused: a micro-batch's files are not kept.
+
+        Raises:
+            UsageError: always.
+        """
         raise UsageError(f"source {self.name}: message {message} came from a micro-batch, whose files are not kept")

@@ -1,4 +1,4 @@
-"""A range of messages in registered files: its bytes, where it is cut, and the rows of which files it is."""
+"""Ranges of messages in registered files: their bytes, where they are cut, and which rows of which files they are."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from stormproof.core.source.files.rows import pack
 from stormproof.core.source.protocol import Limit
 
 _PAYLOAD_ROWS: Final = 10_000
-"""Rows in memory at once where payloads are looked for."""
+"""Rows of a record batch where payloads are read again."""
 
 
 class RegisteredFiles(list[File]):
-    """Files whose messages are numbered on from file to file, in their order; those alone that may still be read.
+    """The registered files that may still be read, in their order; messages are numbered on from file to file.
 
     A range of messages is `first` up to but not including `stop`, and lies within these files.
     """
@@ -36,7 +36,7 @@ class RegisteredFiles(list[File]):
         return self[-1].number if self else 0
 
     def overlapping(self, first: int, stop: int) -> list[tuple[File, int, int]]:
-        """The files that hold these messages, each with its rows of them."""
+        """The files that hold these messages, each with the first of its rows among them, and the row behind the last."""
         low = bisect_right(self, first, key=lambda file: file.stop_id)
         high = bisect_left(self, stop, key=lambda file: file.first_id)
         return [
@@ -58,7 +58,7 @@ class RegisteredFiles(list[File]):
         return at, sum(file.bytes_of(low, high) for file, low, high in self.overlapping(first, at))
 
     def whole_groups(self, first: int, stop: int) -> int:
-        """The end of the last row group that the range holds whole; `stop` where it holds none. Of Parquet only."""
+        """The end of the last row group that is whole in the range; `stop` where none is. For Parquet only."""
         ((file, _, high),) = self.overlapping(stop - 1, stop)
         starts = file.group_rows
         whole = int(starts[np.searchsorted(starts, high, side="right") - 1]) + file.first_id
@@ -92,7 +92,7 @@ class RegisteredFiles(list[File]):
         return tuple(Segment.of(file, low, high) for file, low, high in self.overlapping(first, stop) if low < high)
 
     def payloads(self, ids: Sequence[int], columns: tuple[str, ...] | None) -> dict[int, bytes]:
-        """The payloads of these messages (ascending), as they are stored; `columns` are a Parquet row's.
+        """The payloads of these messages (ascending), as they are stored; `columns` are those of a Parquet row.
 
         Raises:
             PositionMismatch: a file has changed or is gone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -17,40 +17,38 @@ from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import PositionMismatch
 from stormproof.core.pending.batches import reader_batch
 from stormproof.core.source.files.digests import DIGEST_BYTES, ComparedFile, digest_at, digest_of, read_exactly
-from stormproof.core.source.files.formats import MARK_ROWS, File, changed, open_unchanged, require_content
+from stormproof.core.source.files.formats import MARK_ROWS, File, changed, require_content
 from stormproof.core.source.files.rows import as_struct
 
+_NO_MARKS: Final[Rows] = np.empty(0, np.int64)
 _READ_BYTES: Final = 1 << 23
-"""About so many bytes of lines are in memory at once; a single line may be longer."""
+"""Bytes of lines that are read at once, about; a single line may be longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Rows of one file, from `start` up to but not including `stop`, counted within the file.
 
-    Of lines, `marks` are the bytes at which the blocks begin that hold these rows (the first of them holds `start`), and
-    at which the last one ends. Of Parquet they are the first rows of these rows' row groups, and the row behind them.
+    `file` has no marks, and digests only of the blocks of lines, or the row groups, that hold these rows; `first_mark` is
+    the number of the first of them. `marks` are, of lines, the bytes at which these blocks begin and the byte behind the
+    last one; of Parquet, the first rows of the row groups and the row behind the last one.
     """
 
-    number: int
-    path: str
-    size_bytes: int
-    modified_ns: int
-    first_id: int
+    file: File
     start: int
     stop: int
     first_mark: int
     marks: tuple[int, ...]
-    fingerprint: str
-    digests: bytes
-    """Of these blocks, or row groups; empty where none were kept."""
-
-    digested: tuple[str, ...]
 
     @property
-    def checked_ns(self) -> int | None:
-        """The time that stands for the content; None where digests do."""
-        return None if self.digests else self.modified_ns
+    def path(self) -> str:
+        """The file's path."""
+        return self.file.path
+
+    @property
+    def digests(self) -> bytes:
+        """The digests of the blocks or row groups; empty where none were kept."""
+        return self.file.digests
 
     @classmethod
     def of(cls, file: File, start: int, stop: int) -> Segment:
@@ -63,20 +61,9 @@ class Segment:
         else:
             low, high = start // MARK_ROWS, -(-stop // MARK_ROWS)
             marks = file.marks[low : high + 1]
-        return cls(
-            file.number,
-            file.path,
-            file.size_bytes,
-            file.modified_ns,
-            file.first_id,
-            start,
-            stop,
-            low,
-            tuple(marks.tolist()),
-            file.fingerprint,
-            file.digests[low * DIGEST_BYTES : (low + len(marks) - 1) * DIGEST_BYTES],
-            file.digested,
-        )
+        digests = file.digests[low * DIGEST_BYTES : (low + len(marks) - 1) * DIGEST_BYTES]
+        part = replace(file, marks=_NO_MARKS, digests=digests)
+        return cls(part, start, stop, low, tuple(marks.tolist()))
 
 
 def lines(segment: Segment) -> Iterator[tuple[Rows, pa.Array]]:
@@ -86,7 +73,7 @@ def lines(segment: Segment) -> Iterator[tuple[Rows, pa.Array]]:
         PositionMismatch: the file is gone, or is not as it was when it was registered.
     """
     marks = segment.marks
-    with open_unchanged(segment.path, segment.size_bytes, segment.checked_ns) as fd:
+    with segment.file.opened() as fd:
         block = 0
         while block < len(marks) - 1:
             end = block + 1
@@ -94,8 +81,8 @@ def lines(segment: Segment) -> Iterator[tuple[Rows, pa.Array]]:
                 end += 1
             data = read_exactly(fd, marks[block], marks[end] - marks[block])
             _compare_blocks(segment, block, end, data)
-            if marks[end] > segment.size_bytes:
-                data += b"\n"  # the one that is missing at the end of the file
+            if marks[end] > segment.file.size_bytes:
+                data += b"\n"  # the file has none at its end
             first = (segment.first_mark + block) * MARK_ROWS
             array = _split(data)
             is_last = end == len(marks) - 1
@@ -109,7 +96,7 @@ def lines(segment: Segment) -> Iterator[tuple[Rows, pa.Array]]:
 
 
 def _compare_blocks(segment: Segment, first: int, stop: int, data: bytes) -> None:
-    """Refuse blocks that are not as they were when the file was registered."""
+    """Refuse blocks whose content is not what was registered."""
     view, begin = memoryview(data), segment.marks[first]
     for block in range(first, stop) if segment.digests else ():
         found = digest_of([view[segment.marks[block] - begin : segment.marks[block + 1] - begin]])
@@ -130,7 +117,7 @@ def _split(data: bytes) -> pa.Array:
 
 
 class _LastGroup:
-    """The row group that this process read last, of which only a part was wanted: the next part mostly comes next."""
+    """The row group that this process read last, of which only a part was wanted: the next part is mostly wanted next."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -140,14 +127,14 @@ class _LastGroup:
     def get(
         self, parquet: pq.ParquetFile, segment: Segment, place: int, columns: tuple[str, ...], hold: Callable[[], None]
     ) -> pa.Table:
-        """The rows of the segment's row group at `place`; `hold` compares its content before it is read."""
+        """The rows of the segment's row group at `place`; `hold` is called before a read, and compares its content."""
         group = segment.first_mark + place
         content = digest_at(segment.digests, place)
-        key = (segment.path, segment.size_bytes, content or segment.modified_ns, group, columns)
+        key = (segment.path, segment.file.size_bytes, content or segment.file.modified_ns, group, columns)
         with self._lock:
             if self._key == key and self._rows is not None:
                 return self._rows
-            self._key = self._rows = None  # before the next one is read: only one is in memory
+            self._key = self._rows = None  # before the next one is read, so that only one is in memory
             hold()
             rows = parquet.read_row_group(group, columns=list(columns), use_threads=False)
             self._key, self._rows = key, rows
@@ -160,19 +147,20 @@ _last_group: Final = _LastGroup()
 def parquet_rows(segment: Segment, columns: tuple[str, ...], batch_rows: int) -> Iterator[tuple[Rows, pa.Array]]:
     """The rows' numbers within the file, and the rows as a struct of these columns.
 
-    A row group that is wanted whole is streamed. One of which a part is wanted stays in memory until another one is read.
+    A row group that is wanted whole is streamed. One of which only a part is wanted stays in memory until another is read.
 
     Raises:
         PositionMismatch: the file is gone, or is not as it was when it was registered.
     """
-    with open_unchanged(segment.path, segment.size_bytes, segment.checked_ns) as fd:
+    fingerprint = segment.file.fingerprint
+    with segment.file.opened() as fd:
         source = ComparedFile(fd)
-        if hashlib.sha256(source.footer).hexdigest() != segment.fingerprint:
-            raise changed(segment.path, f"a footer with hash {segment.fingerprint[:16]}", "another footer")
+        if hashlib.sha256(source.footer).hexdigest() != fingerprint:
+            raise changed(segment.path, f"a footer with hash {fingerprint[:16]}", "another footer")
         with pq.ParquetFile(source) as parquet:
             for place in range(len(segment.marks) - 1):
                 yield from _group_rows(segment, place, columns, batch_rows, parquet, source)
-    open_unchanged(segment.path, segment.size_bytes, segment.checked_ns).close()  # it was this file all the time
+    segment.file.opened().close()  # it was not replaced during the read
 
 
 def _group_rows(
@@ -183,14 +171,14 @@ def _group_rows(
     parquet: pq.ParquetFile,
     source: ComparedFile,
 ) -> Iterator[tuple[Rows, pa.Array]]:
-    """The rows that are wanted of one row group, once its content was compared."""
+    """The rows that are wanted of one row group, after its content was compared."""
     first, behind = segment.marks[place], segment.marks[place + 1]
     low, high = max(segment.start, first), min(segment.stop, behind)
     group = segment.first_mark + place
     there = parquet.metadata.row_group(group)
 
     def hold() -> None:
-        found = source.hold(there, segment.digested or columns)
+        found = source.hold(there, segment.file.digested or columns)
         require_content(segment.path, first, digest_at(segment.digests, place), found)
 
     if there.num_rows != behind - first:
@@ -214,19 +202,19 @@ def _other_rows(segment: Segment, found: int, wanted: int) -> PositionMismatch:
 
 
 def rows_of(segment: Segment, columns: tuple[str, ...] | None, batch_rows: int) -> Iterator[tuple[Rows, pa.Array]]:
-    """A segment's rows; `columns` of Parquet, None: lines."""
+    """A segment's rows: of Parquet with these columns, or lines where `columns` is None."""
     return lines(segment) if columns is None else parquet_rows(segment, columns, batch_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class FileSliceReader:
-    """A part of a slice: rows of files. `columns` are a Parquet row's; None: the files are lines."""
+    """Reads a part of a slice: rows of files. `columns` are those of a Parquet row; None: the files hold lines."""
 
     segments: tuple[Segment, ...]
     columns: tuple[str, ...] | None
 
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the part's messages, in id order; a message's number comes from its row's place in the file.
+        """Yield the part's messages, by ascending id; a message's id is its file's `first_id` plus its row in the file.
 
         Raises:
             PositionMismatch: a file is gone, or is not as it was when it was registered.
@@ -234,11 +222,11 @@ class FileSliceReader:
         out = np.fromiter(excluded, np.int64)
         for segment in self.segments:
             for rows, payload in rows_of(segment, self.columns, batch_rows):
-                ids, kept = rows + segment.first_id, payload
+                ids, kept = rows + segment.file.first_id, payload
                 if len(out):
                     mask = ~np.isin(ids, out)
                     ids, kept = ids[mask], payload.filter(pa.array(mask))
                 for start in range(0, len(ids), batch_rows):
                     part = ids[start : start + batch_rows]
-                    origins = np.full(len(part), segment.number, np.int64)
+                    origins = np.full(len(part), segment.file.number, np.int64)
                     yield reader_batch(part, origins, kept.slice(start, batch_rows), seed)

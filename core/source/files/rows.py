@@ -1,4 +1,4 @@
-"""Rows of Parquet files as payloads: columns on the way that goes well, an Arrow stream of one row where one is stored."""
+"""Rows of Parquet files as payloads: columns where they are read, an Arrow stream of one row where one is stored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 
 @dataclass(frozen=True, slots=True)
 class RowDecoder:
-    """The payload is a row with the schema's columns (a struct); nothing is copied where the types are the same.
+    """The payload is a row with the schema's columns (a struct). Nothing is copied where the types are the same.
 
     A value that its field cannot hold (NULL, too large, too precise) fails its message.
     """
@@ -33,7 +33,7 @@ class RowDecoder:
     schema: pa.Schema
 
     def decode(self, payload: pa.Array) -> Decoded:
-        """Take the columns by name, and convert them where the file's types are others."""
+        """Take the columns by name, and convert those that have another type in the file."""
         columns: list[pa.Array] = []
         errors: dict[int, str] = {}
         there = dict(zip((field.name for field in payload.type), payload.flatten(), strict=True))
@@ -86,7 +86,7 @@ def unpack(payloads: Sequence[bytes]) -> list[pa.StructArray]:
     """Stored rows as columns: one array for each run of rows with the same columns.
 
     Raises:
-        UsageError: one is no stored row.
+        UsageError: a payload is not a stored row.
     """
     runs: list[list[pa.StructArray]] = []
     for payload in payloads:
@@ -105,15 +105,15 @@ def unpack(payloads: Sequence[bytes]) -> list[pa.StructArray]:
 
 
 def shown_payload(payload: bytes) -> str:
-    """A stored payload as text for people: a Parquet row as `editable` has it, bytes that are no UTF-8 escaped."""
+    """A stored payload as text for people: a Parquet row as in `editable`; bytes that are not UTF-8 are escaped."""
     return editable(payload).decode("utf-8", "backslashreplace")
 
 
 def editable(payload: bytes) -> bytes:
-    """A stored payload as a person edits it: a Parquet row's values as JSON, any other as it is.
+    """A stored payload in the form that a person edits: a Parquet row as a JSON object, any other payload as it is.
 
-    A row of one text or bytes column is that text or those bytes. Of a row of several columns, those whose value JSON
-    cannot hold (bytes, say) are left out; `edited` keeps them as they are.
+    A row with a single column of text or bytes is that text or those bytes. Columns whose value JSON cannot hold, such as
+    bytes, are left out; `edited` keeps them as they are.
     """
     row = _row_of(payload)
     if row is None:
@@ -130,10 +130,10 @@ def editable(payload: bytes) -> bytes:
 
 
 def edited(stored: bytes, given: bytes) -> bytes:
-    """What is stored in the place of a payload, from what a person made of `editable`.
+    """The payload to store in place of `stored`, from the edited form of `editable`.
 
     Raises:
-        UsageError: the row is of several columns, and `given` is no JSON object, names another column, or has a value
+        UsageError: the row has several columns, and `given` is not a JSON object, names another column, or has a value
             that its column cannot hold.
     """
     row = _row_of(stored)
@@ -178,7 +178,7 @@ class _NotJson(ValueError):
 
 
 def _row_of(payload: bytes) -> pa.StructArray | None:
-    """A stored row; None where the payload is none."""
+    """A stored row; None where the payload is not one."""
     if payload[:4] != _ARROW_STREAM:
         return None
     try:
@@ -189,7 +189,7 @@ def _row_of(payload: bytes) -> pa.StructArray | None:
 
 
 def _bare_column(type_: pa.StructType) -> str | None:
-    """The one column of a row that is nothing but text or bytes."""
+    """The column of a row that has a single column, of text or bytes; else None."""
     if type_.num_fields != 1:
         return None
     field = type_.field(0)
@@ -197,7 +197,7 @@ def _bare_column(type_: pa.StructType) -> str | None:
 
 
 def _json_of(value: object) -> object:
-    """A value as JSON has it; what `JsonDecoder` reads back as the same."""
+    """A value in JSON's types, which `JsonDecoder` reads back as the same value."""
     match value:
         case None | bool() | int() | str():
             return value

@@ -38,7 +38,7 @@ from stormproof.core.source.protocol import Decoder, Limit, SliceReader
 log = logging.getLogger("stormproof.source")
 
 LOOK_INTERVAL_S: Final = 5.0
-"""Seconds between two looks at the folder, while there are messages to open."""
+"""Seconds between two searches for new files, while there are messages to open."""
 
 
 class FileSource(NumberedSource):
@@ -46,23 +46,22 @@ class FileSource(NumberedSource):
 
     `path` is a file, a folder or a pattern (``**`` for folders within); names that begin with ``.`` or ``_`` are left
     out. Files are registered when they are found, in the order of their names, with their rows; files that are found
-    later come after them. What is pending, waiting and dead stands in the run's Postgres, as a `PostgresQueue`'s does.
+    later come after them. Pending messages, retries and dead letters are in the run's Postgres.
 
     Guarantee:
         Every row of every registered file is opened once by each subscription, and again only when it was returned,
-        failed, or its lease ran out. A file that is changed after it was registered, or is gone before all of its
+        failed, or its lease ran out. A file that was changed after its registration, or is gone before all of its
         messages were resolved, is refused by name: its rows would be other messages, or lost. Each read compares the
-        content of what it reads with digests that were taken then, whatever size and time say; a file that was merely
-        touched or renamed goes on. Failed messages wait for a retry or are dead letters, and carry their payload
-        themselves.
+        content with digests that were taken at registration, whatever size and time say; a file that was merely touched
+        or renamed is still the same. Failed messages are stored with their payload, for a retry or as dead letters.
 
     Not guaranteed:
         An order between slices; within one, messages come in the files' order. A file that is still being written when it
         is found is registered as it is then: so write a file elsewhere, and move it here when it is whole.
 
-    The executors must reach the files under the same path. A line is what ends with a newline, or with the file; an empty
-    line is a message. How many bytes a Parquet row has is estimated, from its row group. A description: it connects at
-    its first use, and pickles without its connection.
+    The executors must reach the files under the same path. A line ends with a newline or with the file; an empty line is a
+    message. The bytes of a Parquet row are estimated from its row group. The object connects at its first use, and pickles
+    without its connection.
 
     Threads: topologies on several threads may share one object; each run has a subscription of its own.
     Forks: a fork makes connections of its own, and never touches its parent's.
@@ -125,10 +124,10 @@ class FileSource(NumberedSource):
         return {**self.__dict__, "_clock": None, "_looked_s": -math.inf}
 
     def place_of(self, message: int) -> tuple[str, int]:
-        """A message's file, and its row there, counted from 0.
+        """The path of a message's file, and its row there, counted from 0.
 
         Raises:
-            UsageError: no registered file has it.
+            UsageError: no registered file has the message.
         """
         for file, row, _ in self._files.overlapping(message, message + 1):
             return file.path, row
@@ -137,24 +136,24 @@ class FileSource(NumberedSource):
     # ---- the files
 
     def subscribe(self, subscription: str, epoch: int) -> None:
-        """Act for this subscription from now on; makes it where it is missing.
+        """Act for this subscription from now on; created if it is missing.
 
         Raises:
             Fenced: a newer epoch has the subscription.
-            UsageError: it was made for files of another format.
+            UsageError: it was created for files of another format.
         """
         super().subscribe(subscription, epoch)
         self._files = self._registered()
         self._looked_s = -math.inf
 
     def _registered(self) -> RegisteredFiles:
-        """The files that this subscription has."""
+        """The files of this subscription."""
         who = self.subscriber
         with self.rows() as rows:
             return RegisteredFiles(entries.registered(rows.cursor, who, self._format))
 
     def _found(self) -> list[str]:
-        """The paths that the pattern matches now, in the order of their names."""
+        """The paths that the pattern matches now, sorted."""
         pattern = os.path.join(self._pattern, "*") if os.path.isdir(self._pattern) else self._pattern
         return sorted(
             path
@@ -163,12 +162,12 @@ class FileSource(NumberedSource):
         )
 
     def look(self, epoch: int) -> None:
-        """See that registered files are as they were, and register those that are new.
+        """Check that registered files have not changed, and register new ones.
 
         Raises:
             Fenced: a newer epoch has the subscription.
             PositionMismatch: a registered file has changed, or is gone while it is needed.
-            UsageError: a new file cannot be read as what the source was told.
+            UsageError: a new file does not fit the source's format or schema.
         """
         who, clock = self.subscriber, self._clock or SystemClock()
         self._clock = clock
@@ -187,7 +186,7 @@ class FileSource(NumberedSource):
         self._looked_s = clock.monotonic_s()
 
     def _is_renamed(self, path: str) -> bool:
-        """Whether a path that is new is a registered file under another name, which is known under this one from now on."""
+        """Whether a new path is a registered file that was renamed; it is registered under the new name then."""
         place = renamed_from(self._files, path, self._schema)
         if place is None:
             return False
@@ -197,7 +196,7 @@ class FileSource(NumberedSource):
         return True
 
     def _keep(self, place: int, file: File) -> None:
-        """Know a registered file as it is now."""
+        """Store what has changed of a registered file, if anything has."""
         if file is not self._files[place]:
             who = self.subscriber
             with self.rows() as rows:
@@ -207,7 +206,7 @@ class FileSource(NumberedSource):
     def _register(self, who: Subscriber, epoch: int, file: File) -> None:
         with self.rows() as rows:
             self._locked(rows, who, epoch)
-            # Whoever holds the lock knows all files: another driver of this subscription is fenced.
+            # The holder of the lock knows all files: any other driver of this subscription is fenced.
             placed = replace(file, number=self._files.newest + 1, first_id=self._files.stop)
             entries.insert(rows.cursor, who, placed)
         self._files.append(placed)
@@ -215,14 +214,14 @@ class FileSource(NumberedSource):
     # ---- the connector
 
     def start(self, cursor: Any) -> At:
-        """In front of the first message; the format never changes."""
+        """In front of the first message, with the format, which must never change."""
         return {**super().start(cursor), "format": self._format}
 
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
-        """Refuse a subscription that was made for files of another format: its messages are others.
+        """Refuse a subscription that was created for another format: the same numbers would be other messages.
 
         Raises:
-            UsageError: it was.
+            UsageError: it was created for another format.
         """
         del cursor
         if position.get("format") != self._format:
@@ -234,21 +233,21 @@ class FileSource(NumberedSource):
         return position
 
     def stop(self, cursor: Any) -> int:
-        """The number behind the last message of the files that this object knows."""
+        """The number behind the last message of the files that this run has registered or loaded."""
         del cursor
         return self._files.stop
 
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
-        """As many as lie behind the position, of all files that are registered."""
+        """How many messages of all registered files lie behind the position; for how long is not known."""
         return max(0, entries.last(cursor, self.subscriber)[1] - next_of(position)), None
 
     def cut(self, first: int, stop: int, limit: Limit, cursor: Any) -> tuple[int, int]:
-        """Where the limit ends a range of messages, at least one message on, and its bytes up to there."""
+        """Where the limit cuts a range, after at least one message, and the bytes up to there."""
         del cursor
         return self._files.cut(first, stop, limit)
 
     def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
-        """The messages from the position on; of Parquet up to the end of a row group, so that none is read twice."""
+        """The messages from the position on; of Parquet up to the end of a row group, so that no group is read twice."""
         first, stop = next_of(position), self._files.stop
         if self._columns is not None and first < stop:
             end, _ = self.cut(first, stop, limit, cursor)
@@ -260,11 +259,11 @@ class FileSource(NumberedSource):
         return self._files.bounds(first, stop, parts)
 
     def reader(self, first: int, stop: int) -> SliceReader:
-        """The rows of files that these messages are."""
+        """Reads the rows of files that these messages are."""
         return FileSliceReader(self._files.segments(first, stop), self._columns)
 
     def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
-        """A line's bytes, or a Parquet row as an Arrow stream.
+        """Lines as bytes, or Parquet rows as Arrow streams.
 
         Raises:
             PositionMismatch: the file of a message has changed or is gone.
@@ -273,21 +272,21 @@ class FileSource(NumberedSource):
         return self._files.payloads(ids, self._columns)
 
     def unpack(self) -> Callable[[Sequence[bytes]], list[pa.Array]] | None:
-        """Stored rows of Parquet files as columns; lines are bytes."""
+        """What makes columns of stored Parquet rows; None for lines, which are bytes."""
         return None if self._columns is None else unpack
 
     @classmethod
     def edited(cls, old: bytes, payload: bytes) -> bytes:
-        """A line's payload is its bytes. A row's of a Parquet file is as `editable` shows it.
+        """A line's payload is given as bytes, a Parquet row's in the form of `editable`.
 
         Raises:
-            UsageError: the payload is no such row.
+            UsageError: the payload does not fit the row.
         """
         return edited(old, payload)
 
     @classmethod
     def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:
-        """What the audit needs to know of files."""
+        """The answers to the audit about this kind of source."""
         return FilesAudit(who, cursor)
 
 
@@ -295,7 +294,6 @@ def _decoder(schema: pa.Schema, format_: Format) -> Decoder:
     if format_ == "parquet":
         return RowDecoder(schema)
     if format_ == "jsonl":
-        decoder_for(schema, "json")  # refuses types that JSON cannot hold
         return JsonDecoder(schema)
     if len(schema) != 1 or not (pa.types.is_string(schema.field(0).type) or pa.types.is_binary(schema.field(0).type)):
         raise TopologyError(

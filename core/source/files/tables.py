@@ -1,4 +1,4 @@
-"""The file sources' table: which files a subscription has. What is pending of them stands in the pending store's tables."""
+"""The table of the file sources: the files of each subscription. Pending messages are in the pending store's tables."""
 
 from __future__ import annotations
 

@@ -112,13 +112,7 @@ class SimulatedSink(Sink):
         self.staged[path] = _Staged(context, rows)
         return PreparedFile(self.name, path, rows.num_rows, written.size, hashlib.sha256(written).hexdigest())
 
-    # The driver's side: without a ledger, and with one.
-
-    def apply(self, batch: int, attempt: int, files: Sequence[PreparedFile]) -> None:
-        """Take the rows of an attempt."""
-        self.add(batch, attempt, "", files)
-        for file in files:
-            del self.staged[file.path]
+    # The driver's side.
 
     def add(self, batch: int, attempt: int, digest: str, files: Sequence[PreparedFile]) -> None:
         """Take prepared rows; they also stay prepared."""
