@@ -175,7 +175,7 @@ class JsonArrayDecoder:
                 counts[number] = len(parts)
                 values.extend({bare: part} if bare is not None and isinstance(part, str) else part for part in parts)
             else:
-                broken.setdefault(number, f"the payload is JSON, but no array: {type(parts).__name__}")
+                broken.setdefault(number, f"the payload is JSON, but not an array: {type(parts).__name__}")
         errors: dict[int, str] = {}
         return _unit(_batch_of(values, self.schema, errors), counts, errors, broken)
 
@@ -221,7 +221,7 @@ def _batch_of(values: Sequence[object], schema: pa.Schema, errors: dict[int, str
             except (ValueError, RecursionError, OverflowError, decimal.DecimalException) as error:
                 errors[row] = storable_text(_told(error), ERROR_MAX_CHARACTERS)
         elif row not in errors:
-            errors[row] = f"the payload is JSON, but no object: {type(parts).__name__}"
+            errors[row] = f"the payload is JSON, but not an object: {type(parts).__name__}"
         for column, cell in zip(columns, cells, strict=True):
             column.append(cell)
     arrays: list[pa.Array] = []
@@ -241,7 +241,7 @@ def _told(error: Exception, payload: bytes = b"") -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"the payload is not JSON: {error}"
     if isinstance(error, RecursionError):
-        return "the payload is not JSON that can be read: its arrays or objects lie too deep in each other"
+        return "the payload is not JSON that can be read: its arrays or objects are nested too deeply"
     return _unreadable_number(payload) or f"the payload is not JSON that can be read: {type(error).__name__}: {error}"
 
 

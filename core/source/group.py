@@ -267,7 +267,7 @@ class SourceGroup(Source):
             member = self._by_spout.get(spout)
             if member is None:
                 raise PositionMismatch(
-                    f"a batch holds messages of spout {spout!r}, which the topology has no more (it has "
+                    f"a batch holds messages of spout {spout!r}, which the topology does not have any more (it has "
                     f"{', '.join(self._by_spout)}): run it once with that spout",
                     spout=spout,
                 )

@@ -281,8 +281,8 @@ class IteratorSource(InMemory):
             # A generator that raised is at its end: asked again, it would seem to have no more messages.
             self._items = None
             if self._factory is not None:
-                raise StoreUnavailable(f"{text}; it is made anew", source=self.name) from error
-            self._broken = f"{text}; give the source a function that makes an iterator, and it is made anew instead"
+                raise StoreUnavailable(f"{text}; a new one is made", source=self.name) from error
+            self._broken = f"{text}; give the source a function that makes an iterator, and a new one is made instead"
             raise FatalError(self._broken, source=self.name) from error
 
     def _checked(self, item: object) -> tuple[Hashable, bytes, bool]:

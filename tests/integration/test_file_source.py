@@ -166,7 +166,7 @@ class TestParquet:
         with pytest.raises(UsageError, match="column 'n' is list<element: int64>, which cannot be read as int64"):
             opened(source)
         (tmp_path / "a.parquet").write_bytes(b"half a file")
-        with pytest.raises(UsageError, match=r"a\.parquet is no Parquet file"):
+        with pytest.raises(UsageError, match=r"a\.parquet is not a Parquet file"):
             opened(source)
 
 
@@ -281,7 +281,7 @@ class TestLines:
         with pytest.raises(TopologyError, match="binary"):
             FileSource(tmp_path, "jsonl", schema="a string, b binary")
         (tmp_path / "a.txt.gz").write_bytes(b"")
-        with pytest.raises(UsageError, match="is packed"):
+        with pytest.raises(UsageError, match="is compressed"):
             opened(self.source(sources, database, tmp_path))
         sources.append(FileSource(tmp_path, "jsonl", name="lines", database=database))
         with pytest.raises(UsageError, match="made for text files, not jsonl"):

@@ -68,7 +68,7 @@ def test_json_objects() -> None:
     [
         (b"", "not JSON"),
         (b"\xff", "not UTF-8"),
-        (b"[1]", "no object"),
+        (b"[1]", "not an object"),
         (b"{", "not JSON"),
         (b'{"id": NaN}', "NaN"),
         (b'{"id": 1.5}', "id"),

@@ -81,9 +81,9 @@ def test_a_json_array_of_texts() -> None:
     [
         (b'[{"n": 1}, {"n": "one"}]', "row 2 of 2 in the message: field 'n'"),
         (b'[{"n": 1}, {}, {}]', "row 2 of 3 in the message: field 'n'"),
-        (b"[1]", "row 1 of 1 in the message: the payload is JSON, but no object: int"),
-        (b'{"n": 1}', "the payload is JSON, but no array: dict"),
-        (b"null", "the payload is JSON, but no array: NoneType"),
+        (b"[1]", "row 1 of 1 in the message: the payload is JSON, but not an object: int"),
+        (b'{"n": 1}', "the payload is JSON, but not an array: dict"),
+        (b"null", "the payload is JSON, but not an array: NoneType"),
         (b"[{", "the payload is not JSON"),
         (b"\xff", "the payload is not UTF-8"),
     ],

@@ -166,7 +166,7 @@ def test_an_iterator_that_raises_is_made_anew_where_there_is_a_function() -> Non
             raise ConnectionError("gone")
 
     source = started(IteratorSource("mine", items, clock=ManualClock()))
-    with pytest.raises(StoreUnavailable, match="ConnectionError: gone; it is made anew"):
+    with pytest.raises(StoreUnavailable, match="ConnectionError: gone; a new one is made"):
         source.open(A, ANY, 7)
     slice_ = source.open(A, ANY, 7)
     assert slice_ is not None

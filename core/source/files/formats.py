@@ -39,7 +39,7 @@ MARK_ROWS: Final = 1_024
 """Lines between two marks. A mark is kept as 8 bytes, and a read begins at most this many lines too early."""
 
 _CHUNK_BYTES: Final = 1 << 22
-_PACKED: Final = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip", ".snappy")
+_COMPRESSED: Final = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip", ".snappy")
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,10 @@ def scan(path: str, format_: Format, schema: pa.Schema) -> File:
         UsageError: it is compressed, is not a Parquet file, or lacks a column of the schema.
         PositionMismatch: it changed while it was read.
     """
-    if Path(path).suffix.lower() in _PACKED and format_ != "parquet":
-        raise UsageError(f"file {path} is packed; a part of it cannot be read by itself: unpack it first", file=path)
+    if Path(path).suffix.lower() in _COMPRESSED and format_ != "parquet":
+        raise UsageError(
+            f"file {path} is compressed, so a part of it cannot be read by itself: decompress it first", file=path
+        )
     before = os.stat(path)
     blank = File(0, path, format_, 0, 0, before.st_size, before.st_mtime_ns, "", np.empty(0, np.int64))
     found = _scan_parquet(blank, schema) if format_ == "parquet" else _scan_lines(blank)
@@ -211,7 +213,7 @@ def _scan_parquet(file: File, schema: pa.Schema) -> File:
             digests = group_digests(fd, metadata, columns)
     except pa.ArrowInvalid as error:
         raise UsageError(
-            f"file {file.path} is no Parquet file: {storable_text(error)}; write files elsewhere and move them here when "
+            f"file {file.path} is not a Parquet file: {storable_text(error)}; write files elsewhere and move them here when "
             "they are whole (names that begin with '.' or '_' are left out)",
             file=file.path,
         ) from error

@@ -95,7 +95,7 @@ def unpack(payloads: Sequence[bytes]) -> list[pa.StructArray]:
                 row = as_struct(reader.read_all().combine_chunks().to_batches()[0])
         except (pa.ArrowInvalid, IndexError) as error:
             raise UsageError(
-                f"a stored payload of {len(payload)} bytes is no row of a Parquet file: {error}"
+                f"a stored payload of {len(payload)} bytes is not a row of a Parquet file: {error}"
             ) from error
         if runs and runs[-1][0].type == row.type:
             runs[-1].append(row)
