@@ -1,1 +1,12 @@
-"""Where results go, idempotently: Delta tables, Postgres tables, and memory for tests."""
+"""Where results go: each txid is committed once, to a Delta table, a Postgres table, or memory for tests.
+
+| module | question that it answers |
+| --- | --- |
+| `protocol` | what does a sink promise; `decide`: is a txid committed, already held (a duplicate), or a fault |
+| `delta` | how does a Delta table commit a txid once; what does a power loss do |
+| `postgres` | how does a Postgres table commit a txid once; which of its rules can refuse a row |
+| `memory` | a sink in memory, for tests |
+| `staging`, `files` | how are prepared files written, synced, named and removed |
+| `limits`, `folding` | what can a column hold; what can be folded |
+| `registry`, `abilities` | how is a sink opened that the ledger describes; what can only some sinks do |
+"""

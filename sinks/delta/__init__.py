@@ -1,4 +1,20 @@
-"""Delta tables as a sink: appends by adoption of prepared files, folds by MERGE; committed by delta-rs."""
+"""Delta tables as a sink: appends by adoption of prepared files, folds by MERGE; committed by delta-rs.
+
+A power loss is handled in four places: `durable` syncs a version's files and log entry, `torn` finds log entries and
+checkpoints that were written in part, `merged` finds lost blocks in the files of a MERGE, and `hold` refuses to go on or
+takes the lost version back.
+
+| module | question that it answers |
+| --- | --- |
+| `sink`, `session` | how does a topology name a table, and how does a driver write to it |
+| `hold` | the commit: at which txid is the table, and may this driver write the next |
+| `rows`, `folds` | how do rows get into the table: adoption, or one MERGE |
+| `log`, `newest`, `evidence` | what does the table's log say of our txids; what is its newest version |
+| `claims` | which topology has claimed the table |
+| `opening`, `table`, `locate` | how is a table made and opened; is it fit; do two paths mean one table |
+| `durable`, `torn`, `merged` | what is synced, and what did a power loss leave: see above |
+| `failures` | is an error the machine's, or does the table refuse |
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,16 @@
-"""Postgres tables as a sink: rows, guard and evidence in one database transaction."""
+"""Postgres tables as a sink: rows, guard and evidence in one database transaction.
+
+| module | question that it answers |
+| --- | --- |
+| `sink`, `session` | how does a topology name a table, and how does a driver write to it |
+| `guard` | which txid does the table hold: commits a txid once |
+| `fence` | how is an older driver kept from writing |
+| `hold`, `link`, `bookkeeping` | what does one driver hold; its connection; the sink's own tables |
+| `rows`, `folds` | how do rows get into the table: COPY, upsert, fold |
+| `row_by_row`, `refusals` | which CHECK, UNIQUE or FOREIGN KEY can refuse a row; how is such a row left out |
+| `table`, `locate` | what can each column hold; do two names mean one table |
+| `durable` | do the table's rows survive a crash of the server |
+"""
 
 from __future__ import annotations
 

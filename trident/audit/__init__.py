@@ -1,4 +1,17 @@
-"""The audit: what the ledger, the sinks and the source say happened, as typed reports; the command line prints them."""
+"""The audit: what the ledger, the sinks and the source say happened, as typed reports; the command line prints them.
+
+| module | question that it answers |
+| --- | --- |
+| `verify`, `report` | `audit verify`: is everything proven, is something lost or doubled, or can it not be told |
+| `verify_ledger` | do the ledger's rows agree with each other |
+| `verify_messages` | is every opened message in exactly one place; how much may at-most-once have lost |
+| `verify_sinks` | does each sink hold exactly the committed txids |
+| `message`, `txn`, `replays` | what became of a message, of a txid; what was tried again, and why |
+| `status`, `pace` | what runs, what waits, how fast |
+| `ledger`, `lifecycle` | what is read of the ledger; how did each failed message end |
+| `source`, `spouts`, `evidence`, `streams` | what do the source, several spouts and micro-batches say of their messages |
+| `inspect` | how is a sink opened from its name in the ledger |
+"""
 
 from __future__ import annotations
 

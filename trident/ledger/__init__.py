@@ -1,0 +1,14 @@
+"""The ledger: what every topology opened, prepared, committed and replayed, in one Postgres database.
+
+| module | question that it answers |
+| --- | --- |
+| `ledger`, `tx` | how does a driver begin a transaction in the ledger |
+| `fence` | how does a newer driver fence the older one: one row a topology, with its epoch |
+| `transactions`, `statements` | the batches, their attempts, states and files: open, prepare, commit, abort |
+| `events` | what happened, in order: failures, replays, take-overs, operators' decisions |
+| `bindings`, `lives` | which table is behind a sink; which other topologies wrote to it |
+| `graphs`, `missing` | may a changed topology go on; which txids does a new sink not have |
+| `streams` | which micro-batches of a streaming query were taken |
+| `repair` | how is a batch recorded that a sink skips, or holds against expectation |
+| `rows`, `tables`, `database` | as which types are rows read; which tables are there; how is the database reached |
+"""
