@@ -1,4 +1,14 @@
-"""Bolts: what users write. What runs one is in `stormproof.core.bolt.runner`."""
+"""Bolts: what users write, and what calls them.
+
+| module | question that it answers |
+| --- | --- |
+| `api` | which kinds of bolts are there: `Bolt`, `BasicBolt`, `ArrowBolt` |
+| `checks` | which bolts and functions are refused before anything runs |
+| `tuples`, `collector` | what is a tuple to a bolt; how does a `Bolt` emit, ack and fail |
+| `runner` | how does a task call a bolt, batch by batch |
+| `outcome`, `outputs` | what did one call emit, ack and fail |
+| `cycle_collector` | why does Python's cycle collector run less often meanwhile |
+"""
 
 from stormproof.core.bolt.api import (
     AnyBolt,

@@ -1,4 +1,14 @@
-"""A durable queue in Postgres, read as a pending source by any number of subscriptions."""
+"""A durable queue in Postgres, read as a pending source by any number of subscriptions.
+
+| module | question that it answers |
+| --- | --- |
+| `queue` | `PostgresQueue`: how is a queue declared, put to, peeked into and read |
+| `produce`, `messages`, `tables` | how are messages put; which tables and partitions hold them |
+| `position`, `spans` | which messages lie between two snapshots; where does a limit cut them |
+| `reader` | how does an executor read its part, by COPY into Arrow |
+| `numbering`, `server` | is the queue on the server that gave its transaction numbers; how does it go on under another |
+| `audit` | are there gaps between slices, for the audit |
+"""
 
 from stormproof.core.source.postgres_queue.produce import Receipt
 from stormproof.core.source.postgres_queue.queue import Peeked, PostgresQueue, QueueStats
