@@ -34,7 +34,8 @@ from stormproof.sinks.protocol import (
     decide,
 )
 from stormproof.sinks.registry import register_sink
-from stormproof.sinks.staging import FileWriter, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.staging import prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.writer import FileWriter
 
 BOOKS = """
 create table if not exists stormproof_guard (
@@ -225,7 +226,7 @@ class SqliteSession(SinkSession):
         return sweep_folder(self._staging, self._identity.incarnation, is_dead)
 
     def finished(self, transaction: PreparedTransaction) -> None:
-        remove_staged(self._staging, self._identity.incarnation, transaction.txid, transaction.files)
+        remove_staged(self._staging, self._identity.incarnation, transaction.txid)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         with self._transaction() as connection:

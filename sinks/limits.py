@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from typing import Final
@@ -20,7 +20,10 @@ _TICKS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_
 
 @dataclass(frozen=True, slots=True)
 class ColumnLimit:
-    """One column: what its values must be. `type_name` is how the sink calls the column's type, for messages."""
+    """What the values of one column must be. `type_name` is the sink's name of the column's type, for messages.
+
+    `no_nul`: text holds no NUL character. `chars_max` bounds text, `bytes_max` text and bytes, `low` and `high` integers.
+    """
 
     name: str
     type_name: str
@@ -34,48 +37,57 @@ class ColumnLimit:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A table's columns, for `check`. Picklable; knows no connection.
+    """The limits of a table's columns. Picklable; holds no connection.
 
     Whatever the table, no sink and no state takes text that is not UTF-8, a decimal with more digits than its type has, or
-    a date or timestamp outside of the years 1 to 9999, which are all that Spark's types and Python's have. A function over
-    record batches can make such values: they would be staged, and refused in the middle of the commit, or stored.
+    a date or timestamp outside of the years 1 to 9999, which are all that the types of Spark and Python hold. A function
+    over record batches can make such values: without this check they would be staged, and then stored, or refused in the
+    middle of the commit.
     """
 
     columns: tuple[ColumnLimit, ...] = ()
 
     def check(self, rows: pa.RecordBatch) -> list[tuple[int, str]]:
-        """The rows that could not be held: row number, and column, value and reason; each row once, in row order."""
+        """The rows that cannot be held, each once and in row order: row number; column, value and reason."""
         found: dict[int, str] = {}
         limits = {limit.name: limit for limit in self.columns}
         for field, column in zip(rows.schema, rows.columns, strict=True):
             limit = limits.get(field.name) or ColumnLimit(field.name, str(field.type))
-            for row, message in _violations(limit, column):
-                found.setdefault(row, message)
+            for row, reason in _violations(limit, column):
+                found.setdefault(row, f"column {limit.name!r}: {reason}")
         return sorted(found.items())
 
 
-def _violations(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, str]]:
-    found: list[tuple[int, str]] = []
+def _violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str]]:
+    """Row number and reason of each value that the column cannot hold; a row may come several times."""
+    kind = column.type
     if limit.not_null and column.null_count:
-        found += [(row, f"column {limit.name!r}: NULL, and the column takes none") for row in _true(pc.is_null(column))]
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        found += _text_violations(limit, column)
-    if limit.bytes_max is not None and _sized(column.type):
-        found += _size_violations(limit, column, limit.bytes_max)
-    if (limit.low is not None or limit.high is not None) and pa.types.is_integer(column.type):
-        found += _range_violations(limit, column)
-    if pa.types.is_decimal(column.type):
-        found += [
-            (row, f"column {limit.name!r}: {_value(column, row)} has too many digits for {limit.type_name}")
-            for row in _invalid(column)
-        ]
-    if pa.types.is_date32(column.type) or pa.types.is_timestamp(column.type):
-        found += _year_violations(limit, column)
-    return found
+        yield from ((row, "NULL, and the column takes none") for row in _true(pc.is_null(column)))
+    if _is_text(kind):
+        yield from _text_violations(limit, column)
+    if limit.bytes_max is not None and (_is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        lengths = pc.binary_length(column)
+        for row in _true(pc.greater(lengths, limit.bytes_max)):
+            yield (
+                row,
+                f"a value of {lengths[row]} bytes, and as a key {limit.type_name} takes at most {limit.bytes_max}",
+            )
+    if pa.types.is_integer(kind):
+        for row in _beyond(column, limit.low, limit.high):
+            yield row, f"{_value(column, row)} is out of range for {limit.type_name}"
+    if pa.types.is_decimal(kind):
+        for row in _invalid(column):
+            yield row, f"{_value(column, row)} has too many digits for {limit.type_name}"
+    if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
+        yield from _year_violations(limit, column)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _invalid(column: pa.Array, start: int = 0) -> list[int]:
-    """The rows that are no values of the column's type, by halves."""
+    """The rows that are no values of the column's type, found by bisection."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -86,88 +98,41 @@ def _invalid(column: pa.Array, start: int = 0) -> list[int]:
     return []
 
 
-def _year_violations(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, str]]:
+def _year_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str]]:
     kind = column.type
     if pa.types.is_date32(kind):
         numbers, a_day, unit = column.view(pa.int32()), 1, "days"
     else:
         unit = kind.unit
         numbers, a_day = column.view(pa.int64()), 86_400 * _TICKS_A_SECOND[unit]
-    bounds = ((_FIRST_DAY * a_day, pc.less), (_DAY_AFTER * a_day - 1, pc.greater))
-    return [
-        (
+    for row in _beyond(numbers, _FIRST_DAY * a_day, _DAY_AFTER * a_day - 1):
+        yield (
             row,
-            f"column {limit.name!r}: {numbers[row].as_py()} {unit} from 1970 is outside of the years 1 to 9999, all that "
-            f"{limit.type_name} holds",
+            f"{numbers[row]} {unit} from 1970 is outside of the years 1 to 9999, all that {limit.type_name} holds",
         )
-        for bound, beyond in bounds
-        if _fits(bound, numbers.type)
-        for row in _true(beyond(numbers, pa.scalar(bound, numbers.type)))
-    ]
 
 
-def _text_violations(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, str]]:
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        broken = _broken_utf8(column)
-        found = [(row, f"column {limit.name!r}: {shown!r} is not UTF-8") for row, shown in broken]
-        whole = pc.if_else(
-            pa.array(_mask(len(column), [row for row, _ in broken])), pa.scalar(None, column.type), column
-        )
-        return found + _text_violations(limit, whole) if broken else found
-    found = []
+def _text_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str]]:
+    broken = _broken_utf8(column)
+    yield from ((row, f"{shown!r} is not UTF-8") for row, shown in broken.items())
+    if broken:
+        column = pc.if_else(pa.array(row in broken for row in range(len(column))), pa.scalar(None, column.type), column)
     if limit.no_nul:
         for row in _true(pc.match_substring(column, "\0")):
-            found.append(
-                (
-                    row,
-                    f"column {limit.name!r}: {_value(column, row)} has a NUL, and {limit.type_name} holds none",
-                )
-            )
+            yield row, f"{_value(column, row)} has a NUL, and {limit.type_name} holds none"
     if limit.chars_max is not None:
-        for row in _true(pc.greater(pc.utf8_length(column), limit.chars_max)):
-            length = len(column[row].as_py())
-            found.append(
-                (
-                    row,
-                    f"column {limit.name!r}: {_value(column, row)} has {length} characters, too many for "
-                    f"{limit.type_name}",
-                )
-            )
-    return found
+        lengths = pc.utf8_length(column)
+        for row in _true(pc.greater(lengths, limit.chars_max)):
+            yield row, f"{_value(column, row)} has {lengths[row]} characters, too many for {limit.type_name}"
 
 
-def _sized(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-    )
-
-
-def _size_violations(limit: ColumnLimit, column: pa.Array, bytes_max: int) -> list[tuple[int, str]]:
-    lengths = pc.binary_length(column)
-    return [
-        (
-            row,
-            f"column {limit.name!r}: a value of {lengths[row].as_py()} bytes, and as a key {limit.type_name} takes at most "
-            f"{bytes_max}",
-        )
-        for row in _true(pc.greater(lengths, bytes_max))
-    ]
-
-
-def _range_violations(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, str]]:
-    found: list[tuple[int, str]] = []
-    for bound, beyond in ((limit.low, pc.less), (limit.high, pc.greater)):
+def _beyond(column: pa.Array, low: int | None, high: int | None) -> list[int]:
+    """The rows of integers below `low` or above `high`."""
+    rows: list[int] = []
+    for bound, beyond in ((low, pc.less), (high, pc.greater)):
         if bound is not None and _fits(bound, column.type):
-            for row in _true(beyond(column, pa.scalar(bound, column.type))):
-                found.append(
-                    (row, f"column {limit.name!r}: {_value(column, row)} is out of range for {limit.type_name}")
-                )
-    return found
+            rows += _true(beyond(column, pa.scalar(bound, column.type)))
+    return rows
 
 
 def _fits(bound: int, kind: pa.DataType) -> bool:
@@ -179,23 +144,22 @@ def _fits(bound: int, kind: pa.DataType) -> bool:
     return True
 
 
-def _broken_utf8(column: pa.Array) -> list[tuple[int, bytes]]:
-    """Only where validation has failed: looks at each value."""
+def _broken_utf8(column: pa.Array) -> dict[int, bytes]:
+    """The rows that are not UTF-8, with the beginning of their bytes. Only where there are any is each value looked at."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        pass
+    else:
+        return {}
     binary = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
-    broken: list[tuple[int, bytes]] = []
+    broken: dict[int, bytes] = {}
     for row, value in enumerate(column.cast(binary).to_pylist()):
         try:
             (value or b"").decode()
         except UnicodeDecodeError:
-            broken.append((row, (value or b"")[:_VALUE_SHOWN_MAX]))
+            broken[row] = value[:_VALUE_SHOWN_MAX]
     return broken
-
-
-def _mask(length: int, rows: Sequence[int]) -> list[bool]:
-    mask = [False] * length
-    for row in rows:
-        mask[row] = True
-    return mask
 
 
 def _true(mask: pa.Array) -> list[int]:

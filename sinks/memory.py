@@ -1,4 +1,4 @@
-"""A sink in this process's memory: a whole sink, for users' tests and the project's own."""
+"""A sink in this process's memory, with all that a sink promises: for users' tests and the project's own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from stormproof.sinks.protocol import (
     SinkSession,
     decide,
 )
-from stormproof.sinks.staging import FileWriter, IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.writer import FileWriter
 
 
 class FaultPoint(StrEnum):
@@ -62,10 +63,10 @@ class _Log:
 
 
 class MemoryTable:
-    """What a memory sink holds. It outlives sessions and sinks: a crash loses those, and never this.
+    """What a memory sink holds. It outlives sessions and sinks, so a test's crash loses those and keeps this.
 
-    Threads: sinks on several threads may commit to one store, one at a time. Forks: one that commits to its parent's is
-    refused, for it would write to a copy.
+    Threads: sinks on several threads may commit to one store, one at a time. Forks: a fork that commits to its parent's
+    store is refused, since it would write to a copy.
     """
 
     def __init__(self) -> None:
@@ -97,11 +98,11 @@ class MemoryTable:
         return self.logs.setdefault(identity.application_id, _Log())
 
     def fail(self, at: FaultPoint, error: BaseException, *, txid: int | None = None) -> None:
-        """Make one commit (of `txid`, or the next) raise `error`, before or after it applied its rows."""
+        """Make one commit (that of `txid`, or the next one) raise `error`, before or after its rows are applied."""
         self._faults.append((at, error, txid))
 
     def strike(self, at: FaultPoint, txid: int) -> None:
-        """Raise the fault that is planned here, once."""
+        """Raise the fault that is planned for this place, once."""
         for fault in self._faults:
             if fault[0] is at and fault[2] in (None, txid):
                 self._faults.remove(fault)
@@ -147,7 +148,7 @@ class MemorySink(Sink):
 
     @property
     def is_new_in_process(self) -> bool:
-        """Whether its store never had a table: what lay in another process's memory went with it."""
+        """Whether its store never had a table: what another process held in memory is gone with that process."""
         return self.store.is_new
 
     def table_key(self) -> TableKey:
@@ -160,7 +161,7 @@ class MemorySink(Sink):
         return self._staging
 
     def placed(self, database: Database, staging: Path) -> MemorySink:
-        """This sink: it needs no database, and says itself where its staged files go."""
+        """This sink: it needs no database, and has a staging folder of its own."""
         del database, staging
         return self
 
@@ -188,7 +189,7 @@ class MemorySink(Sink):
         return MemorySession(self, self._staging, identity, input_, None)
 
     def rows(self) -> list[dict[str, object]]:
-        """What the table holds, row by row, in no order that means anything."""
+        """What the table holds, row by row, in no particular order."""
         content = self.store.content
         found: list[dict[str, object]] = [] if content is None else content.to_pylist()
         return found
@@ -236,8 +237,17 @@ class MemorySession(SinkSession):
         Raises:
             PositionMismatch: it went to another table of this name.
         """
-        guard = self._guard(same_table=True)
-        return None if guard is None else Held(guard.txid, guard.digest)
+        guard = self._store.log(self._identity).guard
+        if guard is None:
+            return None
+        if guard.table_id != self.table_id:
+            raise PositionMismatch(
+                f"{self._where}: txid {guard.txid} went to table {guard.table_id}, this is {self.table_id}",
+                held=guard.txid,
+                table_id=self.table_id,
+                expected=guard.table_id,
+            )
+        return Held(guard.txid, guard.digest)
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
         """Adopt one transaction, by the table of `decide`."""
@@ -245,8 +255,9 @@ class MemorySession(SinkSession):
             return self._commit(transaction, checked=checked)
 
     def _commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
-        self._require_epoch()
         log = self._store.log(self._identity)
+        if self._epoch != log.epoch:
+            raise Fenced(f"{self._where}: epoch {log.epoch} holds it, this is epoch {self._epoch}", epoch=self._epoch)
         if checked and decide(self._identity, transaction, self.held()) is Decision.SKIP:
             return CommitOutcome.ALREADY_HELD
         content = self._next_content(transaction)
@@ -254,30 +265,14 @@ class MemorySession(SinkSession):
         self._store.content = content
         if log.guard is None or checked or transaction.txid >= log.guard.txid:
             log.guard = _Guard(transaction.txid, transaction.digest, self.table_id)
-        # Unchecked, a txid may be written again by a later attempt, which is the one that the ledger names in the end.
+        # Unchecked, a later attempt may write a txid again: the ledger names the last one.
         log.entries = [entry for entry in log.entries if entry.txid != transaction.txid]
         log.entries.append(Evidence(transaction.txid, transaction.digest, transaction.rows))
         self._store.strike(FaultPoint.AFTER, transaction.txid)
         return CommitOutcome.APPLIED
 
-    def _guard(self, *, same_table: bool) -> _Guard | None:
-        guard = self._store.log(self._identity).guard
-        if same_table and guard is not None and guard.table_id != self.table_id:
-            raise PositionMismatch(
-                f"{self._where}: txid {guard.txid} went to table {guard.table_id}, this is {self.table_id}",
-                held=guard.txid,
-                table_id=self.table_id,
-                expected=guard.table_id,
-            )
-        return guard
-
-    def _require_epoch(self) -> None:
-        newest = self._store.log(self._identity).epoch
-        if self._epoch != newest:
-            raise Fenced(f"{self._where}: epoch {newest} holds it, this is epoch {self._epoch}", epoch=self._epoch)
-
     def _next_content(self, transaction: PreparedTransaction) -> pa.Table:
-        """What the table will hold; nothing is changed until all of it is known to be good."""
+        """What the table will hold. Nothing is changed before all of it was checked."""
         where = f"{self._where}, txid {transaction.txid}"
         if self._store.content is None:
             raise SinkRefused(f"{where}: the table is gone", problem=SinkProblem.TABLE_GONE)
@@ -298,7 +293,7 @@ class MemorySession(SinkSession):
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """The rows are in memory: the files may go."""
-        remove_staged(self._staging, self._identity.incarnation, transaction.txid, transaction.files)
+        remove_staged(self._staging, self._identity.incarnation, transaction.txid)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """The store's own log."""

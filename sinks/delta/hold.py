@@ -1,32 +1,25 @@
-"""One driver's hold on a Delta table: what the table's log says of it, the commit under the log's check, and its claim."""
+"""One driver's hold on a Delta table: the commit under the check of the table's log, its evidence, its claim, lost files."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.delta import claims, durable
+from stormproof.sinks.delta import durable
+from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files
 from stormproof.sinks.delta.failures import may_pass, os_error, panics_as_errors, shown
-from stormproof.sinks.delta.log import (
-    APPLICATION,
-    DeltaLog,
-    OurCommit,
-    Reach,
-    Undo,
-    commit_metadata,
-    undo_metadata,
-)
+from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, Undo, commit_metadata, undo_metadata
 from stormproof.sinks.delta.newest import NewestTable
+from stormproof.sinks.delta.position import Position, find_commit, find_position
 from stormproof.sinks.delta.rows import HOOKS, RowsToPut
 from stormproof.sinks.delta.table import column_limits, require_table
 from stormproof.sinks.delta.torn import put_torn_aside
@@ -45,24 +38,6 @@ from stormproof.sinks.protocol import (
 COMMIT_RETRIES_MAX: Final = 15
 """How often delta-rs may try again behind other writers' commits; a commit of our own application ends it at once."""
 
-CLAIM_TRIES_MAX: Final = 20
-"""Changes of others that may come between a look at the table's properties and our own change of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Position:
-    """What the table holds for us: `commit` is None where its log entry is gone. `restored`: the version of a RESTORE that
-    took its rows back, and kept the transaction identifier.
-    """
-
-    txid: int
-    commit: OurCommit | None
-    restored: int | None = None
-
-    @property
-    def held(self) -> Held:
-        return Held(self.txid, None if self.commit is None else self.commit.digest)
-
 
 class TableHold(StoreRecord):
     """What a Delta sink and a map in a Delta table have in common; `rows` is what they bring in.
@@ -80,7 +55,7 @@ class TableHold(StoreRecord):
         epoch: int,
         reading: bool,
     ) -> None:
-        self.identity = identity
+        self._identity = identity
         self.input = input_
         self.log = DeltaLog(path)
         self.where = f"sink {identity.sink!r} ({path})"
@@ -88,11 +63,17 @@ class TableHold(StoreRecord):
         self._epoch = epoch
         self._application = identity.application_id
         self._newest = NewestTable(self.log, self.where)
+        self._claims = Claims(self.log, self._newest, identity, self.where)
         table = DeltaTable(path)
         if not reading:
             require_table(table, input_, self.where)
         self.limits = column_limits(table, input_)
         self._table_id = str(table.metadata().id)
+
+    @property
+    def identity(self) -> SinkIdentity:
+        """Under what name it keeps its evidence."""
+        return self._identity
 
     @property
     def table_id(self) -> str:
@@ -103,8 +84,8 @@ class TableHold(StoreRecord):
         """The table at its newest version; see `NewestTable.load`."""
         return self._newest.load()
 
-    def forget(self) -> None:
-        """Load it anew the next time."""
+    def close(self) -> None:
+        """Load the table anew the next time: there is no connection to let go."""
         self._newest.forget()
 
     def writers(self) -> Iterator[str]:
@@ -112,13 +93,31 @@ class TableHold(StoreRecord):
         for entry in self.log.back_from(self._newest.load().version()):
             yield str(entry.info.get(APPLICATION, ""))
 
-    def check_position(self, table: DeltaTable, *, same_table: bool) -> None:
-        """Look what the table holds.
+    def position(self, table: DeltaTable, *, same_table: bool) -> Position | None:
+        """What the table holds for this sink; None: no txid.
 
         Raises:
-            PositionMismatch: its rows were taken back by a RESTORE, or `same_table` is asked for and it is another one.
+            PositionMismatch: `same_table` is asked for, and it is another table than the one that was opened, or a RESTORE
+                took its last txid's rows back.
         """
-        self._position(table, same_table=same_table)
+        if same_table and str(table.metadata().id) != self._table_id:
+            raise PositionMismatch(
+                f"{self.where}: the table is now {table.metadata().id}, it was {self._table_id} when it was opened; "
+                f"inspect with: stormproof audit verify {self.identity.topology}",
+                table_id=str(table.metadata().id),
+                expected=self._table_id,
+            )
+        found = find_position(self.log, table, self._application)
+        if same_table and found is not None and found.commit is not None and found.restored is not None:
+            raise PositionMismatch(
+                f"{self.where}: version {found.restored} restored the table to before version {found.commit.version}, "
+                f"which holds txid {found.txid}: its rows are gone; inspect with: stormproof audit verify "
+                f"{self.identity.topology}. RESTORE the table to version {found.restored - 1}; or give the rows up, on "
+                f"record: stormproof ledger adopt-table {self.identity.topology} {self.identity.sink} --accept-loss",
+                txid=found.txid,
+                version=found.restored,
+            )
+        return found
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed here, as far back as the log goes."""
@@ -128,40 +127,11 @@ class TableHold(StoreRecord):
 
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
         """Put this life's name among the table's properties; see the protocol."""
-        for _ in range(CLAIM_TRIES_MAX):
-            table = self._newest.load()
-            if claims.is_claimed(table, self.identity):
-                durable.sync_version(self.log, table.version())
-                return ()
-            strangers = tuple(life for life in claims.lives(table, self.identity) if life not in accepted)
-            if strangers:
-                return strangers
-            self._put_claim(table, claims.CLAIMED)
-        raise StoreUnavailable(f"{self.where}: others change the table's properties all the time; tried again")
+        return self._claims.put(accepted)
 
     def release(self) -> bool:
         """Mark that property as released."""
-        for _ in range(CLAIM_TRIES_MAX):
-            table = self._newest.load()
-            if not claims.is_claimed(table, self.identity):
-                return False
-            if self._put_claim(table, claims.RELEASED):
-                return True
-        raise StoreUnavailable(f"{self.where}: others change the table's properties all the time; try again")
-
-    def _put_claim(self, table: DeltaTable, value: str) -> bool:
-        """Whether it was put; not so where another writer came first."""
-        try:
-            with panics_as_errors():
-                claims.put(table, self.identity, value)
-        except CommitFailedError:
-            return False
-        except (DeltaError, OSError) as error:
-            raise StoreUnavailable(f"{self.where}: the table cannot be claimed: {shown(error)}") from error
-        finally:
-            self._newest.forget()
-        durable.sync_version(self.log, self._newest.load().version())
-        return True
+        return self._claims.release()
 
     def held(self) -> Held | None:
         """The last transaction in the table's log, read afresh.
@@ -171,14 +141,14 @@ class TableHold(StoreRecord):
             SinkRefused: the table is gone.
             StoreUnavailable: it cannot be read.
         """
-        position = self._position(self._newest.load(), same_table=True)
+        position = self.position(self._newest.load(), same_table=True)
         return None if position is None else position.held
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
         """Adopt one transaction, by the table of `decide`; see the protocol."""
         where = f"{self.where}, txid {transaction.txid}"
         table = self._newest.load()
-        position = self._position(table, same_table=checked)
+        position = self.position(table, same_table=checked)
         if checked and decide(self.identity, transaction, self._known(table, transaction, position)) is Decision.SKIP:
             self._require_live(position)
             self._sync(position.commit if position is not None else None, after=None)
@@ -200,7 +170,7 @@ class TableHold(StoreRecord):
             problem = error
         failpoint("delta.after_log_entry")
         # Read again, whatever was answered: only the log says whether the entry is there, and in which version.
-        commit = self._find(transaction, after=read_version)
+        commit = find_commit(self.log, self._application, transaction, after=read_version)
         if commit is None:
             if problem is None and self._was_cleaned(transaction, after=read_version):
                 failpoint("delta.after_sync")
@@ -226,7 +196,7 @@ class TableHold(StoreRecord):
 
     def keep_held(self) -> None:
         """See that the files of the last commit are there, and sync it."""
-        position = self._position(self._newest.load(), same_table=True)
+        position = self.position(self._newest.load(), same_table=True)
         self._require_live(position)
         self._sync(None if position is None else position.commit, after=None)
 
@@ -237,7 +207,7 @@ class TableHold(StoreRecord):
             return None  # its files are the prepared ones: they must be put back
         put_torn_aside(self.log, where)
         table = self._newest.load()
-        position = self._position(table, same_table=True)
+        position = self.position(table, same_table=True)
         if position is None or position.commit is None or position.held != Held(transaction.txid, transaction.digest):
             return None
         lost = self._lost_of(position.commit)
@@ -278,7 +248,7 @@ class TableHold(StoreRecord):
         """Where the log does not hold `last`, or a RESTORE took it back, put its identifier there, with the rows that there
         are.
         """
-        position = self._position(self._newest.load(), same_table=False)
+        position = self.position(self._newest.load(), same_table=False)
         ledger = None if last is None else last.txid
         if position is not None and (ledger is None or position.txid > ledger):
             raise PositionMismatch(
@@ -290,45 +260,8 @@ class TableHold(StoreRecord):
         if last is not None and (position is None or position.txid < last.txid or position.restored is not None):
             self.commit(last, checked=False)
 
-    def _position(self, table: DeltaTable, *, same_table: bool) -> _Position | None:
-        if same_table and str(table.metadata().id) != self._table_id:
-            raise PositionMismatch(
-                f"{self.where}: the table is now {table.metadata().id}, it was {self._table_id} when it was opened; "
-                f"inspect with: stormproof audit verify {self.identity.topology}",
-                table_id=str(table.metadata().id),
-                expected=self._table_id,
-            )
-        txid = table.transaction_version(self._application)
-        if txid is None:
-            return None
-        reach = Reach()
-        undone: Undo | None = None
-        for entry in self.log.back_from(table.version()):
-            undo = entry.undo(self._application)
-            if undo is not None and undone is None:
-                # The identifier still names what was taken back.
-                undone = undo
-                if undo.holds is None:
-                    return None
-                txid = undo.holds
-            restored = reach.taken_back_by(entry)
-            ours = entry.ours(self._application)
-            if ours is not None and ours.txid == txid and (undone is None or ours.version < undone.version):
-                if same_table and restored is not None:
-                    raise PositionMismatch(
-                        f"{self.where}: version {restored} restored the table to before version {ours.version}, "
-                        f"which holds txid {txid}: its rows are gone; inspect with: stormproof audit verify "
-                        f"{self.identity.topology}. RESTORE the table to version {restored - 1}; or give the rows up, on "
-                        f"record: stormproof ledger adopt-table {self.identity.topology} {self.identity.sink} "
-                        "--accept-loss",
-                        txid=txid,
-                        version=restored,
-                    )
-                return _Position(txid, ours, restored)
-        return _Position(txid, None)
-
     def _properties(
-        self, transaction: PreparedTransaction, position: _Position | None, *, checked: bool
+        self, transaction: PreparedTransaction, position: Position | None, *, checked: bool
     ) -> CommitProperties:
         # Unchecked commits may come late; the identifier never goes back.
         version = transaction.txid if checked or position is None else max(position.txid, transaction.txid)
@@ -339,7 +272,7 @@ class TableHold(StoreRecord):
             app_transactions=[Transaction(self._application, version, time.time_ns() // 1_000_000)],
         )
 
-    def _known(self, table: DeltaTable, transaction: PreparedTransaction, position: _Position | None) -> Held | None:
+    def _known(self, table: DeltaTable, transaction: PreparedTransaction, position: Position | None) -> Held | None:
         """What the table holds, where a clean-up has taken the log entry that says it: the identifier is in the checkpoint,
         and so are the files. Prepared files have names that nobody else's have, so where all of them are the table's own,
         it holds this very transaction. Of a MERGE nothing is left to tell.
@@ -363,13 +296,6 @@ class TableHold(StoreRecord):
             return False
         durable.sync_checkpoints(self.log, table, cleaned, live=self.input.is_by_key)
         return True
-
-    def _find(self, transaction: PreparedTransaction, *, after: int) -> OurCommit | None:
-        for entry in self.log.on_from(after + 1):
-            ours = entry.ours(self._application)
-            if ours is not None and ours.txid == transaction.txid and ours.digest == transaction.digest:
-                return ours
-        return None
 
     def _refusal(self, problem: Exception | None, where: str) -> SinkRefused | StoreUnavailable:
         """What a commit that left no log entry is: what may pass by itself is transient, all else is for good."""
@@ -398,7 +324,7 @@ class TableHold(StoreRecord):
         if table.metadata().configuration.get("delta.enableExpiredLogCleanup", "true") != "false":
             table.cleanup_metadata()
 
-    def _require_live(self, position: _Position | None) -> None:
+    def _require_live(self, position: Position | None) -> None:
         """A commit that is found counts only if its live files are on disk: a power loss may take them, not the log."""
         if position is None or position.commit is None:
             return

@@ -1,11 +1,10 @@
-"""A Delta sink opened by one driver: its prepared files, adopted by the table's log or merged into the table."""
+"""A Delta sink opened by one driver: its prepared files are adopted by the table's log, or merged into the table."""
 
 from __future__ import annotations
 
 import errno
 import os
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,93 +19,36 @@ from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import require_unique_keys
-from stormproof.sinks.protocol import (
-    CommitOutcome,
-    EvidenceReport,
-    Held,
-    PreparedTransaction,
-    SinkIdentity,
-    SinkSession,
-)
-from stormproof.sinks.staging import FileWriter, IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
+from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.writer import FileWriter
 
 MERGE_ROWS_IN_MEMORY_MAX: Final = 1_000_000
 """A larger fold is streamed from its files, without pruning the table's files by the range of its keys."""
 
 
-class DeltaSession(SinkSession):
-    """One driver's side of a Delta table."""
+class DeltaSession(TableHold, SinkSession):
+    """One driver's side of a Delta table: its hold on the table, and the folder with the prepared files."""
 
     def __init__(
         self, path: str, directory: str, *, identity: SinkIdentity, input_: SinkInput, epoch: int, reading: bool
     ) -> None:
         rows = _PreparedRows(directory, input_)
-        self._hold = TableHold(path, rows, identity=identity, input_=input_, epoch=epoch, reading=reading)
+        super().__init__(path, rows, identity=identity, input_=input_, epoch=epoch, reading=reading)
         self._directory = directory
-        self._input = input_
-
-    @property
-    def identity(self) -> SinkIdentity:
-        """Under what name it keeps its evidence."""
-        return self._hold.identity
-
-    @property
-    def table_id(self) -> str:
-        """The table's own id, made when it is created."""
-        return self._hold.table_id
 
     def writer(self) -> FileWriter:
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
-        return FileWriter(self.identity.sink, self._directory, self._hold.limits, private=self._input.is_by_key)
-
-    def other_incarnations(self) -> tuple[str, ...]:
-        """Other lives that committed here, as far back as the log goes."""
-        return self._hold.other_incarnations()
-
-    def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
-        """Put this life's name among the table's properties; see the protocol."""
-        return self._hold.claim(accepted)
-
-    def release(self) -> bool:
-        """Mark that property as released."""
-        return self._hold.release()
-
-    def held(self) -> Held | None:
-        """The last transaction in the table's log, read afresh; see `TableHold`."""
-        return self._hold.held()
-
-    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
-        """Adopt one transaction, by the table of `decide`; see the protocol."""
-        return self._hold.commit(transaction, checked=checked)
+        return FileWriter(self.identity.sink, self._directory, self.limits, private=self.input.is_by_key)
 
     def sweep(self, is_dead: IsDead) -> int:
-        """Remove prepared files of dead attempts; never one that the table's log holds."""
-        return sweep_folder(self._directory, self.identity.incarnation, is_dead, self._hold.adopted)
+        """Remove prepared files of dead attempts; never one that the table's log has adopted."""
+        return sweep_folder(self._directory, self.identity.incarnation, is_dead, self.adopted)
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """A fold's staging files may go; appended files are the table's own."""
-        if self._input.is_by_key:
-            remove_staged(self._directory, self.identity.incarnation, transaction.txid, transaction.files)
-
-    def evidence(self, first: int, last: int | None) -> EvidenceReport:
-        """What the table's log says of each txid, and what it says happened to its files since."""
-        return self._hold.evidence(first, last)
-
-    def restore_lost(self, transaction: PreparedTransaction) -> str | None:
-        """Take a fold back whose commit is the table's newest version and whose files were lost; see the protocol."""
-        return self._hold.restore_lost(transaction)
-
-    def count_rows(self, limit: int) -> int:
-        """The rows of the newest version by the statistics of its files; `limit` where a file has none."""
-        return self._hold.count_rows(limit)
-
-    def take_table(self, last: PreparedTransaction | None) -> None:
-        """Have the table's log hold `last`; see `TableHold`."""
-        self._hold.take_table(last)
-
-    def close(self) -> None:
-        """Nothing to let go."""
-        self._hold.forget()
+        if self.input.is_by_key:
+            remove_staged(self._directory, self.identity.incarnation, transaction.txid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class TableHold(StoreRecord):
         self, database: Database, name: TableName, identity: SinkIdentity, input_: SinkInput, epoch: int | None
     ) -> None:
         self.name = name
-        self.identity = identity
+        self._identity = identity
         self.input = input_
         self.where = f"sink {identity.sink!r} (table {name} at {database.redacted})"
         self.limits = Limits()
@@ -60,6 +60,11 @@ class TableHold(StoreRecord):
         self._fence = Fence(identity, epoch, self.where)
         self.link = Link(database, identity.sink, self.where, None if epoch is None else self._fence.enter)
         self._table_id: str | None = None
+
+    @property
+    def identity(self) -> SinkIdentity:
+        """Under what name it keeps its evidence."""
+        return self._identity
 
     @property
     def table_id(self) -> str:

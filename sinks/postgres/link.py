@@ -1,9 +1,9 @@
-"""The connection of one sink to its database: made when it is needed, anew where it was lost; its errors as ours."""
+"""The connection of one sink to its database: made when it is needed, made anew after a loss; Postgres's errors as ours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Final
 
 import psycopg
@@ -14,11 +14,11 @@ from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.postgres.rights import explained
 
 LOCK_TIMEOUT_MS: Final = 30_000
-"""How long a commit waits for somebody else's lock on the table before it says so."""
+"""How long a commit waits for another session's lock on the table before it gives up."""
 
 
 class Link:
-    """One connection at a time. `enter` is called in a transaction of each new one that is to be `fenced`."""
+    """One connection at a time. `enter` is called in a transaction on each new connection that is to be `fenced`."""
 
     def __init__(
         self, database: Database, sink: str, where: str, enter: Callable[[psycopg.Connection], None] | None
@@ -56,25 +56,25 @@ class Link:
 
     @contextmanager
     def snapshot(self) -> Generator[psycopg.Connection]:
-        """A transaction that reads one instant: a driver that commits meanwhile is seen whole, or not at all."""
+        """A read-only transaction with one snapshot: a commit of the driver meanwhile is seen as a whole, or not at all."""
         with self.transaction() as connection:
             connection.execute("set transaction isolation level repeatable read, read only")
             yield connection
 
     @contextmanager
     def errors(self, where: str | None = None) -> Generator[None]:
-        """Postgres's errors as ours: what may pass by itself is transient, all else is for good."""
+        """Turn Postgres's errors into ours: what may pass by itself is transient, all else is permanent."""
         where = self._where if where is None else where
         try:
             yield
         except psycopg.Error as error:
             state = error.sqlstate
-            said = explained(error, self._database, where)
-            if said is not None:
+            explanation = explained(error, self._database, where)
+            if explanation is not None:
                 self.close()
-                raise said from error
+                raise explanation from error
             if state is None or may_pass(error):
-                # Whether a lost COMMIT took place is unknown: a new connection tells.
+                # The answer to a COMMIT may be lost with the connection: a new connection tells whether it took place.
                 self.close()
                 raise StoreUnavailable(
                     f"{where}: {self._database.without_secrets(str(error)).strip()}; read again before acting",
@@ -83,10 +83,17 @@ class Link:
             raise _refused(error, where) from error
 
     def close(self) -> None:
-        """Let the connection go; what was not committed on it is undone."""
+        """Close the connection; what was not committed on it is rolled back."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+@contextmanager
+def asked(database: Database, where: str) -> Generator[psycopg.Connection]:
+    """A connection for one question, without a fence; errors are those of `Link.errors`, and name `where`."""
+    with closing(Link(database, "question", where, None)) as link, link.errors():
+        yield link.connection()
 
 
 def _refused(error: psycopg.Error, where: str) -> SinkRefused:

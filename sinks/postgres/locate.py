@@ -1,16 +1,12 @@
-"""Which table a name means in a database, before it is opened: what two sinks of one topology must not share."""
+"""Which table a name stands for, asked before any sink is opened: two sinks of one topology must not share a table."""
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Final
 
-import psycopg
-
-from stormproof.core.errors import SinkRefused, StoreUnavailable
-from stormproof.core.postgres.database import Database, connect, may_pass
-from stormproof.core.postgres.rights import explained
+from stormproof.core.postgres.database import Database
 from stormproof.core.sink import TableKey
+from stormproof.sinks.postgres.link import asked
 from stormproof.sinks.postgres.table import TableName
 
 LOCATE: Final = """
@@ -28,32 +24,22 @@ LOCATE: Final = """
 
 
 def key_of_name(database: Database | None, name: TableName) -> TableKey:
-    """Equal for names that are spelled alike in databases that are, or that are both the run's."""
+    """Equal where both the databases and the names are spelled alike. `database` None: the run's."""
     return "postgres by name", database, name
 
 
 def locate(database: Database, name: TableName, where: str) -> TableKey:
     """The server, the database, and the table's schema and name there, where it is or would be made.
 
-    A cluster that was copied has its original's identifier: the instant of its start tells the two servers apart.
+    A copied cluster has its original's system identifier: the instant of its start tells the two servers apart.
 
     Raises:
-        StoreUnavailable: there is no connection to be had.
-        SinkRefused: the database does not say.
+        StoreUnavailable: there is no connection, or it is lost.
+        SinkRefused: the database refuses to answer.
     """
-    with closing(connect(database, application_name="stormproof sinks", autocommit=True)) as connection:
-        try:
-            row = connection.execute(
-                LOCATE,
-                {"schema": name.schema, "table": name.table, "name": name.identifier.as_string(connection)},
-            ).fetchone()
-        except psycopg.Error as error:
-            said = explained(error, database, where)
-            if said is not None:
-                raise said from error
-            text = database.without_secrets(str(error)).strip()
-            if isinstance(error, psycopg.OperationalError) or may_pass(error):
-                raise StoreUnavailable(f"{where}: {text}; nothing was written", sqlstate=error.sqlstate) from error
-            raise SinkRefused(f"{where}: which table it is cannot be told: {text}", sqlstate=error.sqlstate) from error
+    with asked(database, where) as connection:
+        row = connection.execute(
+            LOCATE, {"schema": name.schema, "table": name.table, "name": name.identifier.as_string(connection)}
+        ).fetchone()
     assert row is not None
     return "postgres", *row

@@ -1,4 +1,4 @@
-"""Commits a transaction without the rows that its table refuses: found by halves, each half under a savepoint."""
+"""Finds the rows that a table refuses by bisection, each part under a savepoint, and moves all others."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from stormproof.sinks.abilities import RefusedRow
 from stormproof.sinks.postgres.refusals import is_of_a_row
 
 REFUSED_MAX: Final = 1_000
-"""Rows that one command may give up; more of them are no exception, and each costs some 40 statements."""
+"""Rows that one command may give up. More than that is no exception any more, and each one costs some 40 statements."""
 
 _TEXT_MAX: Final = 10_000
 
 
 class _Dropped(Exception):
-    """A trigger took rows out without a word."""
+    """A trigger dropped rows without an error."""
 
 
 def move_row_by_row(
     connection: psycopg.Connection,
     batches: Iterable[tuple[str, int, pa.RecordBatch]],
-    move: Callable[[pa.RecordBatch], int],
+    move: Callable[[Iterable[pa.RecordBatch]], int],
     where: str,
 ) -> tuple[int, list[RefusedRow]]:
-    """Move (file, number of its first row, rows) into the table; how many rows were taken, and those that were not.
+    """Move batches into the table by `move`, which counts the rows; a batch is (file, number of its first row, rows).
 
-    Of two rows that exclude each other the first is taken.
+    Returns the number of rows that the table took, and the rows that it refused. Of two rows that exclude each other the
+    first is taken.
 
     Raises:
         SinkRefused: more than `REFUSED_MAX` rows are refused.
         psycopg.Error: a statement fails for a reason that is no row's.
     """
-    # One that is deferred to the end of the transaction would be told there, and of no row.
+    # A deferred constraint would be checked at the end of the transaction, and its error would name no row.
     connection.execute("set constraints all immediate")
     taken, refused = 0, list[RefusedRow]()
     for file, first, batch in batches:
@@ -48,7 +49,7 @@ def move_row_by_row(
             sqlstate, error = None, "the table took it without an error and does not hold it: a trigger drops it"
             try:
                 with connection.transaction():
-                    if move(part) != part.num_rows:
+                    if move([part]) != part.num_rows:
                         raise _Dropped
                 taken += part.num_rows
                 continue

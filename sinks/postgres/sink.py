@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
-import psycopg
-
 from stormproof.core.arguments import require_path
-from stormproof.core.errors import Json, SettingsError, SinkRefused
+from stormproof.core.errors import Json, SettingsError
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.database import Database
 from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.sinks.folding import check_fold_input
+from stormproof.sinks.postgres.link import asked
 from stormproof.sinks.postgres.locate import key_of_name, locate
 from stormproof.sinks.postgres.refusals import what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession
@@ -93,22 +91,19 @@ class PostgresSink(Sink):
         return locate(self._known_database(), self._table, f"sink {self._name!r} ({self.target})")
 
     def refusals(self, input_: SinkInput, database: Database | None = None) -> list[str]:
-        """Which rules of the table can refuse rows when they are committed; none where there is no table yet, or no
-        database is known. `database` is asked where the sink was given none.
+        """The rules of the table that can refuse rows at a commit; none where there is no table yet, or no database is
+        known. `database` is asked where the sink names none.
 
         Raises:
-            StoreUnavailable: there is no connection to be had.
-            SinkRefused: the database does not say.
+            StoreUnavailable: there is no connection, or it is lost.
+            SinkRefused: the database refuses to answer.
         """
-        asked = database if self._database is None else self._database
-        if asked is None:
+        database = self._database or database
+        if database is None:
             return []
-        with closing(connect(asked, application_name="stormproof sinks", autocommit=True)) as connection:
-            try:
-                oid = find_oid(connection, self._table)
-                return [] if oid is None else what_can_refuse(connection, oid, input_)
-            except psycopg.Error as error:
-                raise SinkRefused(f"sink {self._name!r} ({self.target}): {error}", sqlstate=error.sqlstate) from error
+        with asked(database, f"sink {self._name!r} ({self.target})") as connection:
+            oid = find_oid(connection, self._table)
+            return [] if oid is None else what_can_refuse(connection, oid, input_)
 
     def files_in(self, input_: SinkInput) -> str:
         """The staging folder."""
@@ -120,7 +115,7 @@ class PostgresSink(Sink):
         return PostgresSink(
             str(self._table),
             name=self._name,
-            database=database if self._database is None else self._database,
+            database=self._database or database,
             staging=staging / self._name if self._staging is None else self._staging,
         )
 
@@ -146,14 +141,18 @@ class PostgresSink(Sink):
 
     def operate(self, identity: SinkIdentity, input_: SinkInput, epoch: int, staging: str) -> PostgresSession:
         """Open under an epoch that stands, for a command on a batch whose driver has stopped: fences nobody."""
-        return PostgresSession(
-            self._known_database(), self._table, staging=staging, identity=identity, input_=input_, epoch=epoch
-        )
+        return self._session(identity, input_, epoch, staging)
 
-    def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int | None) -> PostgresSession:
-        staging = self.files_in(input_)
+    def _session(
+        self, identity: SinkIdentity, input_: SinkInput, epoch: int | None, staging: str | None = None
+    ) -> PostgresSession:
         return PostgresSession(
-            self._known_database(), self._table, staging=staging, identity=identity, input_=input_, epoch=epoch
+            self._known_database(),
+            self._table,
+            staging=staging or self.files_in(input_),
+            identity=identity,
+            input_=input_,
+            epoch=epoch,
         )
 
     def _known_database(self) -> Database:

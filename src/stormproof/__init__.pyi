@@ -108,9 +108,7 @@ from .trident.explain import Explanation as Explanation
 from .trident.run import RunArguments as RunArguments, run as run
 from .trident.state.delta import DeltaMap as DeltaMap
 from .trident.state.key_value import (
-    KeyValueStore as KeyValueStore,
     MemoryMap as MemoryMap,
-    MemoryStore as MemoryStore,
     NonTransactionalMap as NonTransactionalMap,
     OpaqueMap as OpaqueMap,
     TransactionalMap as TransactionalMap,
@@ -127,6 +125,7 @@ from .trident.state.protocol import (
     StateUpdater as StateUpdater,
 )
 from .trident.state.sink import StateSink as StateSink
+from .trident.state.stores import KeyValueStore as KeyValueStore, MemoryStore as MemoryStore
 from .trident.state.updater import MapSetter as MapSetter, MapUpdater as MapUpdater
 from .trident.statistics import (
     BatchResult as BatchResult,

@@ -26,7 +26,7 @@ from stormproof.core.sink import PreparedFile, SinkInput, TaskContext
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import MemorySession
 from stormproof.sinks.protocol import SinkIdentity
-from stormproof.sinks.staging import FileWriter, ParquetTaskWriter
+from stormproof.sinks.writer import FileWriter, ParquetTaskWriter
 from stormproof.trident.in_flight import JobsOnThreads
 from stormproof.trident.statistics import BatchResult
 

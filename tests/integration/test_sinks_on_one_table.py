@@ -20,7 +20,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkSpec
-from stormproof.sinks.postgres import locate
+from stormproof.sinks.postgres import link, locate
 from stormproof.trident.opening import require_own_tables
 from stormproof.trident.state.sink import StateSink
 
@@ -187,7 +187,7 @@ def test_a_copied_cluster_is_another_server(operated: Operated, monkeypatch: pyt
         )
         return connect(database, application_name=application_name, autocommit=autocommit)
 
-    monkeypatch.setattr(locate, "connect", connected)
+    monkeypatch.setattr(link, "connect", connected)
     sinks = [
         PostgresSink("counts", name="a", database=operated.cell.database),
         PostgresSink("public.counts", name="b", database=operated.cell.database),

@@ -15,7 +15,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.protocol import Resolution
-from stormproof.sinks import staging
+from stormproof.sinks import writer
 from stormproof.sinks.delta import durable, opening
 from stormproof.sinks.delta import hold as delta
 from stormproof.sinks.files import LocalFiles
@@ -208,7 +208,7 @@ def no_sync() -> None:
 
 def prepared_bytes_not_synced() -> None:
     """A task's files have their names on the disk, and no bytes."""
-    _replace(staging._HashingFile, "sync", lambda _: None)  # pyright: ignore[reportPrivateUsage]
+    _replace(writer._HashingFile, "sync", lambda _: None)  # pyright: ignore[reportPrivateUsage]
 
 
 def folders_not_synced() -> None:

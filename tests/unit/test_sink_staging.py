@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import PreparedFile, TaskContext
-from stormproof.sinks import staging
+from stormproof.sinks import writer as writer_module
 from stormproof.sinks.staging import (
-    FileStatistics,
-    FileWriter,
     PreparedName,
     file_digest,
     parse_prepared_name,
@@ -29,6 +27,8 @@ from stormproof.sinks.staging import (
     require_files,
     sweep_folder,
 )
+from stormproof.sinks.statistics import FileStatistics
+from stormproof.sinks.writer import FileWriter
 
 CONTEXT = TaskContext("inc-1", 7, 2, 3)
 SCHEMA = pa.schema([("word", pa.string()), ("n", pa.int64())])
@@ -93,7 +93,7 @@ def test_no_rows_no_file(tmp_path: Path) -> None:
 
 
 def test_a_failed_task_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "ROW_GROUP_ROWS_MAX", 1)
+    monkeypatch.setattr(writer_module, "ROW_GROUP_ROWS_MAX", 1)
     writer = FileWriter("sink", str(tmp_path)).open_task(CONTEXT, SCHEMA)
     writer.write(rows(("a", 1)))
     assert len(list(tmp_path.iterdir())) == 1
@@ -102,7 +102,7 @@ def test_a_failed_task_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_rows_are_not_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "ROW_GROUP_ROWS_MAX", 2)
+    monkeypatch.setattr(writer_module, "ROW_GROUP_ROWS_MAX", 2)
     (file,) = write(tmp_path, *[rows((str(i), i)) for i in range(5)])
     with pq.ParquetFile(tmp_path / file.path) as parquet:
         assert parquet.num_row_groups == 3

@@ -24,9 +24,11 @@ from stormproof.sinks.delta.table import check_types, require_table
 from stormproof.sinks.delta.torn import require_whole
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import PreparedTransaction
+from stormproof.sinks.registry import SinkAddress
 from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
+from stormproof.trident.state.sink import StateSink
 
 _PLACE: Final = "stormproof_place"
 _LARGE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
@@ -53,11 +55,6 @@ class DeltaBacking(Backing):
     @property
     def record(self) -> TableHold:
         """The table's log."""
-        return self._hold
-
-    @property
-    def table(self) -> TableHold:
-        """This one."""
         return self._hold
 
     @property
@@ -97,7 +94,7 @@ class DeltaBacking(Backing):
         """Look whether the table can be written to; nothing is."""
         table = self._hold.load()
         require_table(table, self._input, f"{self._hold.where}, txid {transaction.txid}")
-        self._hold.check_position(table, same_table=checked)
+        self._hold.position(table, same_table=checked)
         self._begun, self._rows.gathered = (transaction, checked), []
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
@@ -114,10 +111,8 @@ class DeltaBacking(Backing):
         files = dataset(self._hold.load().file_uris(), schema=self._input.schema, format="parquet")
         found = files.to_table(filter=first)
         joined = wanted.join(found, names, join_type="left outer").sort_by(_PLACE).select(self._stored.names)
-        batches = joined.combine_chunks().to_batches()
-        if not batches:
-            return _empty(self._stored)
-        return batches[0].cast(self._stored)
+        columns = [column.combine_chunks() for column in joined.cast(self._stored).columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self._stored)
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch) -> None:
         """Gather the rows; each key comes once in a txid."""
@@ -133,7 +128,7 @@ class DeltaBacking(Backing):
 
     def close(self) -> None:
         """Nothing to let go."""
-        self._hold.forget()
+        self._hold.close()
 
 
 class GatheredRows(RowsToPut):
@@ -223,5 +218,6 @@ class DeltaMap:
         return make_map(context, self._kind, backing)
 
 
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+def described(address: SinkAddress) -> StateSink:
+    """The state of a ledger's description."""
+    return StateSink.described(address, DeltaMap(address.text("path"), address.text("state")))

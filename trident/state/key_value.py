@@ -1,22 +1,15 @@
-"""Maps over users' own key-value stores: bytes by key, a bounded cache in front, nothing assumed of transactions."""
+"""Maps over a user's own key-value store: rows as JSON under their keys, and the last transaction under a key of its own."""
 
 from __future__ import annotations
 
-import base64
 import json
-import math
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
-from typing import Any, Final, Protocol
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
 
 import pyarrow as pa
 
 from stormproof.core.arguments import require_function, require_object, require_text, require_whole
-from stormproof.core.errors import Fenced, Json, PositionMismatch, SinkRefused, TopologyError
-from stormproof.core.forks import OneProcess
+from stormproof.core.errors import Fenced, Json, PositionMismatch, SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import TableKey, shared_table
 from stormproof.core.user_functions import refuse_unfit_call
@@ -24,130 +17,18 @@ from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity, StoreRecord
 from stormproof.trident.state.abilities import SupportsStoreIdentity
 from stormproof.trident.state.checks import as_state_kind
+from stormproof.trident.state.codec import codec, converted, dumps
 from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
+from stormproof.trident.state.stores import CachedStore, KeyValueStore, MemoryStore, OpenStore
 
 POSITION_KEY: Final = b"stormproof:position"
-"""Where a map remembers its last txid and whose it is. No row's key looks like it: those are JSON arrays."""
+"""Where a map keeps its last txid and its owner. No row's key looks like it: those are JSON arrays."""
 
 CHUNK_KEYS: Final = 1_000
 """Keys per call to the store."""
 
 CACHE_KEYS: Final = 100_000
-
-_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - a timestamp without a zone has none
-_EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class KeyValueStore(Protocol):
-    """A user's store: bytes by key. Not assumed to be transactional: a call that fails may have written some keys.
-
-    One thread at a time calls it, and not always the same one: with several batches in flight a batch is committed on
-    another thread than the one that opened the store. Errors that may pass are to be raised as `TransientError`
-    (`StoreUnavailable`), others as `SinkRefused`.
-    """
-
-    def multi_get(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """The values of these keys, in their order; None where there is none. Every write that returned is seen."""
-        ...
-
-    def multi_put(self, items: Mapping[bytes, bytes]) -> None:
-        """Store these values; when it returns they are durable."""
-        ...
-
-    def close(self) -> None:
-        """Let connections go."""
-        ...
-
-
-class MemoryStore:
-    """A key-value store in this process's memory: for tests, and for states that need not outlive it.
-
-    Threads: any number may use one object. Forks: one that writes to its parent's is refused, for it has a copy.
-    """
-
-    def __init__(self) -> None:
-        self._guard = OneProcess("a MemoryStore")
-        self.items: dict[bytes, bytes] = {}
-
-    def multi_get(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """The values of these keys."""
-        return [self.items.get(key) for key in keys]
-
-    def multi_put(self, items: Mapping[bytes, bytes]) -> None:
-        """Store these values."""
-        with self._guard:
-            self.items.update(items)
-
-    def close(self) -> None:
-        """Nothing to let go."""
-
-
-class CachedStore:
-    """The most recently used keys of a store, of which this is the only writer.
-
-    Guarantee:
-        The cache never holds what the store may lack: it is filled after a write returned, and emptied when a call
-        fails, since then nobody knows what was written.
-    """
-
-    def __init__(self, store: KeyValueStore, keys_max: int = CACHE_KEYS) -> None:
-        self._store = store
-        self._keys_max = keys_max
-        self._cache: OrderedDict[bytes, bytes | None] = OrderedDict()
-
-    def multi_get(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """From the cache, and what it lacks from the store."""
-        missing = [key for key in keys if key not in self._cache]
-        if missing:
-            self._keep(dict(zip(missing, self._asked(missing), strict=True)), keep_all=True)
-        found = [self._cache[key] for key in keys]
-        for key in keys:
-            self._cache.move_to_end(key)
-        self._trim()
-        return found
-
-    def multi_put(self, items: Mapping[bytes, bytes]) -> None:
-        """To the store first."""
-        done = False
-        try:
-            self._store.multi_put(items)
-            done = True
-        finally:
-            if not done:
-                self._cache.clear()
-        self._keep(items, keep_all=False)
-
-    def close(self) -> None:
-        """Close the store."""
-        self._cache.clear()
-        self._store.close()
-
-    def __len__(self) -> int:
-        return len(self._cache)
-
-    def _asked(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        done = False
-        try:
-            found = self._store.multi_get(keys)
-            done = True
-        finally:
-            if not done:
-                self._cache.clear()
-        if len(found) != len(keys):
-            raise SinkRefused(f"the key-value store gave {len(found)} values for {len(keys)} keys")
-        return found
-
-    def _keep(self, items: Mapping[bytes, bytes | None], *, keep_all: bool) -> None:
-        self._cache.update(items)
-        for key in items:
-            self._cache.move_to_end(key)
-        if not keep_all:
-            self._trim()
-
-    def _trim(self) -> None:
-        while len(self._cache) > self._keys_max:
-            self._cache.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +42,8 @@ class _Position:
     rows: int = 0
 
     def to_bytes(self) -> bytes:
-        i = self.identity
-        return _dumps(
-            {
-                "topology": i.topology,
-                "incarnation": i.incarnation,
-                "sink": i.sink,
-                "epoch": self.epoch,
-                "txid": self.txid,
-                "digest": self.digest,
-                "rows": self.rows,
-            }
-        )
+        own = {"epoch": self.epoch, "txid": self.txid, "digest": self.digest, "rows": self.rows}
+        return dumps({**asdict(self.identity), **own})
 
     @classmethod
     def of(cls, value: bytes) -> _Position:
@@ -201,41 +72,37 @@ class KeyValueBacking(Backing, StoreRecord):
         self._cached = CachedStore(store, cache_keys)
         self._where = f"state {context.identity.sink!r} of topology {context.identity.topology!r}"
         self._begun: PreparedTransaction | None = None
-        self._columns = [(f.name, *_codec(f.type)) for f in self._schema]
-        self._key_columns = [(f.name, _codec(f.type)[0]) for f in context.key_schema]
+        self._columns = [(f.name, *codec(f.type)) for f in self._schema]
+        self._key_columns = [(f.name, codec(f.type)[0]) for f in context.key_schema]
         if kind is not StateKind.NON_TRANSACTIONAL:
             self._take()
 
     @property
     def record(self) -> StoreRecord:
-        """The position that it keeps."""
+        """The position that it keeps in the store."""
         return self
 
     @property
     def table_id(self) -> str:
-        """A store has none: its name is all that is known."""
+        """The sink's name: a key-value store has no id of its own."""
         return f"key-value/{self._context.identity.sink}"
 
     @property
     def store_key(self) -> TableKey:
-        """What the store says of itself; else the object."""
+        """The identity that the store itself names; else the object's."""
         store = self._plain
         return ("store", store.store_identity) if isinstance(store, SupportsStoreIdentity) else ("object", id(store))
 
     @property
     def limits(self) -> Limits:
-        """None: it is all text."""
+        """None: whatever the type, a value is stored as text."""
         return Limits()
 
     def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
-        """Look once more whether the store is ours."""
+        """Check once more whose the store is, and which txid it holds."""
         if self._kind is not StateKind.NON_TRANSACTIONAL:
-            position = self._position()
-            if position is not None and position.txid is not None:
-                self._require_one_writer(position.identity)
-            if position is not None and position.epoch > self._epoch and position.identity == self._context.identity:
-                raise Fenced(f"{self._where}: epoch {position.epoch} holds it, this is epoch {self._epoch}")
-            held = None if position is None or position.identity != self._context.identity else position.txid
+            own = self._own(self._position())
+            held = None if own is None else own.txid
             if checked and held not in (transaction.previous, transaction.txid):
                 raise PositionMismatch(
                     f"{self._where} holds txid {held}, the ledger expects {transaction.previous} before txid "
@@ -252,43 +119,45 @@ class KeyValueBacking(Backing, StoreRecord):
             found += self._cached.multi_get(named[start : start + CHUNK_KEYS])
         rows = [None if value is None else json.loads(value) for value in found]
         columns = [
-            pa.array([None if row is None else read(row.get(name)) for row in rows], self._schema.field(name).type)
-            for name, _, read in self._columns
+            pa.array(
+                converted((None if row is None else row.get(name) for row in rows), from_json),
+                self._schema.field(name).type,
+            )
+            for name, _, from_json in self._columns
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch) -> None:
         """Store these rows, in chunks."""
         named = self._names(keys)
-        columns = [(name, [shown(v) for v in stored.column(name).to_pylist()]) for name, shown, _ in self._columns]
+        columns = [(name, converted(stored.column(name).to_pylist(), to_json)) for name, to_json, _ in self._columns]
         values = [
-            _dumps({name: column[i] for name, column in columns if column[i] is not None}) for i in range(len(named))
+            dumps({name: column[i] for name, column in columns if column[i] is not None}) for i in range(len(named))
         ]
         for start in range(0, len(named), CHUNK_KEYS):
             stop = start + CHUNK_KEYS
             self._cached.multi_put(dict(zip(named[start:stop], values[start:stop], strict=True)))
 
     def end(self) -> None:
-        """Remember the transaction, after its keys."""
+        """Write the position, after all of the transaction's keys."""
         transaction, self._begun = self._begun, None
         if transaction is None or self._kind is StateKind.NON_TRANSACTIONAL:
             return
-        before = self._position()
-        txid, digest, rows = transaction.txid, transaction.digest, transaction.rows
-        if before is not None and before.identity == self._context.identity and (before.txid or 0) > txid:
-            txid, digest, rows = before.txid or 0, before.digest or "", before.rows  # unchecked, and late
-        position = _Position(self._context.identity, self._epoch, txid, digest, rows)
+        before = self._committed()
+        if before is not None and (before.txid or 0) > transaction.txid:  # unchecked, and late
+            position = replace(before, epoch=self._epoch)
+        else:
+            identity = self._context.identity
+            position = _Position(identity, self._epoch, transaction.txid, transaction.digest, transaction.rows)
         self._plain.multi_put({POSITION_KEY: position.to_bytes()})
 
     def held(self) -> Held | None:
         """The last transaction, read afresh."""
-        position = self._position()
-        if position is None or position.identity != self._context.identity or position.txid is None:
-            return None
-        return Held(position.txid, position.digest)
+        committed = self._committed()
+        return None if committed is None or committed.txid is None else Held(committed.txid, committed.digest)
 
     def other_incarnations(self) -> tuple[str, ...]:
-        """The life that wrote to it last, where that is not this one."""
+        """The life that committed last, where that is not this one."""
         position = self._position()
         if position is None or position.txid is None or position.identity == self._context.identity:
             return ()
@@ -296,13 +165,12 @@ class KeyValueBacking(Backing, StoreRecord):
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """The last transaction; those before it left no trace of their own."""
-        position = self._position()
-        if position is None or position.identity != self._context.identity or position.txid is None:
+        held = self._committed()
+        if held is None or held.txid is None:
             return EvidenceReport(self.table_id, (), None)
-        txid = position.txid
-        entries = (Evidence(txid, position.digest or "", position.rows),)
-        shown = entries if txid >= first and (last is None or txid <= last) else ()
-        return EvidenceReport(self.table_id, shown, txid, truncated=True)
+        asked = held.txid >= first and (last is None or held.txid <= last)
+        entries = (Evidence(held.txid, held.digest or "", held.rows),) if asked else ()
+        return EvidenceReport(self.table_id, entries, held.txid, truncated=True)
 
     def close(self) -> None:
         """Close the store."""
@@ -316,26 +184,44 @@ class KeyValueBacking(Backing, StoreRecord):
         value = self._plain.multi_get([POSITION_KEY])[0]
         return None if value is None else _Position.of(value)
 
-    def _take(self) -> None:
-        """Refuse another writer's store, and an older epoch; from here on older epochs are refused, and other sinks."""
-        if self._context.epoch is None:
-            return
-        mine, position = self._context.identity, self._position()
+    def _committed(self) -> _Position | None:
+        """The position, where this sink of this life has committed."""
+        position = self._position()
+        if position is None or position.identity != self._context.identity or position.txid is None:
+            return None
+        return position
+
+    def _own(self, position: _Position | None) -> _Position | None:
+        """The position, where this sink of this life has opened the store.
+
+        Raises:
+            SinkRefused: another state has committed to the store.
+            Fenced: a newer epoch holds it.
+        """
         if position is not None and position.txid is not None:
             self._require_one_writer(position.identity)
-        if position is not None and position.identity == mine and position.epoch > self._epoch:
+        if position is None or position.identity != self._context.identity:
+            return None
+        if position.epoch > self._epoch:
             raise Fenced(f"{self._where}: epoch {position.epoch} holds it, this is epoch {self._epoch}")
-        if position is not None and position.txid is not None and position.identity != mine:
-            return  # an older life's: whether this one may go on there is a person's to say
-        if position is not None and position.txid is None:
+        return position
+
+    def _take(self) -> None:
+        """Have the store name this sink and this epoch: from here on it refuses older epochs and other sinks."""
+        if self._context.epoch is None:
+            return
+        position = self._position()
+        own = self._own(position)
+        if own is None and position is not None:
+            if position.txid is not None:
+                return  # it holds another life's rows: a person has to say whether this life may go on there
             self._require_own_claim(position)
-        held = position if position is not None and position.identity == mine else _Position(mine, self._epoch)
-        moved = replace(held, epoch=self._epoch)
-        if moved != position:
+        moved = replace(own or _Position(self._context.identity, self._epoch), epoch=self._epoch)
+        if moved != own:
             self._plain.multi_put({POSITION_KEY: moved.to_bytes()})
 
     def _require_one_writer(self, theirs: SinkIdentity) -> None:
-        """Refuse a store that another state committed to."""
+        """Refuse a store to which another state has committed."""
         mine = self._context.identity
         if (theirs.topology, theirs.sink) != (mine.topology, mine.sink):
             raise SinkRefused(
@@ -344,27 +230,20 @@ class KeyValueBacking(Backing, StoreRecord):
             )
 
     def _require_own_claim(self, position: _Position) -> None:
-        """Refuse a store that another sink of this very run has opened; what an earlier run only opened is free."""
+        """Refuse a store that another sink of this very run has opened. What an earlier run opened and left is free."""
         mine, theirs = self._context.identity, position.identity
-        same_run = (theirs.topology, theirs.incarnation, position.epoch) == (
-            mine.topology,
-            mine.incarnation,
-            self._epoch,
-        )
+        same_run = replace(theirs, sink=mine.sink) == mine and position.epoch == self._epoch
         if same_run and theirs.sink != mine.sink:
             raise shared_table(mine.topology, theirs.sink, mine.sink, (self._target, self._target))
 
     def _names(self, keys: pa.RecordBatch) -> list[bytes]:
-        columns = [[shown(v) for v in keys.column(name).to_pylist()] for name, shown in self._key_columns]
-        return [_dumps(list(key)) for key in zip(*columns, strict=True)]
-
-
-OpenStore = Callable[[], KeyValueStore]
+        columns = [converted(keys.column(name).to_pylist(), to_json) for name, to_json in self._key_columns]
+        return [dumps(list(key)) for key in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
 class KeyValueMap:
-    """What the three kinds have in common: `open_store` opens the store, in the driver and in executors that read.
+    """What the three kinds of maps have in common: `open_store` opens the store, in the driver and in executors that read.
 
     Threads: a description, which any number of threads may share; each driver opens a store of its own, and one thread at
     a time uses that. Forks: may use the description; connections that `open_store` made are the user's to keep apart.
@@ -396,7 +275,7 @@ class KeyValueMap:
     def check(self, schema: pa.Schema, where: str) -> None:
         """Raise TopologyError for a column that has no form in JSON here."""
         for column in schema:
-            _codec(column.type, f"{where}: column {column.name!r}")
+            codec(column.type, f"{where}: column {column.name!r}")
 
     def make(self, context: StateContext) -> StoredMap:
         """Open the store.
@@ -442,7 +321,7 @@ class OpaqueMap(KeyValueMap):
 class MemoryMap:
     """A map in this process's memory, for tests: what it holds outlives drivers, and is lost with the process.
 
-    It stands where the driver is, so executors in other processes cannot query it.
+    Executors in other processes cannot query it.
 
     Threads: as its `MemoryStore`; a map has one writer, so a second topology on it is refused. Forks: a fork that writes
     is refused.
@@ -492,58 +371,3 @@ class MemoryMap:
         return {
             tuple(json.loads(key)): json.loads(value) for key, value in self.store.items.items() if key != POSITION_KEY
         }
-
-
-def _dumps(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-
-
-Shown = Callable[[Any], Any]
-
-
-def _codec(kind: pa.DataType, where: str = "column") -> tuple[Shown, Shown]:
-    """How a type's values go to JSON and come back.
-
-    Raises:
-        TopologyError: they have no form there that comes back as it was.
-    """
-    if pa.types.is_floating(kind):
-        return _float_shown, _float_read
-    if pa.types.is_decimal(kind):
-        return _none_or(str), _none_or(Decimal)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return _none_or(lambda v: base64.b64encode(v).decode("ascii")), _none_or(base64.b64decode)
-    if pa.types.is_date32(kind):
-        return _none_or(lambda v: v.isoformat()), _none_or(date.fromisoformat)
-    if pa.types.is_timestamp(kind) and kind.unit == "us":
-        zero = _EPOCH if kind.tz is None else _EPOCH_UTC
-        return (
-            _none_or(lambda v: (v - zero) // timedelta(microseconds=1)),
-            _none_or(lambda v: zero + timedelta(microseconds=v)),
-        )
-    if any(
-        matches(kind)
-        for matches in (pa.types.is_integer, pa.types.is_boolean, pa.types.is_string, pa.types.is_large_string)
-    ):
-        return _as_is, _as_is
-    raise TopologyError(f"{where} is {kind}, which a key-value map cannot hold; use another type, or PostgresMap")
-
-
-def _as_is(value: Any) -> Any:
-    return value
-
-
-def _none_or(function: Shown) -> Shown:
-    def shown(value: Any) -> Any:
-        return None if value is None else function(value)
-
-    return shown
-
-
-def _float_shown(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else repr(value)
-
-
-def _float_read(value: float | str | None) -> float | None:
-    """JSON has no NaN and no infinity: those are texts."""
-    return None if value is None else float(value)

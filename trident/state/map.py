@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
-from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction, StoreRecord
 from stormproof.trident.state.merge import merge_columns, newest, one_row_a_key
@@ -97,11 +96,6 @@ class Backing(Protocol):
             SinkRefused: files of it are lost.
         """
         return
-
-    @property
-    def table(self) -> SupportsTakeTable | None:
-        """What takes a table for its own, where the rows are in one."""
-        return None
 
     @property
     def may_lose_files(self) -> bool:

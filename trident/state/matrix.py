@@ -1,4 +1,4 @@
-"""Sources by states: what each pair gives under exactly-once, and why, for compiler, page and tests alike."""
+"""Which kinds of sources and states give exactly-once together, and why: for compiler, documentation and tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stormproof.trident.state.protocol import StateKind
 
 
 class Service(StrEnum):
-    """What a pair gives where exactly-once is asked for."""
+    """What a pair gives under exactly-once."""
 
     EXACTLY_ONCE = "exactly-once"
     DOUBLES = "refused: a crash doubles"
@@ -25,7 +25,7 @@ class Service(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One pair. `instead` is what to choose where it is refused; `trident` is what Storm's Trident gives."""
+    """One pair. `instead`: what to choose where it is refused. `trident`: whether Storm's Trident serves it."""
 
     source: SourceKind
     state: StateKind
@@ -98,15 +98,3 @@ def require_served(
                 source=source.value,
                 state=state.value,
             )
-
-
-def as_markdown() -> str:
-    """The table of the page."""
-    lines = [
-        "| source | state | under exactly-once | why | instead | Trident |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {c.source} | {c.state} | {c.outcome} | {c.reason} | {c.instead or '-'} | {c.trident} |" for c in CELLS
-    ]
-    return "\n".join(lines)

@@ -18,9 +18,11 @@ from stormproof.sinks.postgres.locate import key_of_name, locate
 from stormproof.sinks.postgres.rows import RowsByKey
 from stormproof.sinks.postgres.table import TableName, check_types, column_type, find_oid, wire_schema
 from stormproof.sinks.protocol import Decision, PreparedTransaction
+from stormproof.sinks.registry import SinkAddress
 from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
+from stormproof.trident.state.sink import StateSink
 
 
 class PostgresBacking(Backing):
@@ -38,11 +40,6 @@ class PostgresBacking(Backing):
     @property
     def record(self) -> TableHold:
         """The table's guard and evidence."""
-        return self._hold
-
-    @property
-    def table(self) -> TableHold:
-        """This one."""
         return self._hold
 
     @property
@@ -94,8 +91,7 @@ class PostgresBacking(Backing):
         rows = pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=self._schema)
         # On the connection that was begun: one that was lost is not made anew, for what was written on it is undone.
         with self._hold.link.errors():
-            self._begun.rows.add([rows])
-            moved = self._begun.rows.merge()
+            moved = self._begun.rows.put([rows])
         if moved != rows.num_rows:
             raise SinkRefused(
                 f"{self._hold.where}: {moved} keys were stored instead of {rows.num_rows}; look for a trigger"
@@ -216,12 +212,16 @@ class PostgresMap:
                 f"state {context.identity.sink!r}: no database is given; pass PostgresMap(..., database=URL)"
             )
         backing = PostgresBacking(context, self._kind, database, self._table)
-        done = False
         try:
             if context.epoch is not None:
                 backing.take(create=context.create)
-            done = True
-        finally:
-            if not done:
-                backing.close()
+        except BaseException:
+            backing.close()
+            raise
         return make_map(context, self._kind, backing)
+
+
+def described(address: SinkAddress) -> StateSink:
+    """The state of a ledger's description."""
+    state = PostgresMap(address.text("table"), address.text("state"), database=address.database)
+    return StateSink.described(address, state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -17,7 +17,7 @@ from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.fields import can_be_key
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey, TaskContext, TaskWriter
+from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.core.source.kind import SourceKind
 from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.folding import require_unique_keys
@@ -33,7 +33,9 @@ from stormproof.sinks.protocol import (
     SinkSession,
     decide,
 )
-from stormproof.sinks.staging import FileWriter, IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.registry import SinkAddress
+from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.writer import FileWriter
 from stormproof.trident.state.abilities import (
     SupportsBacking,
     SupportsEvidence,
@@ -101,6 +103,11 @@ class StateSink(Sink):
         self._merges = dict(merges or {})
         self._staging = None if staging is None else Path(staging).absolute()
         self._database = database
+
+    @classmethod
+    def described(cls, address: SinkAddress, factory: StateFactory) -> StateSink:
+        """The state that the ledger describes, over a factory made of its description."""
+        return cls(address.name, factory, keys=address.input.keys, staging=address.files)
 
     @property
     def name(self) -> str:
@@ -239,35 +246,6 @@ class StateReader:
         return self.factory.make(self.context.reading())
 
 
-@dataclass(frozen=True, slots=True)
-class StateWriter:
-    """The executors' side of a state: prepared files, and what reads it."""
-
-    files: FileWriter
-    reader: StateReader
-
-    @property
-    def sink(self) -> str:
-        """The sink's name in its topology."""
-        return self.files.sink
-
-    def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
-        """The rows that the state could not hold."""
-        return self.files.check(rows)
-
-    def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
-        """A writer for one task."""
-        return self.files.open_task(context, schema)
-
-    def files_in(self) -> str:
-        """The folder of its prepared files."""
-        return self.files.directory
-
-    def resource(self) -> StateReader:
-        """What reads the state in executors."""
-        return self.reader
-
-
 class StateSession(SinkSession):
     """A state opened by one driver. After an error the state is made anew: nothing that it remembers is trusted."""
 
@@ -319,13 +297,13 @@ class StateSession(SinkSession):
         known = None if backing is None else backing.record.store_key
         return ("object", id(backing or self.state())) if known is None else known
 
-    def writer(self) -> StateWriter:
-        """Parquet files in the staging folder."""
+    def writer(self) -> FileWriter:
+        """Parquet files in the staging folder; bolts may use a `StateReader`."""
         backing = self._backing()
         own = () if backing is None else backing.limits.columns
         keys = [ColumnLimit(f.name, str(f.type), not_null=True) for f in self._context.key_schema]
-        files = FileWriter(self.identity.sink, self._staging, Limits((*keys, *own)))
-        return StateWriter(files, StateReader(self._factory, self._context.reading()))
+        reader = StateReader(self._factory, self._context.reading())
+        return FileWriter(self.identity.sink, self._staging, Limits((*keys, *own)), for_bolts=reader)
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives of this topology's name that committed to it, where it says."""
@@ -354,18 +332,16 @@ class StateSession(SinkSession):
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
         """Have the state take one transaction, unless it says that it holds it."""
-        done = False
         try:
-            outcome = self._commit(transaction, checked=checked)
-            done = True
-            return outcome
+            return self._commit(transaction, checked=checked)
         except OSError as error:  # a lost connection, a timeout, a full disk
+            self.close()
             raise StoreUnavailable(
                 f"{self._where}, txid {transaction.txid}: {type(error).__name__}: {error}; the txid comes again"
             ) from error
-        finally:
-            if not done:
-                self.close()
+        except BaseException:
+            self.close()
+            raise
 
     def _commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
         where, txid, state = f"{self._where}, txid {transaction.txid}", transaction.txid, self.state()
@@ -431,10 +407,9 @@ class StateSession(SinkSession):
 
     def _table(self) -> SupportsTakeTable:
         backing = self._backing()
-        table = None if backing is None else backing.table
-        if table is None:
+        if backing is None or not isinstance(backing.record, SupportsTakeTable):
             raise UsageError(f"{self._where} is in no table of ours, so there is none to take")
-        return table
+        return backing.record
 
     def _backing(self) -> Backing | None:
         state = self.state()
@@ -446,7 +421,7 @@ class StateSession(SinkSession):
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """The rows are in the state: the files may go."""
-        remove_staged(self._staging, self.identity.incarnation, transaction.txid, transaction.files)
+        remove_staged(self._staging, self.identity.incarnation, transaction.txid)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """What the state remembers.

@@ -17,7 +17,7 @@ from stormproof.core.sink import TaskContext
 from stormproof.core.source.files.micro_batches import MicroBatches
 from stormproof.core.source.protocol import Source
 from stormproof.sinks.files import files_at
-from stormproof.sinks.staging import FileWriter
+from stormproof.sinks.writer import FileWriter
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger.rows import Event

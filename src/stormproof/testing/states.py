@@ -27,7 +27,7 @@ import pytest
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable, UsageError
 from stormproof.sinks.protocol import Held, PreparedTransaction, SinkIdentity
 from stormproof.trident.state.abilities import SupportsEvidence, SupportsLastTxid
-from stormproof.trident.state.key_value import POSITION_KEY, KeyValueMap, KeyValueStore, OpenStore
+from stormproof.trident.state.key_value import POSITION_KEY, KeyValueMap
 from stormproof.trident.state.merge import maximum, minimum, total
 from stormproof.trident.state.protocol import (
     MapState,
@@ -35,6 +35,7 @@ from stormproof.trident.state.protocol import (
     StateFactory,
     StateKind,
 )
+from stormproof.trident.state.stores import KeyValueStore, OpenStore
 
 M = TypeVar("M", bound=KeyValueMap)
 

@@ -1,0 +1,58 @@
+"""What a Delta table holds for one application by its log: the last txid, the commit of it, and what took its rows back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deltalake import DeltaTable
+
+from stormproof.sinks.delta.log import DeltaLog, OurCommit, Reach, Undo
+from stormproof.sinks.protocol import Held, PreparedTransaction
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The last txid that a table holds. `commit` is None where retention has removed its log entry.
+
+    `restored` is the version of a RESTORE that took its rows back and kept the transaction identifier.
+    """
+
+    txid: int
+    commit: OurCommit | None
+    restored: int | None = None
+
+    @property
+    def held(self) -> Held:
+        """The same as the protocol says it."""
+        return Held(self.txid, None if self.commit is None else self.commit.digest)
+
+
+def find_position(log: DeltaLog, table: DeltaTable, application: str) -> Position | None:
+    """The last txid of an application in a loaded table; None where it holds none."""
+    txid = table.transaction_version(application)
+    if txid is None:
+        return None
+    reach = Reach()
+    undone: Undo | None = None
+    for entry in log.back_from(table.version()):
+        undo = entry.undo(application)
+        if undo is not None and undone is None:
+            # The transaction identifier still names the txid that our own RESTORE took back.
+            undone = undo
+            if undo.holds is None:
+                return None
+            txid = undo.holds
+        restored = reach.taken_back_by(entry)
+        ours = entry.ours(application)
+        if ours is not None and ours.txid == txid and (undone is None or ours.version < undone.version):
+            return Position(txid, ours, restored)
+    return Position(txid, None)
+
+
+def find_commit(log: DeltaLog, application: str, transaction: PreparedTransaction, *, after: int) -> OurCommit | None:
+    """The commit of this very transaction in a version later than `after`."""
+    for entry in log.on_from(after + 1):
+        ours = entry.ours(application)
+        if ours is not None and ours.txid == transaction.txid and ours.digest == transaction.digest:
+            return ours
+    return None

@@ -1,0 +1,190 @@
+"""How a task writes a sink's prepared file: as Parquet, with digest and statistics, synced before it is named."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stormproof.core.failpoint import failpoint
+from stormproof.core.forks import end_if_fork
+from stormproof.core.sink import PreparedFile, TaskContext
+from stormproof.sinks.files import NewFile, files_at
+from stormproof.sinks.limits import Limits
+from stormproof.sinks.staging import prepared_name
+from stormproof.sinks.statistics import FileStatistics
+
+ROW_GROUP_ROWS_MAX: Final = 256 * 1024
+ROW_GROUP_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A row group is written as soon as one of the two is reached: they bound the memory of a task, however many rows it has."""
+
+
+class _HashingFile(io.RawIOBase):
+    """A new file that pyarrow writes into; hashes and counts the bytes.
+
+    The hash is that of the bytes as they were meant, so a disk that returns other bytes is found out later.
+    """
+
+    def __init__(self, file: NewFile) -> None:
+        self._file = file
+        self._hasher = hashlib.sha256()
+        self.bytes = 0
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        self._hasher.update(view)
+        self._file.write(view)
+        self.bytes += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def writable(self) -> bool:
+        return True
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+    @property
+    def digest(self) -> str:
+        return self._hasher.hexdigest()
+
+
+class ParquetTaskWriter:
+    """One task's output for one sink: one Parquet file, made when the first row comes.
+
+    Guarantee:
+        The file that `close` returns is on disk under its name, with that digest. A file that was begun and not closed
+        is an orphan of its attempt, and is swept once the attempt is dead.
+    """
+
+    def __init__(
+        self, sink: str, directory: str, context: TaskContext, schema: pa.Schema, *, private: bool = True
+    ) -> None:
+        self._sink = sink
+        self._private = private
+        self._directory = directory
+        self._files = files_at(directory)
+        self._context = context
+        self._schema = schema
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self._pending_bytes = 0
+        self._statistics = FileStatistics(schema)
+        self._name: str | None = None
+        self._file: _HashingFile | None = None
+        self._parquet: pq.ParquetWriter | None = None
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Append rows of the writer's schema.
+
+        Raises:
+            ValueError: the rows' columns are not those of the schema, by name, order and type.
+        """
+        if rows.schema.names != self._schema.names or rows.schema.types != self._schema.types:
+            raise ValueError(f"sink {self._sink!r} takes {_shown(self._schema)}, not {_shown(rows.schema)}")
+        if rows.num_rows == 0:
+            return
+        self._statistics.add(rows)
+        self._pending.append(rows)
+        self._pending_rows += rows.num_rows
+        self._pending_bytes += rows.nbytes
+        if self._pending_rows >= ROW_GROUP_ROWS_MAX or self._pending_bytes >= ROW_GROUP_BYTES_MAX:
+            self._flush()
+
+    def close(self) -> Sequence[PreparedFile]:
+        """Finish the file, and fsync it and its folder. Returns it; nothing where no row was written."""
+        end_if_fork()  # the file is the parent's, too
+        self._flush()
+        if self._parquet is None or self._file is None or self._name is None:
+            return ()
+        self._parquet.close()
+        self._file.sync()
+        self._file.close()
+        self._files.sync_folder(self._directory)
+        failpoint("task.after_file")
+        return (
+            PreparedFile(
+                sink=self._sink,
+                path=self._name,
+                rows=self._statistics.rows,
+                bytes=self._file.bytes,
+                digest=self._file.digest,
+                statistics=self._statistics.to_json(),
+            ),
+        )
+
+    def discard(self) -> None:
+        """Remove what was written: the task failed."""
+        self._pending.clear()
+        if self._parquet is not None and self._file is not None and not self._file.closed:
+            self._parquet.close()
+            self._file.close()
+        if self._name is not None:
+            self._files.remove(os.path.join(self._directory, self._name))
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        end_if_fork()
+        if self._parquet is None:
+            self._files.make_folder(self._directory, private=self._private)
+            self._name = prepared_name(self._context)
+            path = os.path.join(self._directory, self._name)
+            self._file = _HashingFile(self._files.write_new(path, private=self._private))
+            self._parquet = pq.ParquetWriter(
+                self._file, self._schema, compression="snappy", coerce_timestamps="us", allow_truncated_timestamps=False
+            )
+        self._parquet.write_table(
+            pa.Table.from_batches(self._pending, self._pending[0].schema).cast(self._schema),
+            row_group_size=ROW_GROUP_ROWS_MAX,
+        )
+        self._pending.clear()
+        self._pending_rows = self._pending_bytes = 0
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name} {f.type}" for f in schema)
+
+
+@dataclass(frozen=True, slots=True)
+class FileWriter:
+    """A sink's side inside an executor: Parquet files in one folder, and the checks of what the sink can hold.
+
+    `private` files are readable for this user alone, as is their folder where it is made here: they hold messages'
+    content. Only files that become a Delta table's own are not private. `for_bolts` is the sink's resource for bolts.
+    """
+
+    sink: str
+    directory: str
+    limits: Limits = field(default_factory=Limits)
+    private: bool = True
+    for_bolts: object | None = None
+
+    def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
+        """The rows that this sink cannot hold, with column, value and reason."""
+        return self.limits.check(rows)
+
+    def open_task(self, context: TaskContext, schema: pa.Schema) -> ParquetTaskWriter:
+        """A writer for one task."""
+        return ParquetTaskWriter(self.sink, self.directory, context, schema, private=self.private)
+
+    def files_in(self) -> str:
+        """The folder."""
+        return self.directory
+
+    def resource(self) -> object | None:
+        """What bolts may use in executors."""
+        return self.for_bolts
