@@ -1,7 +1,7 @@
-"""What a sink may support beyond `Sink` and `SinkSession`, where the caller has to know before it acts.
+"""What a sink may support beyond `Sink` and `SinkSession`, where the caller has to know it before it acts.
 
-Each is asked for by `isinstance`. An ability whose absence has a natural answer (nothing, None) is a method with that
-default in the protocol instead.
+A caller tests for each with `isinstance`. An ability whose absence has a natural answer (nothing, None) is instead a method
+of the protocol with that default.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """One row that the table refuses: its file, its number there, the row as JSON, and why. No SQLSTATE: it was dropped."""
+    """One row that the table refuses: file, row number in it, the row as JSON, and why. No SQLSTATE: by a trigger."""
 
     file: str
     row: int
@@ -26,7 +26,7 @@ class RefusedRow:
 
 
 def warning_of(found: Sequence[str]) -> str:
-    """What it means that the table may refuse rows, for the log and for `doctor`."""
+    """The warning, for the log and for `doctor`, that the table has rules which may refuse rows."""
     return (
         f"its table can refuse rows when they are committed ({'; '.join(found)}). A row that it refuses blocks its batch; "
         "stormproof ledger skip TOPOLOGY TXID SINK --rows then gives up the refused rows alone. Better check in the "
@@ -36,17 +36,17 @@ def warning_of(found: Sequence[str]) -> str:
 
 @runtime_checkable
 class SupportsTakeTable(Protocol):
-    """A session that can be told, by a person's word, that the table of its name is the one it writes to."""
+    """A session that a person can tell to go on in the table that now has its table's name."""
 
     def count_rows(self, limit: int) -> int:
         """How many rows the table holds, counted no further than to `limit`."""
         ...
 
     def take_table(self, last: PreparedTransaction | None) -> None:
-        """Take this table for the sink's own, holding `last` (None: no txid) from here on.
+        """Make this table the sink's own, which holds `last` (None: no txid) from here on. May be repeated.
 
-        Where it holds less by its own record, an empty transaction of that txid and digest stands for what is missing.
-        May be repeated.
+        Where the table's own record ends before `last`, an empty transaction with the txid and digest of `last` is recorded
+        in place of what is missing.
 
         Raises:
             PositionMismatch: it holds a later txid.

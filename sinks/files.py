@@ -1,7 +1,7 @@
-"""The one way to files: what sinks, staging and states ask of the place where prepared files and tables lie.
+"""The one way to files: what sinks, staging and states ask of the place that has prepared files and tables.
 
-`files_at` gives the implementation for an address. There is one, for local folders; an object store is one more class here,
-for which a sync is nothing to do and a new file is one that must not be there yet.
+`files_at` returns the implementation for an address. There is one, for local folders. An object store will be one more class
+here: its syncs do nothing, and its `write_new` is a PUT on the condition that the object does not exist.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PRIVATE_FOLDER: Final = 0o700
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What a file is now. Two states are equal where it is the very same file, unchanged."""
+    """What a file is now. Two states are equal where the file is the same one, unchanged."""
 
     size: int
     modified_ns: int
@@ -38,22 +38,23 @@ class NewFile(Protocol):
         ...
 
     def sync(self) -> None:
-        """Have what was written outlive a power loss; its name is `sync_folder`'s."""
+        """Make what was written outlive a power loss; the file's name needs `sync_folder`."""
         ...
 
     def close(self) -> None:
-        """No more is written."""
+        """End writing."""
         ...
 
 
 class Files(Protocol):
     """Files by their paths, and their durability.
 
-    Every method raises `OSError` where the place refuses or does not answer; `FileNotFoundError` only where it says so.
+    Every method raises `OSError` where the place refuses or does not answer. `FileNotFoundError` comes only from the methods
+    that name it.
     """
 
     def write_new(self, path: str, *, private: bool) -> NewFile:
-        """Begin a file that must not be there; a `private` one is for this user alone.
+        """Begin a file that must not exist yet; a `private` one is for this user alone.
 
         Raises:
             FileExistsError: it is there.
@@ -69,7 +70,7 @@ class Files(Protocol):
         ...
 
     def open_native(self, path: str) -> pa.NativeFile:
-        """The same for Arrow's readers.
+        """Open for Arrow's readers, from its beginning.
 
         Raises:
             FileNotFoundError: it is not there.
@@ -77,11 +78,11 @@ class Files(Protocol):
         ...
 
     def stat(self, path: str) -> FileState | None:
-        """What it is now; None where it is not there."""
+        """What the file is now; None where it is not there."""
         ...
 
     def list(self, folder: str) -> list[str]:
-        """The names in a folder, in no order; none where there is no such folder."""
+        """The names in a folder, in no particular order; none where there is no such folder."""
         ...
 
     def remove(self, path: str) -> None:
@@ -93,7 +94,7 @@ class Files(Protocol):
         ...
 
     def sync(self, path: str) -> None:
-        """Have a file's content outlive a power loss, whoever wrote it.
+        """Make a file's content outlive a power loss, whoever wrote it.
 
         Raises:
             FileNotFoundError: it is not there.
@@ -101,25 +102,24 @@ class Files(Protocol):
         ...
 
     def sync_folder(self, folder: str) -> None:
-        """Have the names in a folder outlive a power loss."""
+        """Make the names in a folder outlive a power loss."""
         ...
 
     def make_folder(self, folder: str, *, private: bool = False) -> None:
-        """Make a folder and its parents, each synced into its own parent; a `private` one, if it is made here, is for this
-        user alone, whatever the umask.
+        """Make a folder and its missing parents, and sync each into its own parent. A `private` folder that is made here is
+        for this user alone, whatever the umask.
         """
         ...
 
     def settle_folder(self, folder: str, *, private: bool = False) -> None:
         """Make a folder as `make_folder` does, and sync every folder on the way to it, as far as they may be opened.
 
-        A folder that is there may owe its name to somebody who was killed before syncing it: everything below would be
-        lost with the name.
+        Who made a folder that is there may have been killed before syncing it: everything below would be lost with its name.
         """
         ...
 
     def locked(self, folder: str) -> AbstractContextManager[None]:
-        """Keep everybody else who asks for this out, until the context ends."""
+        """Hold an exclusive lock on the folder until the context ends; others who ask for it wait."""
         ...
 
 
@@ -195,7 +195,7 @@ class LocalFiles(Files):
             try:
                 self.sync_folder(str(parent))
             except PermissionError:
-                return  # not ours, so it is older than we are
+                return  # another user's, so it was there before
 
     @contextmanager
     def locked(self, folder: str) -> Generator[None]:
@@ -212,7 +212,7 @@ class NewLocalFile:
     """A new file on a local disk."""
 
     def __init__(self, path: str, *, private: bool) -> None:
-        # A table's own file is as readable as the umask has it, as those that Spark and delta-rs write there.
+        # The umask decides who may read a table's own file, as with the files that Spark and delta-rs write there.
         mode = PRIVATE_FILE if private else 0o666
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         if private:
@@ -238,6 +238,6 @@ _LOCAL: Final = LocalFiles()
 
 
 def files_at(address: str) -> Files:
-    """What reads and writes the files at an address: that of a file or a folder. All are local paths yet."""
+    """What reads and writes files at the address of a file or folder. So far every address is a local path."""
     del address
     return _LOCAL

@@ -1,4 +1,4 @@
-"""What folds have in common: which inputs can be folded, and which prepared rows may be."""
+"""What the sinks' folds have in common: which inputs can be folded, which prepared rows may be, and a fold in memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _can_fold(kind: pa.DataType, fold: Fold) -> bool:
 def require_unique_keys(batches: Iterable[pa.RecordBatch], keys: tuple[str, ...], where: str) -> None:
     """Refuse prepared rows that a fold would apply wrongly.
 
-    A NULL key never matches, and a key that comes twice would be inserted twice where it is new.
+    A NULL key matches no key. A new key that comes twice would be inserted twice.
 
     Raises:
         SinkRefused: names the column, or one such key.
@@ -89,7 +89,7 @@ def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) 
         SinkRefused: a sum does not fit its column.
     """
     keys = list(input_.keys)
-    # Numbers for names: what Arrow makes of a name ("x_min" of x) may be a column already.
+    # Columns are named by numbers: the name that Arrow derives ("x_min" of x) may be another column's.
     columns = [pa.concat_tables([held.select([n]), added.select([n])]).column(0) for n in (*keys, *input_.folds)]
     numbers = [str(i) for i in range(len(columns))]
     folds = list(zip(numbers[len(keys) :], input_.folds.items(), strict=True))
@@ -98,7 +98,9 @@ def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) 
         if fold is Fold.SUM and pa.types.is_integer(column.type):
             # Arrow's sum of int64 wraps silently; a decimal holds any sum of them.
             columns[int(number)] = column.cast(pa.decimal128(20, 0)).cast(pa.decimal128(38, 0))
-        elif fold is Fold.SUM and pa.types.is_decimal(column.type):  # that of decimals, too, beyond 38 digits
+        elif fold is Fold.SUM and pa.types.is_decimal(
+            column.type
+        ):  # Arrow's sum of decimals wraps, too, beyond 38 digits
             columns[int(number)] = column.cast(pa.decimal256(_WIDE_DIGITS, column.type.scale))
     both = pa.Table.from_arrays(columns, names=numbers)
     folded = both.group_by(numbers[: len(keys)]).aggregate([(number, fold.value) for number, (_, fold) in folds])

@@ -27,7 +27,7 @@ class SinkProblem(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SinkIdentity:
-    """Under what name a sink keeps its evidence."""
+    """The name under which a sink keeps its evidence."""
 
     topology: str
     incarnation: str
@@ -39,7 +39,7 @@ class SinkIdentity:
         return f"stormproof/{self.topology}/{self.incarnation}/{self.sink}"
 
     def other_life(self, application_id: str) -> str | None:
-        """Which other life an application id is of: ``INCARNATION`` of this topology, ``NAME/INCARNATION`` of another.
+        """The other life that an application id names: ``INCARNATION`` of this topology, ``NAME/INCARNATION`` of another.
 
         None for this very life, and for ids that are not Stormproof's.
         """
@@ -50,7 +50,7 @@ class SinkIdentity:
                 return None
 
     def life_of(self, topology: str, incarnation: str) -> str | None:
-        """How a life of a topology is named to this one; None where it is its own."""
+        """A topology's life as it is named to this one; None where it is this very life."""
         if topology != self.topology:
             return f"{topology}/{incarnation}"
         return None if incarnation == self.incarnation else incarnation
@@ -58,7 +58,7 @@ class SinkIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransaction:
-    """What a sink is to adopt: txid N, the txid PREV that it must hold now (None: none yet), and the prepared files."""
+    """What a sink is to commit: txid N, the txid PREV that it must hold now (None: none yet), and the prepared files."""
 
     txid: int
     previous: int | None
@@ -87,8 +87,8 @@ class CommitOutcome(StrEnum):
 class Evidence:
     """One transaction in a sink's own log, for the audit. `problem` names what is wrong with it there, if anything.
 
-    `gone`: the problem is that the table holds its rows no longer, by the store's own record, which only a person's word can
-    settle. `doubt` says why it cannot be told whether the table still holds them all.
+    `gone`: by the store's own record the table no longer holds its rows, which only a person's word can settle. `doubt` says
+    why it cannot be told whether the table still holds them all.
     """
 
     txid: int
@@ -96,7 +96,7 @@ class Evidence:
     rows: int
     problem: str | None = None
     rejected: int = 0
-    """Rows that its table refused and that were given up one by one; `rows` are the others."""
+    """Rows that the table refused and that were given up one by one; `rows` counts the others."""
 
     gone: bool = False
     doubt: str | None = None
@@ -107,8 +107,8 @@ class EvidenceReport:
     """A sink's own log for one identity: its table's id, its entries in log order, and the last txid by its guard.
 
     `truncated`: retention may have removed older entries; what is missing before the first is then "cannot tell".
-    `rows_found`: the rows that the table holds, counted no further than to what the entries say; None where they were not
-    counted, or where their number says nothing.
+    `rows_found`: the number of rows in the table, counted only as far as the entries require; None where they were not
+    counted, or where their number proves nothing.
     """
 
     table_id: str | None
@@ -120,12 +120,12 @@ class EvidenceReport:
 
 
 def least_rows(written: Sequence[int], *, fold: bool) -> int:
-    """How many rows a table holds at least that so many rows of each transaction went to: a fold adds no key twice."""
+    """The least number of rows in a table to which each transaction has `written` so many: a fold adds a key only once."""
     return max(written, default=0) if fold else sum(written)
 
 
 class StoreRecord(Protocol):
-    """What a store itself says of one table for one life: which table it is, whose, and what it holds.
+    """What a store itself records of one table for one life: which table it is, whose it is, and what it holds.
 
     An implementation inherits it. The methods without a default are its own to write.
     """
@@ -139,7 +139,7 @@ class StoreRecord(Protocol):
         """Other lives that wrote to this very table, by the sink's own evidence, named as `SinkIdentity.other_life` does.
 
         Of this topology's name (its ledger was lost and made anew), and of other topologies (this one was renamed, or two
-        share a table): exactly-once is a statement about one life and its table, so a person must say that it is meant.
+        share a table): exactly-once is a statement about one life and its table, so a person has to accept it.
         Asked once, before a table is used for the first time: its cost may grow with the table's log.
         """
         ...
@@ -154,27 +154,27 @@ class StoreRecord(Protocol):
 
     @property
     def store_key(self) -> TableKey | None:
-        """Equal where two have one store, where that can only be told once they are open; None: not known."""
+        """Equal for two that share one store, where only the open store can tell; None: not known."""
         return None
 
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
-        """Mark the table as this life's, in its own store, unless it is already; nothing where a store has no such marks.
+        """Mark the table in its own store as this life's, unless it is already; a store without such marks does nothing.
 
-        Where others have marked it that are not among the `accepted`, they are returned, named as `SinkIdentity.other_life`
-        does, and nothing is marked. Of several that claim one table at the same instant one succeeds.
+        Returns the lives that have marked it and are not `accepted`, named as `SinkIdentity.other_life` does; where there
+        are any, nothing is marked. Of several lives that claim one table at the same instant one succeeds.
         """
         del accepted
         return ()
 
     def release(self) -> bool:
-        """Take the mark back; whether there was one. The caller has seen that nothing was committed."""
+        """Remove the mark; whether there was one. The caller has checked that nothing was committed."""
         return False
 
     def restore_lost(self, transaction: PreparedTransaction) -> str | None:
-        """Take this transaction back if the table holds it and a power loss took files of it.
+        """Undo this transaction where the table holds it and a power loss took files of it.
 
-        The prepared files are what it is committed from again: they are checked first. Returns what was lost and done;
-        None where nothing is lost, or where a store holds no transaction without its files.
+        It is then committed again from its prepared files, which are checked first. Returns what was lost and done; None
+        where nothing is lost, or where a store can hold no transaction without its files.
 
         Raises:
             SinkRefused: prepared files are missing, or later versions would be lost with it; nothing was changed.
@@ -192,7 +192,7 @@ class SinkSession(StoreRecord, Protocol):
 
     @property
     def identity(self) -> SinkIdentity:
-        """Under what name it keeps its evidence."""
+        """The name under which it keeps its evidence."""
         ...
 
     @property
@@ -214,7 +214,7 @@ class SinkSession(StoreRecord, Protocol):
             When it returns, the rows and the evidence are durable, and both or neither are there after any crash.
 
         Raises:
-            PositionMismatch: the sink holds something else than `previous`.
+            PositionMismatch: the sink does not hold `previous`.
             SinkRefused: it refuses for good (table or column gone, a row violates a constraint, a file is missing).
             StoreUnavailable: no answer, or the answer was lost: read `held` again before acting.
             Fenced: a newer epoch holds this sink.
@@ -238,7 +238,7 @@ class Sink(SinkSpec, Protocol):
     """A sink that can be opened. An implementation inherits it; see `sinks.registry` for how it is opened by its name."""
 
     def placed(self, database: Database, staging: Path) -> Sink:
-        """This sink, with the database and the folder for staged files that a run has, where it names none itself."""
+        """This sink with the run's database and folder for staged files, where it names none itself."""
         ...
 
     def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> SinkSession:
@@ -257,16 +257,16 @@ class Sink(SinkSpec, Protocol):
         ...
 
     def description(self, input_: SinkInput) -> dict[str, Json]:
-        """What the ledger keeps of this sink, from which the registry opens it again: its `kind`, and what says where its
-        table is. Never a secret. Empty: only the topology's own code can open it.
+        """What the ledger keeps of this sink, so that the registry can open it again: its `kind`, and where its table is.
+        Never a secret. Empty: only the topology's own code can open it.
         """
         del input_
         return {}
 
     def find_table(self) -> TableKey | None:
-        """Which table it has, by asking its store, before anything is made or fenced.
+        """Which table it has, by the store's answer; nothing is made or fenced.
 
-        Equal wherever two sinks have one table, whatever they call it, also where it is not made yet; None: not known.
+        Equal where two sinks have one table, whatever they call it, also where it is not made yet; None: not known.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -274,12 +274,12 @@ class Sink(SinkSpec, Protocol):
         return self.table_key()
 
     def refusals(self, input_: SinkInput, database: Database | None = None) -> Sequence[str]:
-        """Which rules of its table can refuse rows when they are committed, each in a few words; none where there is no
-        table yet. `database` is a run's, for a sink that names none itself.
+        """The rules of its table that can refuse rows at a commit, each in a few words; none where there is no table yet.
+        `database` is the run's, for a sink that names none itself.
 
         Raises:
             StoreUnavailable: the store does not answer.
-            SinkRefused: the store does not say.
+            SinkRefused: the store refuses to answer.
         """
         del input_, database
         return ()
@@ -291,7 +291,7 @@ class Sink(SinkSpec, Protocol):
 
     @property
     def is_new_in_process(self) -> bool:
-        """Whether what it held is lost, since it was in the memory of another process: its table may be made anew."""
+        """Whether its rows were in another process's memory, and are lost with it: its table may be made anew."""
         return False
 
 
@@ -303,9 +303,9 @@ class Decision(StrEnum):
 
 
 def decide(identity: SinkIdentity, transaction: PreparedTransaction, held: Held | None) -> Decision:
-    """Whether to commit N: the sink must hold exactly PREV; N with the same digest is done already; all else stops.
+    """Whether to commit N: the sink must hold exactly PREV; N with the same digest is done already; all else is refused.
 
-    Never `last >= N` alone: a number says nothing about content.
+    `last >= N` alone would not do: a number says nothing about content.
 
     Raises:
         PositionMismatch: the sink holds another txid, or the same one with another digest.

@@ -1,8 +1,8 @@
-"""Kinds of sinks: how one that the ledger describes is opened again without its topology's code. The one place to add one.
+"""Kinds of sinks: how a sink that the ledger describes is opened without its topology's code. The one place to add a kind.
 
-A sink says of itself what the ledger is to keep (`Sink.description`: a `kind`, and where its table is); the registry
-holds for each kind the function that makes the sink of such a description again. Audit and command line know sinks by this
-alone. A kind of one's own is added by a call in the module that has the sink:
+A sink describes itself for the ledger (`Sink.description`: a `kind`, and where its table is). For each kind the registry has
+the function that makes the sink from its description. Audit and command line know sinks by the registry alone. A module with
+a sink of one's own adds its kind by a call:
 
     register_sink("sqlite", lambda address: SqliteSink(address.text("path"), name=address.name))
 
@@ -25,12 +25,12 @@ from stormproof.core.sink import Fold, SinkInput, SinkMode
 from stormproof.sinks.protocol import Sink
 
 OTHER: Final = "other"
-"""The kind of a sink that says nothing of itself."""
+"""The kind of a sink that does not describe itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkAddress:
-    """A sink as the ledger keeps it: its name, what it said of itself, and what it is given."""
+    """A sink as the ledger keeps it: its name, its description, and its input."""
 
     name: str
     target: str
@@ -57,10 +57,10 @@ class SinkAddress:
 
     @property
     def database(self) -> Database:
-        """The database that the description names: the ledger's, where it names none.
+        """The database that the description names; the ledger's, where it names none.
 
-        It is described without its password, which is not the ledger's to keep. libpq finds one in PGPASSWORD or a password
-        file; for the server that the ledger itself is on, the ledger's is taken.
+        The description has no password, since the ledger keeps no secrets: libpq takes one from PGPASSWORD or a password
+        file. For the ledger's own server the ledger's password is used.
         """
         elsewhere = self.description.get("database")
         if elsewhere is None:
@@ -72,7 +72,7 @@ class SinkAddress:
 
 
 OpenSink: TypeAlias = Callable[[SinkAddress], Sink]
-"""Makes a sink of its description; connects to nothing."""
+"""Makes a sink from its description; connects to nothing."""
 
 _KINDS: Final[dict[str, OpenSink | str]] = {
     "delta": "stormproof.sinks.delta.sink:described",
@@ -81,7 +81,7 @@ _KINDS: Final[dict[str, OpenSink | str]] = {
 
 
 def register_sink(kind: str, open_: OpenSink | str) -> None:
-    """Add a kind: `open_` makes its sinks of their descriptions, or is `module:function` where that is to be imported late.
+    """Add a kind: `open_` makes its sinks from their descriptions, or names a `module:function` to import when it is needed.
 
     The same call may be repeated.
 
@@ -98,9 +98,9 @@ def describe_sink(
 ) -> dict[str, Json]:
     """What the ledger keeps of a sink, so that it can be opened without the topology's code. Never a secret.
 
-    A sink that says nothing of itself is of kind `other`: its evidence can only be checked by a caller who opens it.
-    `files` is the folder of its prepared files. A sink in the ledger's own database is described without a database:
-    restored elsewhere, the ledger must not have the old server's table inspected.
+    A sink that does not describe itself is of kind `other`: only a caller who opens it can check its evidence. `files` is
+    the folder of its prepared files. A sink in the ledger's own database is described without a database: a ledger that is
+    restored on another server must not lead the audit to the old server's table.
     """
     description: dict[str, Json] = {
         "kind": OTHER,
@@ -119,7 +119,7 @@ def describe_sink(
 def described_sink(
     name: str, target: str, description: Mapping[str, Json] | None, ledger_database: Database
 ) -> tuple[Sink, SinkInput]:
-    """A sink as the ledger describes it, and what it is given; by what functions a map merges only its code knows.
+    """A sink as the ledger describes it, and its input. The functions by which a map merges are known to its code alone.
 
     Raises:
         CannotTell: the ledger has no description, or one of a kind that nobody has registered.

@@ -1,4 +1,4 @@
-"""How a version of a Delta table outlives a power loss: nobody else syncs the files of a MERGE, nor any log entry."""
+"""How a version of a Delta table outlives a power loss: delta-rs syncs neither the files of a MERGE nor any log entry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stormproof.sinks.delta.log import DeltaLog
 
 
 def sync_version(log: DeltaLog, version: int) -> None:
-    """Sync a version's files, its log entry, and the checkpoint that was made with it; nothing where its entry is gone."""
+    """Sync a version's files, its log entry, and the checkpoint made with it. Does nothing where the entry is gone."""
     entry = log.entry(version)
     if entry is None:
         return
@@ -23,7 +23,7 @@ def sync_version(log: DeltaLog, version: int) -> None:
         try:
             files.sync(path)
         except FileNotFoundError:
-            continue  # removed since by a later version; whether the live ones are there was looked at
+            continue  # a later version removed it; the live files have been checked
         folders.add(os.path.dirname(path))
     files.sync(log.entry_path(version))
     for path in (log.checkpoint_path(version), os.path.join(log.folder, "_last_checkpoint")):
@@ -34,7 +34,7 @@ def sync_version(log: DeltaLog, version: int) -> None:
 
 
 def sync_versions(log: DeltaLog, first: int, last: int) -> None:
-    """Sync these versions, those of other writers, too: a log with a hole cannot be read, and they may have rewritten our
+    """Sync these versions, also those of other writers: a log with a gap cannot be read, and they may have rewritten our
     rows.
     """
     for version in range(first, last + 1):
@@ -42,7 +42,7 @@ def sync_versions(log: DeltaLog, first: int, last: int) -> None:
 
 
 def sync_checkpoints(log: DeltaLog, table: DeltaTable, checkpoints: list[int], *, live: bool) -> None:
-    """Sync checkpoints that stand for entries which a clean-up took, and the table's `live` files where asked."""
+    """Sync checkpoints that replace log entries which a clean-up has removed; with `live` also the table's live files."""
     files = log.files
     for checkpoint in checkpoints:
         files.sync(log.checkpoint_path(checkpoint))

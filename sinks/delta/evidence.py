@@ -1,8 +1,8 @@
-"""What a Delta table's log says of each txid of ours, and what became of its rows since.
+"""What a Delta table's log says of each txid of ours, and what has become of its rows since.
 
-Appended rows are followed from file to file: a compaction moves them without a change, a RESTORE may bring them back, and
-whatever else removes a file of theirs has removed or rewritten rows. Folded rows are in whichever files the last MERGE
-wrote, so there it is the version that counts: a RESTORE to before it, or a foreign change of data after it.
+Appended rows are followed from file to file: a compaction moves them unchanged, a RESTORE may bring them back, and every
+other removal of one of their files has removed or rewritten rows. Folded rows are in the files that the last MERGE wrote, so
+for them the version counts: a RESTORE to a version before it, or another writer's change of data after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stormproof.sinks.protocol import Evidence, EvidenceReport
 def evidence_of(
     delta_log: DeltaLog, table: DeltaTable, application: str, *, table_id: str, fold: bool, first: int, last: int | None
 ) -> EvidenceReport:
-    """The log's entries of one application, as far back as they go without a gap, and what is wrong with the table."""
+    """The log's entries of one application, as far back as the log has no gap, and what is wrong with the table."""
     newest = table.version()
     entries = [entry for v in delta_log.tail(newest) if (entry := delta_log.entry(v)) is not None]
     undone = {undo.version for entry in entries if (undo := entry.undo(application)) is not None}
@@ -59,8 +59,8 @@ def evidence_of(
 
 
 def lost_files(delta_log: DeltaLog, entry: LogEntry, log: Sequence[int], *, decode: bool) -> list[str]:
-    """What is wrong with the files that a version added and none of the later ones in `log` removed; where asked, each is
-    decoded to its end, too.
+    """What is wrong with the files that a version added and no later version in `log` removed. With `decode`, each file is
+    also read to its end.
     """
     later = [e for version in log if version > entry.version and (e := delta_log.entry(version)) is not None]
     removed = {path for e in later for path, _ in e.removed}
@@ -81,14 +81,14 @@ def lost_files(delta_log: DeltaLog, entry: LogEntry, log: Sequence[int], *, deco
 
 @dataclass(slots=True)
 class _Disk:
-    """The files that the newest version lists, with their sizes, and what is there of them."""
+    """The files that the newest version lists, with their sizes, compared with the disk."""
 
     log: DeltaLog
     live: dict[str, int]
     looked_at: set[str] = field(default_factory=set[str])
 
     def wrong(self, paths: set[str]) -> list[str]:
-        """What is wrong with these, in order."""
+        """What is wrong with these files, in the order of their names."""
         found: list[str] = []
         self.looked_at |= paths
         for name in sorted(paths & self.live.keys()):
@@ -105,12 +105,12 @@ class _Disk:
 
 @dataclass(slots=True)
 class _Fate:
-    """What became of the rows of our versions."""
+    """What has become of the rows of our versions, by version."""
 
     gone: dict[int, str] = field(default_factory=dict[int, str])
     doubtful: dict[int, str] = field(default_factory=dict[int, str])
     files: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
-    """In which files that the newest version lists they are."""
+    """The live files that have rows of the version."""
 
 
 def _evidence(entry: LogEntry, ours: OurCommit, fate: _Fate, disk: _Disk, *, fold: bool) -> Evidence:
@@ -147,19 +147,19 @@ def _folded(entries: Sequence[LogEntry], commits: dict[int, OurCommit]) -> _Fate
 
 @dataclass(slots=True)
 class _Trail:
-    """Where the rows of each file of ours went: into which others without a change, or away, and by what."""
+    """Where the rows of each of our files went: `rewritten` unchanged into other files, or `away` by a version."""
 
     rewritten: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     away: dict[str, LogEntry] = field(default_factory=dict[str, LogEntry])
     cut: dict[str, LogEntry] = field(default_factory=dict[str, LogEntry])
-    """Files some of whose rows a deletion vector has taken out."""
+    """Files of which a deletion vector has deleted rows, and the version that did."""
     known: set[str] = field(default_factory=set[str])
     """Files that hold rows of ours."""
     mixed: set[str] = field(default_factory=set[str])
-    """Those of them that hold rows of others, too."""
+    """Those of them that hold rows of other writers, too."""
 
     def follow(self, entry: LogEntry, *, ours: bool) -> None:
-        """One version further."""
+        """Take one more version into account."""
         added = {file.path for file in entry.added}
         moved = {path for path, data_change in entry.removed if not data_change}
         if moved & self.known and added - moved:
@@ -185,7 +185,7 @@ class _Trail:
                 self.cut.pop(file.path, None)
 
     def end(self, path: str, live: dict[str, int]) -> tuple[set[str], LogEntry | None, bool]:
-        """In which live files the rows of this one are; else which version took them, and whether it may be others' rows."""
+        """The live files with this file's rows; else the version that removed rows, and whether they may be others' rows."""
         if path in self.cut:
             return set(), self.cut[path], path in self.mixed
         if path in live:
@@ -234,7 +234,7 @@ def _restored(by: int, version: int) -> str:
 
 
 def _last_txid(entries: Sequence[LogEntry], application: str, guard: int | None) -> int | None:
-    """The last txid by the identifier, or what a RESTORE of our own says since."""
+    """The last txid by the transaction identifier, or by a RESTORE of our own that came later."""
     for entry in reversed(entries):
         undo = entry.undo(application)
         if undo is not None:

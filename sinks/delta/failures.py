@@ -1,7 +1,7 @@
-"""What an error of delta-rs or of the file system says: that the machine is in the way for now, or that the table refuses.
+"""Whether an error of delta-rs or of the file system comes from the machine and may pass, or is the table's refusal.
 
-delta-rs wraps what the operating system answered into errors of its own, of several classes: a MERGE on a full disk raises
-a `DeltaError` about Parquet. The number of the system's error stays in the text, and it decides.
+delta-rs wraps the operating system's errors into errors of its own, of several classes: a MERGE on a full disk raises a
+`DeltaError` about Parquet. The number of the system's error stays in the text, and it decides.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 _NUMBER: Final = re.compile(r"\(os error (\d+)\)")
 _NO_MEMORY: Final = "Resources exhausted"
-"""How DataFusion, which runs a MERGE, says that it was refused memory or room for what it spills."""
+"""What DataFusion, which runs a MERGE, says where it gets no memory, or no disk space to spill to."""
 
 _PANIC: Final = "PanicException"
-"""What PyO3 raises for a panic of delta-rs's own code, as where it may open no file. Its class cannot be imported."""
+"""What PyO3 raises for a panic in delta-rs, for example where no more files may be opened. Its class cannot be imported."""
 
 _PANIC_NUMBER: Final = re.compile(r"Os \{ code: (\d+)")
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 _OF_THE_TABLE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
-"""A name that is not there, or is something else: waiting brings no file back."""
+"""A path that does not exist, or is of another kind: waiting brings no file back."""
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether an error that left no log entry may be gone at the next try: a full disk, a missing right, a bad disk,
-    another writer's commit that came first. All else is the table's own answer, and stays.
+    """Whether an error that left no log entry may be gone at the next try: a full or failing disk, a missing right, another
+    writer's commit that came first. All other errors are the table's own answer, and stay.
     """
     if isinstance(error, CommitFailedError | OSError):
         return True
@@ -42,10 +42,10 @@ def may_pass(error: Exception) -> bool:
 
 @contextmanager
 def panics_as_errors() -> Generator[None]:
-    """Around a call of delta-rs: have a panic, which no `except Exception` sees, end in an error that tells its cause.
+    """Around a call of delta-rs: turn a panic, which `except Exception` does not catch, into an error that tells its cause.
 
     Raises:
-        OSError: the operating system refused something, by the panic's own text.
+        OSError: the operating system refused something, by the panic's text.
         DeltaError: any other panic.
     """
     try:
@@ -60,11 +60,11 @@ def panics_as_errors() -> Generator[None]:
 
 
 def os_error(text: str) -> int | None:
-    """The operating system's error number in a text of delta-rs; None where it names none."""
+    """The operating system's error number in an error text of delta-rs; None where it names none."""
     numbers = _NUMBER.findall(text)
     return int(numbers[-1]) if numbers else None
 
 
 def shown(error: Exception) -> str:
-    """An error's text in one line without colours, as delta-rs draws some of its own."""
+    """An error's text in one line, without the colours that delta-rs puts into some of them."""
     return " ".join(_COLOURS.sub("", str(error)).split())

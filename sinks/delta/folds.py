@@ -1,4 +1,4 @@
-"""How a MERGE folds a column: the expression of what the table holds (`t`) and what is added (`s`)."""
+"""How a MERGE folds a column: the expression over the table's value (`t`) and the added value (`s`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WINS: Final[Mapping[Fold, str]] = {Fold.MIN: "<", Fold.MAX: ">"}
 
 
 def quoted(name: str) -> str:
-    """A column's name as DataFusion reads it letter by letter."""
+    """A column's name, quoted so that DataFusion takes it letter by letter."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -26,8 +26,8 @@ def fold_expression(name: str, kind: pa.DataType, fold: Fold) -> str:
 
 
 def _sum(held: str, added: str, kind: pa.DataType) -> str:
-    """By way of wider decimals: DataFusion's sum of integers wraps, and one of decimals may have a digit more than its
-    type, which is stored; its casts are errors.
+    """By way of wider decimals: DataFusion's sum of integers wraps, and a sum of decimals is stored even with a digit more
+    than its type has. A cast that does not fit is an error.
     """
     if pa.types.is_decimal(kind):
         wide = f"DECIMAL({_WIDE_DIGITS}, {kind.scale})"
@@ -40,7 +40,7 @@ def _sum(held: str, added: str, kind: pa.DataType) -> str:
 
 
 def _better(held: str, added: str, kind: pa.DataType, wins: str) -> str:
-    """Text is compared by its bytes. DataFusion orders NaN by its sign, so it is never compared."""
+    """Text is compared by its bytes. DataFusion orders NaN by its sign bit, so NaN is never compared."""
     cases = [f"WHEN {added} IS NULL THEN {held}", f"WHEN {held} IS NULL THEN {added}"]
     if pa.types.is_floating(kind):
         cases += [f"WHEN isnan({held}) THEN {added}", f"WHEN isnan({added}) THEN {held}"]

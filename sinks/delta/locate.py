@@ -1,4 +1,4 @@
-"""Which folder a path means on this machine: what two Delta tables of one topology must not share."""
+"""Which folder a path stands for on this machine: two Delta sinks of one topology must not share a folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ def key_of_path(path: str) -> TableKey:
 
 
 def locate(path: str, where: str) -> TableKey:
-    """The folder itself, however it is reached; where it is not made yet, the one above it and the way down from there.
+    """The folder's device and inode, by whatever path it is reached; where it is not made yet, those of the nearest folder
+    above it, and the names from there.
 
     Raises:
-        StoreUnavailable: the file system does not say.
+        StoreUnavailable: the file system does not answer.
     """
     there, down = os.path.realpath(path), list[str]()
     while True:

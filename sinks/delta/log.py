@@ -1,4 +1,4 @@
-"""A Delta table's own log, read from its JSON entries: what each version says of us, and what it added and removed."""
+"""A Delta table's log, read from its JSON entries: our transactions, and the files that each version added and removed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CHECKED: Final = "stormproof.checked"
 UNDOES: Final = "stormproof.undoes"
 UNDONE_VERSION: Final = "stormproof.undone.version"
 UNDONE_HOLDS: Final = "stormproof.undone.holds"
-"""Keys of a RESTORE of our own: whose commit in which version it takes back, and which txid is the last one then."""
+"""Keys of a RESTORE of our own: the application and version whose commit it undoes, and the txid that is then the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class OurCommit:
-    """What a log entry says of a transaction of ours."""
+    """A transaction of ours in a log entry."""
 
     version: int
     txid: int
@@ -41,7 +41,7 @@ class OurCommit:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """A RESTORE of our own takes a commit back whose files were lost; `holds` is the last txid from then on."""
+    """A RESTORE of our own, which undoes a commit whose files were lost; `holds` is the last txid from then on."""
 
     version: int
     holds: int | None
@@ -55,26 +55,26 @@ class AddedFile:
     bytes: int
     rows: int | None
     has_deletions: bool = False
-    """Whether a deletion vector takes rows of it out."""
+    """Whether a deletion vector deletes rows of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One version: its commit's information, and the files that came and went."""
+    """One version: its `commitInfo`, and the files that it added and removed."""
 
     version: int
     info: dict[str, Any]
     added: tuple[AddedFile, ...] = ()
     removed: tuple[tuple[str, bool], ...] = ()
-    """(path, whether data changed): OPTIMIZE removes files without a change of data."""
+    """Each as (path, whether data changed): OPTIMIZE removes files without a change of data."""
 
     @property
     def operation(self) -> str:
-        """What wrote this version, as Delta calls it."""
+        """The operation that wrote this version, by Delta's name."""
         return str(self.info.get("operation", "unknown"))
 
     def ours(self, application: str) -> OurCommit | None:
-        """What it says of a transaction of this application; None where it is somebody else's."""
+        """The transaction of this application that it holds; None where it is another writer's."""
         if self.info.get(APPLICATION) != application:
             return None
         return OurCommit(
@@ -88,16 +88,16 @@ class LogEntry:
 
     @property
     def is_stormproofs(self) -> bool:
-        """Whether a topology wrote it, this one or another."""
+        """Whether a topology wrote it, be it this one or another."""
         return APPLICATION in self.info or UNDOES in self.info
 
     @property
     def changes_rows(self) -> bool:
-        """Whether rows that were there before are not, or not the same."""
+        """Whether it removed or changed rows that were there before."""
         return any(data_change for _, data_change in self.removed)
 
     def undo(self, application: str) -> Undo | None:
-        """Which commit of this application it takes back, where it is a RESTORE of our own."""
+        """The commit of this application that it undoes, where it is a RESTORE of our own."""
         if self.info.get(UNDOES) != application:
             return None
         holds = str(self.info.get(UNDONE_HOLDS, ""))
@@ -105,9 +105,9 @@ class LogEntry:
 
     @property
     def restored_to(self) -> int | None:
-        """The version that a RESTORE went back to; -1 where it names a time instead; None for all else.
+        """The version that another writer's RESTORE went back to; -1 where it names a time instead; None for all else.
 
-        One of our own takes back a single commit, by name: see `undo`.
+        A RESTORE of our own undoes a single commit by its version: see `undo`.
         """
         if self.operation != "RESTORE" or UNDOES in self.info:
             return None
@@ -116,7 +116,7 @@ class LogEntry:
 
 
 def commit_metadata(application: str, transaction: PreparedTransaction, epoch: int, *, checked: bool) -> dict[str, str]:
-    """What a commit says of itself."""
+    """The metadata of a commit."""
     return {
         APPLICATION: application,
         TXID: str(transaction.txid),
@@ -128,16 +128,16 @@ def commit_metadata(application: str, transaction: PreparedTransaction, epoch: i
 
 
 def undo_metadata(application: str, undo: Undo) -> dict[str, str]:
-    """What a RESTORE of our own says of itself."""
+    """The metadata of a RESTORE of our own."""
     holds = "" if undo.holds is None else str(undo.holds)
     return {UNDOES: application, UNDONE_VERSION: str(undo.version), UNDONE_HOLDS: holds}
 
 
 class Reach:
-    """Follows a log back from its newest version, and knows which versions' rows a RESTORE has taken back.
+    """Follows a log back from its newest version, and finds the versions whose rows a RESTORE has removed.
 
-    A RESTORE keeps the transaction identifiers and drops the rows. Versions between the one that it went back to and
-    its own no longer count, and neither do the RESTOREs among them.
+    A RESTORE keeps the transaction identifiers and drops the rows. The versions between its target and itself no longer
+    count, and neither do the RESTOREs among them.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Reach:
         self._by: int = -1
 
     def taken_back_by(self, entry: LogEntry) -> int | None:
-        """The version of the RESTORE that took this entry back, if any; call for each entry, newest first."""
+        """The version of the RESTORE that removed this entry's rows, if any. To be called for each entry, newest first."""
         if self._reach is not None and entry.version > self._reach:
             return self._by
         target = entry.restored_to
@@ -162,7 +162,7 @@ class DeltaLog:
 
     @property
     def files(self) -> Files:
-        """The way to the table's files."""
+        """What reads and writes the table's files."""
         return files_at(self.table)
 
     @property
@@ -180,8 +180,8 @@ class DeltaLog:
         return sorted(int(n[:20]) for n in names if len(n) == 25 and n.endswith(".json") and n[:20].isdigit())
 
     def tail(self, newest: int) -> list[int]:
-        """The versions up to `newest` whose entries are there without a gap, in order. Older ones may be what a clean-up
-        that was interrupted has left: they tell nothing of what was between.
+        """The versions up to `newest` whose entries are there without a gap, in order. Older entries may be left over from a
+        clean-up that was interrupted: they say nothing of the versions between.
         """
         there = set(self.versions())
         oldest = newest
@@ -190,11 +190,11 @@ class DeltaLog:
         return list(range(oldest + 1, newest + 1))
 
     def checkpoint_path(self, version: int) -> str:
-        """The file of a checkpoint that is one file."""
+        """The file of a checkpoint of one file."""
         return os.path.join(self.folder, f"{version:020}.checkpoint.parquet")
 
     def checkpoints(self, *, of_all: bool = False) -> frozenset[int]:
-        """The versions that have such a checkpoint; `of_all` kinds, also those of several files that Spark writes."""
+        """The versions that have a checkpoint of one file; with `of_all` also those of several files, which Spark writes."""
         names = self.files.list(self.folder)
         return frozenset(
             int(n[:20])
@@ -202,31 +202,27 @@ class DeltaLog:
             if n[:20].isdigit() and (n[20:] == ".checkpoint.parquet" or (of_all and n[20:32] == ".checkpoint."))
         )
 
-    def information(self, version: int) -> LogEntry | None:
-        """The commit's information alone; None where retention has removed the entry."""
-        return self._read(version, whole=False)
-
     def entry(self, version: int) -> LogEntry | None:
         """The whole entry; None where retention has removed it."""
         return self._read(version, whole=True)
 
     def back_from(self, version: int) -> Iterator[LogEntry]:
-        """Commit informations from `version` back, as far as they go without a gap."""
-        return self._as_far_as_they_go(range(version, -1, -1))
+        """The entries from `version` back to the first gap, each with its `commitInfo` alone."""
+        return self._until_a_gap(range(version, -1, -1))
 
     def on_from(self, version: int) -> Iterator[LogEntry]:
-        """Commit informations from `version` on, as far as they go without a gap: to the newest one."""
-        return self._as_far_as_they_go(itertools.count(version))
+        """The entries from `version` to the newest one, each with its `commitInfo` alone."""
+        return self._until_a_gap(itertools.count(version))
 
-    def _as_far_as_they_go(self, versions: Iterable[int]) -> Iterator[LogEntry]:
+    def _until_a_gap(self, versions: Iterable[int]) -> Iterator[LogEntry]:
         for version in versions:
-            entry = self.information(version)
+            entry = self._read(version, whole=False)
             if entry is None:
                 return
             yield entry
 
     def local_path(self, path: str) -> str | None:
-        """Where a file that the log names lies; None where that is no folder of this machine."""
+        """The path of a file that the log names; None where it is not on this machine's file systems."""
         if "://" in path or path.startswith("file:"):  # a shallow clone names its source's files in full
             return unquote(urlsplit(path).path) if path.startswith("file:") else None
         return os.path.join(self.table, path)
@@ -238,7 +234,7 @@ class DeltaLog:
         try:
             with self.files.open(self.entry_path(version)) as file:
                 for line in file:
-                    # Only the line with the commit's information is decoded where the rest is not asked for.
+                    # Unless the whole entry is asked for, only the line with `commitInfo` is decoded.
                     if not whole and not line.lstrip().startswith(b'{"commitInfo"'):
                         continue
                     action: dict[str, Any] = json.loads(line)

@@ -1,4 +1,4 @@
-"""The files that a MERGE writes: how they are written, and how a block that a power loss took from one is seen."""
+"""The files that a MERGE writes: how they are written, so that a block which a power loss took from one can be found."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from deltalake import WriterProperties
 from stormproof.sinks.files import files_at
 
 BLOCK_BYTES: Final = 4096
-"""What the page cache of Linux writes at once; file systems use blocks of this size unless they are told otherwise."""
+"""The page size of Linux, which is what its page cache writes at once; also the default block size of file systems."""
 
 MERGED_FILES: Final = WriterProperties(compression="SNAPPY", statistics_truncate_length=64)
-"""With these settings a whole file has no block of zeros, whatever a table's rows are, but for the rarest of chances.
+"""With these settings an undamaged file practically never has a block of zeros, whatever the table's rows are.
 
-Snappy takes 64 KiB at a time, and looks for repetitions in steps that grow by a 32nd of what it passed over without one: a
-run of zeros is left as it is up to its second look at it. That may be a block's length only behind 60,000 bytes that repeat
-nothing, and the run has to lie as the file's blocks do, too. A long value's statistics would be the only other place for
-zeros.
+Snappy compresses 64 KiB at a time. It looks for repetitions in steps that grow by a 32nd of the bytes it has passed without
+one, and it copies a run of zeros uncompressed up to its second look into that run. This copy can be as long as a block only
+behind 60,000 bytes without any repetition, and then the run must also be aligned with the file's blocks. The statistics of a
+long value are the only other place where zeros could stand, so they are cut.
 """
 
 _READ_BYTES: Final = 256 * BLOCK_BYTES
 
 
 def lost_block(path: str) -> int | None:
-    """Where a file that was written as `MERGED_FILES` says has a block of zeros, which was never written; None if nowhere.
+    """The offset of the first block of zeros in a file that was written with `MERGED_FILES`: a block that never reached the
+    disk. None where there is none.
 
-    Where values have nothing to compress, Snappy keeps them as they are, and zeros in their place decode as other values,
-    with nothing to tell: no page has a checksum. The last block, which is mostly shorter, ends with the format's name; a
-    file whose end is lost does not decode.
+    Decoding alone would miss it: Snappy stores values that it cannot compress as they are, zeros in their place decode as
+    other values, and pages have no checksum. The last block, which is usually shorter, needs no look: it ends with the
+    format's name, and a file without its end does not decode.
 
-    If the rarest of chances makes it name a block of a whole file, a `retry` too many is what that costs.
+    In the rare case that an undamaged file has such a block, the cost is one needless `retry`.
     """
     at = 0
     with files_at(path).open(path) as file:

@@ -1,4 +1,4 @@
-"""A Delta table at its newest version, loaded again only as far as it has changed."""
+"""A Delta table at its newest version; only what has changed since the last call is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stormproof.sinks.protocol import SinkProblem
 
 
 class NewestTable:
-    """Loads one table whenever it is asked for."""
+    """Keeps one table loaded, and brings it up to date at each call."""
 
     def __init__(self, log: DeltaLog, where: str) -> None:
         self._log = log
@@ -28,10 +28,10 @@ class NewestTable:
     def load(self) -> DeltaTable:
         """The table at its newest version.
 
-        The one that is known is brought up to date where the entry of its version is still the very file that it was,
-        since loading anew costs a table's whole state; a log that was cut or made anew is loaded anew. Versions have no
-        gaps: where the next one's entry is not there, it is the newest, and delta-rs need not list the log's folder to
-        find that out, which takes about a millisecond for each thousand entries in it.
+        Loading a table anew reads its whole state. So the loaded one is updated, as long as the log entry of its version is
+        the same file as before; a log that was cut or replaced is loaded anew. Versions have no gaps: where the next
+        version's entry is missing, the loaded version is the newest, and delta-rs need not list the log's folder to find
+        that out, which takes about a millisecond for each thousand entries in it.
 
         Raises:
             SinkRefused: the table is gone.

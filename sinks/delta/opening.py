@@ -1,4 +1,4 @@
-"""How a Delta table is opened: what a power loss left is put aside, a missing table is made, its folders are synced."""
+"""How a Delta table is opened: torn log entries are put aside, a missing table is made, its folders are synced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stormproof.sinks.protocol import SinkIdentity, SinkProblem
 
 @contextmanager
 def opening(where: str) -> Generator[str]:
-    """Around what opens the table: errors of delta-rs and of the file system as ours. Gives `where`, which they name.
+    """Around code that opens the table: turns errors of delta-rs and of the file system into ours, which name `where`.
 
     Raises:
         SinkRefused: there is no table.
@@ -39,10 +39,10 @@ def opening(where: str) -> Generator[str]:
 
 
 def prepare_table(path: str, identity: SinkIdentity, input_: SinkInput, where: str, *, create: bool) -> None:
-    """Have a table be there that a driver may write to.
+    """Put a torn log entry aside, make the table if it is missing and `create`, and sync its folders.
 
     Raises:
-        SinkRefused: there is none and it is not to be made, or a power loss took more than its newest log entry.
+        SinkRefused: the table is missing and not to be made, or a power loss took more than its newest log entry.
     """
     put_torn_aside(DeltaLog(path), where)
     if not DeltaTable.is_deltatable(path):

@@ -15,27 +15,27 @@ from stormproof.sinks.delta.merged import MERGED_FILES
 from stormproof.sinks.protocol import PreparedTransaction
 
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
-"""Old log entries go only when the checkpoint that stands for them is synced, which is ours to do."""
+"""Old log entries must stay until the checkpoint that replaces them is synced, so we remove them ourselves."""
 
 
 class RowsToPut(Protocol):
-    """The rows of a transaction: what a sink has in prepared files, and a map in memory."""
+    """The rows of a transaction: a sink has them in prepared files, a map in memory."""
 
     def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
-        """Look whether they are all there, and the table can hold them.
+        """Check that all rows are there, and that the table can hold them.
 
         Raises:
-            SinkRefused: not so.
+            SinkRefused: rows are missing or changed, or the table cannot hold them.
         """
         ...
 
     def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
-        """Bring them into the table, in one version."""
+        """Write them to the table, in one version."""
         ...
 
 
 def adopt_files(table: DeltaTable, files: Sequence[AddAction], properties: CommitProperties) -> None:
-    """Add files that are in the table's folder already; none is a version of its own, too."""
+    """Add files that are in the table's folder already. Without files the version holds its transaction identifier alone."""
     table.create_write_transaction(
         list(files), "append", table.schema(), commit_properties=properties, post_commithook_properties=HOOKS
     )
@@ -49,8 +49,8 @@ def merge_rows(
     *,
     streamed: bool = False,
 ) -> None:
-    """MERGE rows by their keys: a column that has a fold is folded, every other one replaced. At least one row: an empty
-    MERGE commits nothing, not even its transaction identifier.
+    """MERGE rows by their keys: a column with a fold is folded, every other column is replaced. There must be at least one
+    row: an empty MERGE commits nothing, not even its transaction identifier.
     """
     schema, folds = input_.schema, input_.folds
     added = {quoted(name): f"s.{quoted(name)}" for name in schema.names}

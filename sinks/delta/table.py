@@ -12,7 +12,7 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.limits import ColumnLimit, Limits
 
 CHECKPOINT_INTERVAL: Final = 100
-"""Delta's default of 10 rewrites the table's whole state at every tenth commit: too often for small batches."""
+"""Delta's default of 10 writes the table's whole state at every tenth commit, which is too often for small batches."""
 
 _FEATURES: Final = frozenset(
     {
@@ -45,7 +45,7 @@ def check_types(schema: pa.Schema, where: str) -> None:
 
 
 def require_table(table: DeltaTable, input_: SinkInput, where: str) -> None:
-    """Refuse a table that cannot hold such rows, or that this committer cannot write to safely.
+    """Refuse a table that cannot hold such rows, or to which this committer cannot write safely.
 
     Raises:
         SinkRefused: names the column and both types, the feature, or the setting.
@@ -56,7 +56,7 @@ def require_table(table: DeltaTable, input_: SinkInput, where: str) -> None:
 
 
 def column_limits(table: DeltaTable, input_: SinkInput) -> Limits:
-    """What the writer stage checks: keys and NOT NULL columns hold no NULL, text is UTF-8."""
+    """What the writer stage checks: keys and NOT NULL columns hold no NULL."""
     required = {f.name for f in table.schema().fields if not f.nullable} | set(input_.keys)
     return Limits(tuple(ColumnLimit(f.name, str(f.type), not_null=f.name in required) for f in input_.schema))
 

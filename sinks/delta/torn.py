@@ -1,9 +1,9 @@
-"""What a power loss leaves of a table's log in part: how it is told from what is whole, and put aside.
+"""Torn log entries and checkpoints, which a power loss leaves in part: how they are recognised and put aside.
 
-Nobody but us syncs a log entry, and we do so after it was put. A machine that goes off in between may leave the entry's
-name with none or some of its bytes. Readers differ then: delta-rs takes an empty entry for a version without a change, and
-one that ends between two actions for the whole. No writer puts an entry in parts (each links or renames a finished file),
-so one that is not whole was never answered for by anybody who synced it, and holds nothing that can be kept.
+delta-rs does not sync a log entry; we sync it after delta-rs has put it there. A power loss in between may leave the entry's
+name with none or some of its bytes. Readers differ then: delta-rs takes an empty entry for a version without changes, and
+an entry that ends between two actions for a whole one. No writer writes an entry in parts under its name (each links or
+renames a finished file). So nobody who syncs entries has ever confirmed a torn one, and nothing in it can be kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stormproof.sinks.protocol import SinkProblem
 log = logging.getLogger("stormproof.sink")
 
 ASIDE: Final = ".stormproof-torn-"
-"""How the name of what was put aside begins; readers of a log pass such names over."""
+"""Prefix of the names of files that were put aside; readers of a log ignore such names."""
 
 _HINT: Final = "_last_checkpoint"
 
@@ -33,8 +33,8 @@ _HINT: Final = "_last_checkpoint"
 def tear(entry: bytes) -> str | None:
     """What is missing of a log entry; None where it is whole.
 
-    One of ours is whole if its transaction identifier is there, which delta-rs writes last, and its files are as many as it
-    says. Of others' entries it is known that they are not empty and that each line can be read.
+    An entry of ours is whole if it has its transaction identifier, which delta-rs writes last, and as many files as it says.
+    Another writer's entry counts as whole if it is not empty and each of its lines can be read.
     """
     if not entry.strip():
         return "it is empty"
@@ -76,20 +76,20 @@ def require_whole(delta_log: DeltaLog, where: str) -> None:
 
 
 def put_torn_aside(delta_log: DeltaLog, where: str) -> tuple[str, ...]:
-    """Take a newest entry that is not whole, and a last checkpoint that is not, out of the log; returns their names.
+    """Take a torn newest entry, and a torn last checkpoint, out of the log; returns their names.
 
-    They stay in the folder under another name. What such an entry was of, the table holds no more: a batch of ours is
+    They stay in the folder under other names. The table no longer holds what such an entry committed: a batch of ours is
     committed again from its prepared files.
 
     Raises:
-        SinkRefused: more than the newest entry is lost: that was no commit of ours, and nothing was changed.
+        SinkRefused: more than the newest entry is lost, which was then no commit of ours; nothing was changed.
     """
     files = delta_log.files
     if files.stat(delta_log.folder) is None:
         return ()
-    # Two drivers that start at once must not put aside what the other has put in its place.
+    # Of two drivers that start at once, one must not put aside the entry that the other has written in its place.
     with files.locked(delta_log.folder):
-        # Under the lock: where an entry is torn it stays so, since nobody can put another of that number.
+        # Under the lock a torn entry stays torn, since nobody can write another one of its version.
         torn = _newest_torn(delta_log)
         versions = delta_log.versions()
         if torn is not None:
@@ -129,10 +129,10 @@ def _torn(delta_log: DeltaLog, version: int) -> tuple[str, str] | None:
 
 
 def _hole(delta_log: DeltaLog, versions: list[int]) -> str | None:
-    """What is wrong with the newest entries that are to stay.
+    """What is missing or torn among the newest entries that are to stay.
 
-    An entry that is missing at or below a checkpoint is none that a power loss took: the checkpoint stands for it, and a
-    clean-up removes such entries, in any order, and may be cut short.
+    A power loss did not take an entry that is missing at or below a checkpoint: the checkpoint replaces it, and a clean-up
+    removes such entries in any order, and may be interrupted.
     """
     tail = delta_log.tail(versions[-1]) if versions else []
     behind = versions[0] < tail[0] if tail else False
@@ -143,11 +143,11 @@ def _hole(delta_log: DeltaLog, versions: list[int]) -> str | None:
 
 
 def _torn_checkpoint(delta_log: DeltaLog, versions: list[int]) -> list[str]:
-    """The newest checkpoint, if it cannot be read or its own entry was lost, and the file that names the last one, if it
-    names none that stays.
+    """The newest checkpoint, if it cannot be read or its version's entry is lost; and the file that names the last
+    checkpoint, if that checkpoint does not stay.
 
-    A log that is whole without them is read from its entries. A checkpoint without its entry would have its version count,
-    with nothing to say what that was.
+    The log is read from its entries without them. A checkpoint whose entry is lost would make its version count, while
+    nothing says what that version was.
     """
     names: list[str] = []
     checkpoints = delta_log.checkpoints()
@@ -173,7 +173,7 @@ def _torn_checkpoint(delta_log: DeltaLog, versions: list[int]) -> list[str]:
     if not isinstance(hint, dict) or "version" not in hint:
         return [*names, _HINT]
     if "parts" in hint or "v2Checkpoint" in hint:
-        return names  # other writers' kinds
+        return names  # a kind of checkpoint that only other writers make
     named = delta_log.checkpoint_path(int(hint["version"]))
     if os.path.basename(named) in names or delta_log.files.stat(named) is None:
         names.append(_HINT)
@@ -181,16 +181,16 @@ def _torn_checkpoint(delta_log: DeltaLog, versions: list[int]) -> list[str]:
 
 
 def _readable_without(checkpoint: int, checkpoints: frozenset[int], versions: list[int]) -> bool:
-    """Whether the entries before it go back without a hole, to an older checkpoint or to the beginning."""
+    """Whether the entries before it go back without a gap, to an older checkpoint or to the first version."""
     start = max((c for c in checkpoints if c < checkpoint), default=-1)
     return set(range(start + 1, checkpoint)) <= set(versions)
 
 
 def unreadable(path: str, rows: int | None = None) -> str | None:
-    """Why a Parquet file cannot be read to its end; None where it can. Decodes all of it, batch by batch.
+    """Why a Parquet file cannot be read to its end; None where it can. Decodes the whole file, batch by batch.
 
-    A power loss may leave a file with its size, and zeros in place of some blocks: most of what is damaged so does not
-    decode. Not all of it is, since pages have no checksums here; see `lost_block`.
+    A power loss may leave a file with its full size, and zeros in place of some blocks. Most such damage does not decode.
+    `lost_block` finds the rest, since pages have no checksums here.
     """
     read = 0
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Final
 
 import psycopg
@@ -12,7 +13,7 @@ SCHEMA: Final = "stormproof_sink"
 _LOCK: Final = 0x53746F726D  # "Storm"
 
 MINE: Final = "topology = %(topology)s and incarnation = %(incarnation)s and sink = %(sink)s"
-"""The condition for the rows of one sink of one life; its parameters are of `mine`."""
+"""The condition for the rows of one sink of one life; `mine` gives its parameters."""
 
 _TABLES: Final = (
     """
@@ -24,7 +25,7 @@ _TABLES: Final = (
         primary key (topology, incarnation, sink)
     )
     """,
-    # Who may still hold locks under which epoch: a take-over ends them first, else it would wait behind a paused one.
+    # Backends that may hold locks, with their epoch: a take-over ends older ones, so as not to wait for a paused driver.
     """
     create table if not exists stormproof_sink.backend (
         topology text not null,
@@ -36,7 +37,7 @@ _TABLES: Final = (
         primary key (topology, incarnation, sink, pid, backend_start)
     )
     """,
-    # Never pruned: it is what tells a repeated transaction from a new one.
+    # Never pruned: it tells a repeated transaction from a new one.
     """
     create table if not exists stormproof_sink.guard (
         topology text not null,
@@ -86,17 +87,16 @@ _REJECTS: Final = """
 
 def mine(identity: SinkIdentity) -> dict[str, Any]:
     """The parameters of `MINE`, in the order of the tables' columns."""
-    return {"topology": identity.topology, "incarnation": identity.incarnation, "sink": identity.sink}
+    return asdict(identity)
 
 
 def has_rejects(connection: psycopg.Connection) -> bool:
-    """Whether the table of rows that were given up one by one is there: it is made when the first one is."""
-    row = connection.execute("select to_regclass('stormproof_sink.reject') is not null").fetchone()
-    return row is not None and bool(row[0])
+    """Whether the table of refused rows is there: it is made with the first command that gives refused rows up."""
+    return _is_there(connection, "reject")
 
 
 def make_rejects(connection: psycopg.Connection) -> None:
-    """Make the table of rows that were given up one by one, where it is missing; in the present transaction."""
+    """Make the table of refused rows where it is missing, in the current transaction."""
     if not has_rejects(connection):
         one_at_a_time(connection)
         connection.execute(_REJECTS)
@@ -104,12 +104,16 @@ def make_rejects(connection: psycopg.Connection) -> None:
 
 def is_made(connection: psycopg.Connection) -> bool:
     """Whether the sink's own tables are there."""
-    row = connection.execute("select to_regclass('stormproof_sink.evidence') is not null").fetchone()
-    return row is not None and bool(row[0])
+    return _is_there(connection, "evidence")
+
+
+def _is_there(connection: psycopg.Connection, table: str) -> bool:
+    found = connection.execute("select to_regclass(%s) is not null", (f"{SCHEMA}.{table}",)).fetchone()
+    return found == (True,)
 
 
 def one_at_a_time(connection: psycopg.Connection) -> None:
-    """Hold, until the transaction ends, what everybody holds who makes a table.
+    """Hold the lock for making tables until the transaction ends.
 
     Two first starts at the same time collide even with `if not exists`, so one waits for the other.
     """
@@ -122,7 +126,7 @@ def make(connection: psycopg.Connection) -> None:
         return
     with connection.transaction():
         one_at_a_time(connection)
-        # `create schema if not exists` needs the right to make schemas even where there is nothing to make.
+        # `create schema if not exists` needs the right to create schemas even where the schema exists.
         if connection.execute("select to_regnamespace('stormproof_sink') is null").fetchone() == (True,):
             connection.execute("create schema stormproof_sink")
         for statement in _TABLES:

@@ -1,4 +1,4 @@
-"""Whether a table's rows survive a crash of the server, wherever they land: each partition has its own storage."""
+"""Whether all of a table's rows survive a crash of the server: each partition has a storage of its own."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _VOLATILE: Final = """
 
 
 def volatile_relations(connection: psycopg.Connection, oid: int) -> list[tuple[str, str]]:
-    """The table itself and its partitions, at any depth, whose rows a crash may take: (name, what it is).
+    """Those of the table and its partitions, at any depth, whose rows a crash may lose: (name, what it is).
 
-    Children by inheritance are none of these: rows that are inserted into their parent stay there.
+    Children by inheritance are left out: rows that are inserted into their parent stay there.
     """
     return [(str(name), str(what)) for name, what in connection.execute(_VOLATILE, (oid,)).fetchall()]
 
 
 def require_durable(connection: psycopg.Connection, oid: int, where: str) -> None:
-    """Refuse a table that keeps some of its rows where a crash takes them, while the guard would say that they are there.
+    """Refuse a table that keeps some of its rows where a crash loses them, while the guard would say that they are there.
 
-    Called at the end of a transaction that wrote rows, it holds until the transaction ends: each partition that got a row is
-    locked against ALTER TABLE by then.
+    Where the transaction has written its rows before the call, the answer holds until the transaction ends: each partition
+    that got a row is locked against ALTER TABLE by then.
 
     Raises:
         SinkRefused: names the first such relation.

@@ -19,11 +19,11 @@ from stormproof.sinks.protocol import SinkIdentity
 BACKEND_END_TIMEOUT_MS: Final = 10_000
 TAKE_OVER_LOCK_TIMEOUT_MS: Final = 2_000
 TAKE_OVER_TRIES_MAX: Final = 5
-"""A backend of an older epoch may come anew between its siblings' end and the new epoch: then it is ended, too."""
+"""An older epoch may connect again after its backends were ended, before the fence is moved: they are then ended again."""
 
 
 class Fence:
-    """One epoch's hold on it; none where the epoch is None, of one who only reads: whoever locks it then is refused."""
+    """One epoch's hold on the fence. `epoch` None: for reading only, so `lock` is refused."""
 
     def __init__(self, identity: SinkIdentity, epoch: int | None, where: str) -> None:
         self._epoch = epoch
@@ -31,11 +31,11 @@ class Fence:
         self._mine = {**bookkeeping.mine(identity), "epoch": epoch}
 
     def take_over(self, link: Link) -> None:
-        """End older epochs' backends, and have the fence name this epoch.
+        """End the backends of older epochs, and move the fence to this epoch.
 
         Raises:
             Fenced: a newer epoch holds this sink.
-            StoreUnavailable: somebody holds the fence and will not let go.
+            StoreUnavailable: another session holds the fence and does not let it go.
         """
         for attempt in range(TAKE_OVER_TRIES_MAX):
             with link.transaction(fenced=False) as connection:
@@ -44,7 +44,7 @@ class Fence:
                     f"select pid, backend_start from stormproof_sink.backend where {MINE} and epoch < %(epoch)s",
                     self._mine,
                 ).fetchall()
-            # Outside of any transaction: nothing of ours is locked while we wait for them to end.
+            # Outside of any transaction, so that we hold no lock while we wait for them to end.
             with link.errors():
                 terminate_backends(link.connection(fenced=False), older)
             try:
@@ -59,7 +59,7 @@ class Fence:
                     raise
 
     def enter(self, connection: psycopg.Connection) -> None:
-        """Record a new connection under its epoch, so that the next epoch can end it.
+        """Record a new connection's backend under its epoch, so that the next epoch can end it.
 
         Raises:
             Fenced: a newer epoch holds this sink.
@@ -68,7 +68,7 @@ class Fence:
         self._record_backend(connection)
 
     def lock(self, connection: psycopg.Connection) -> None:
-        """Hold the fence until this transaction ends; checked without the lock, a zombie's rows could land after.
+        """Lock the fence until this transaction ends. A check without the lock would let a fenced driver's rows land later.
 
         Raises:
             Fenced: a newer epoch holds this sink.

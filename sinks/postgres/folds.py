@@ -1,4 +1,4 @@
-"""How an upsert folds a column: the assignment of what the table holds (`held`) and what is added (`excluded`)."""
+"""How an upsert folds a column: the assignment over the table's value (`held`) and the added value (`excluded`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BETTER: Final[Mapping[Fold, sql.SQL]] = {
     Fold.MIN: sql.SQL("least(held.{0}, excluded.{0})"),
     Fold.MAX: sql.SQL("greatest(held.{0}, excluded.{0})"),
 }
-"""Both pass over NULLs."""
+"""Both ignore NULLs."""
 
 _BETTER_FLOAT: Final[Mapping[Fold, sql.SQL]] = {
     Fold.MIN: _BETTER[Fold.MIN],
@@ -24,7 +24,7 @@ _BETTER_FLOAT: Final[Mapping[Fold, sql.SQL]] = {
         "coalesce(greatest(nullif(held.{0}, 'NaN'), nullif(excluded.{0}, 'NaN')), held.{0}, excluded.{0})"
     ),
 }
-"""To Postgres NaN is the greatest number; to us it is greater and smaller than none."""
+"""Postgres takes NaN for the greatest number. Here it is never the least or the greatest, unless there is no number."""
 
 _BETTER_TEXT: Final[Mapping[Fold, sql.SQL]] = {
     Fold.MIN: sql.SQL(
@@ -36,7 +36,7 @@ _BETTER_TEXT: Final[Mapping[Fold, sql.SQL]] = {
         "then excluded.{0} else held.{0} end"
     ),
 }
-"""By bytes, as batches are aggregated: least() would go by the column's collation, another in every database."""
+"""By bytes, as batches are aggregated. least() would compare by the column's collation, which differs between databases."""
 
 
 def fold_assignment(name: str, kind: pa.DataType, fold: Fold) -> sql.Composed:

@@ -1,7 +1,7 @@
-"""The guard of a Postgres sink: a row that says which txid its table holds, and the evidence of each txid beside it.
+"""The guard of a Postgres sink: a row with the last txid that its table holds; and the evidence of each txid.
 
-A guard row without a txid is a claim: its life has the table, and has committed nothing to it yet. All that is here runs in
-the caller's transaction, so guard, evidence and rows move together.
+A guard row without a txid is a claim: its life has the table, and has committed nothing to it yet. Everything here runs in
+the caller's transaction, so guard, evidence and rows are committed together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stormproof.sinks.postgres.bookkeeping import MINE
 from stormproof.sinks.postgres.table import TableName, find_oid
 from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity, SinkProblem
 
-# Unchecked, a txid may be written again by a later attempt, which is the one that the ledger names in the end.
+# Unchecked, a later attempt may write a txid again: the ledger names the last one.
 _LATER_WINS: Final = (
     "on conflict (topology, incarnation, sink, txid) do update "
     "set rows = excluded.rows, digest = excluded.digest, epoch = excluded.epoch, committed_at = excluded.committed_at"
@@ -57,7 +57,7 @@ class Guard:
     # -- claims ------------------------------------------------------------------------------------------------------
 
     def claim(self, connection: psycopg.Connection) -> None:
-        """Have the guard row be there, and speak of this table where no txid is in it; from then on it is only moved."""
+        """Insert the guard row where it is missing; one without a txid is pointed at this table."""
         connection.execute(
             "insert into stormproof_sink.guard as held "
             "(topology, incarnation, sink, table_name, table_id, epoch) "
@@ -74,9 +74,9 @@ class Guard:
         )
 
     def is_claimed(self, connection: psycopg.Connection, table_id: str) -> bool:
-        """Whether this life has the table already: it committed, or it claimed this very one.
+        """Whether this life has the table already: it has committed, or it has claimed this very table.
 
-        A claim of a table that was dropped says nothing of the one that was made in its place: another life may have it.
+        A claim on a table that was dropped says nothing of the one made in its place: another life may have that.
         """
         found = connection.execute(
             f"select 1 from stormproof_sink.guard where {MINE} and (last_txid is not null or table_id = %(table_id)s)",
@@ -85,14 +85,16 @@ class Guard:
         return found.fetchone() is not None
 
     def release(self, connection: psycopg.Connection) -> bool:
-        """Take the claim back, if nothing was committed under it; whether there was one."""
+        """Remove the claim, if nothing was committed under it; whether there was one."""
         removed = connection.execute(
             f"delete from stormproof_sink.guard where {MINE} and last_txid is null", self._mine
         )
         return removed.rowcount > 0
 
     def other_lives(self, connection: psycopg.Connection, table_id: str, *, committed: bool) -> tuple[str, ...]:
-        """The other lives that have this table, named as `SinkIdentity.other_life` does; or those that `committed` to it."""
+        """The other lives that have claimed this table, or only those that have `committed` to it, named as
+        `SinkIdentity.other_life` does.
+        """
         rows = connection.execute(
             "select distinct topology, incarnation from stormproof_sink.guard where table_id = %s "
             + ("and last_txid is not null " if committed else "")
@@ -103,7 +105,7 @@ class Guard:
         return tuple(life for life in found if life is not None)
 
     def other_sink(self, connection: psycopg.Connection, table_id: str) -> tuple[str, str] | None:
-        """Topology and name of another sink that committed to this table; None where there is none."""
+        """Topology and name of another sink that has committed to this table; None where there is none."""
         return connection.execute(
             "select topology, sink from stormproof_sink.guard where table_id = %(table_id)s "
             "and last_txid is not null and (topology, sink) <> (%(topology)s, %(sink)s) limit 1",
@@ -122,7 +124,7 @@ class Guard:
         return self._read(connection, "", same_table=True)
 
     def lock(self, connection: psycopg.Connection, *, same_table: bool) -> Held | None:
-        """What is held, with the guard row locked, which is made where nobody has claimed the table."""
+        """Lock the guard row, which is made where it is missing. Returns the last transaction, as `held`."""
         if find_oid(connection, self._name) is not None:
             self.claim(connection)
         return self._read(connection, "for update", same_table=same_table)
@@ -148,10 +150,10 @@ class Guard:
         return Held(txid, digest)
 
     def move(self, connection: psycopg.Connection, transaction: PreparedTransaction, *, checked: bool) -> None:
-        """Have the guard name this transaction.
+        """Move the guard to this transaction.
 
         Raises:
-            PositionMismatch: it does not name the one before it.
+            PositionMismatch: the guard is not at the transaction before it.
         """
         said = {**self._said(transaction), "table_id": self.table_id(connection)}
         if checked:
@@ -178,10 +180,10 @@ class Guard:
             )
 
     def take_table(self, connection: psycopg.Connection, last: PreparedTransaction | None) -> None:
-        """Have the guard speak of the table that is there, and of `last`; its evidence is added where there is none.
+        """Point the guard at the table that now has the name, and at `last`, whose evidence is added where it is missing.
 
         Raises:
-            PositionMismatch: it names a later txid.
+            PositionMismatch: the guard is at a later txid.
         """
         said = {
             **self._said(last or PreparedTransaction(0, None, "", 0, ())),
@@ -213,7 +215,7 @@ class Guard:
     def add_evidence(
         self, connection: psycopg.Connection, transaction: PreparedTransaction, rows: int, *, again: bool
     ) -> None:
-        """Remember what a txid wrote; `again`: it may be there, and is replaced."""
+        """Record what a txid wrote. `again`: evidence that is there is replaced."""
         said = {**self._said(transaction), "rows": rows}
         self._add_evidence(connection, said, _LATER_WINS if again else "")
 
@@ -228,7 +230,7 @@ class Guard:
         )
 
     def add_rejected(self, connection: psycopg.Connection, txid: int, refused: Sequence[RefusedRow]) -> None:
-        """Remember the rows of a txid that its table refused and that were given up."""
+        """Record the rows of a txid that the table refused and that were given up."""
         connection.cursor().executemany(
             "insert into stormproof_sink.reject (topology, incarnation, sink, txid, file, row, input, sqlstate, error) "
             "values (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
@@ -267,7 +269,7 @@ class Guard:
         rows_found: int | None,
         problems: Sequence[str],
     ) -> EvidenceReport:
-        """These entries with what guard and newest evidence say; `problems` are those of the table itself."""
+        """The report: these entries, and where guard, newest evidence and table disagree; `problems` are the table's own."""
         table_id = self.table_id(connection)
         newest = connection.execute(
             f"select txid, digest from stormproof_sink.evidence where {MINE} order by txid desc limit 1", self._mine

@@ -42,7 +42,7 @@ from stormproof.sinks.protocol import (
 log = logging.getLogger("stormproof.sink")
 
 COUNTED_ROWS_MAX: Final = 5_000_000
-"""Rows that an audit counts at most in one table: about a second of reading."""
+"""Where the evidence says more rows than this, an audit does not count the table's: it would take more than a second."""
 
 
 class TableHold(StoreRecord):
@@ -68,7 +68,7 @@ class TableHold(StoreRecord):
 
     @property
     def table_id(self) -> str:
-        """Server, database and oid: another after DROP and CREATE, and after dump and restore."""
+        """Server, database and oid: it changes with DROP and CREATE, and with dump and restore."""
         if self._table_id is None:
             with self.link.transaction() as connection:
                 self._table_id = self.guard.table_id(connection)
@@ -82,10 +82,10 @@ class TableHold(StoreRecord):
         Raises:
             Fenced: a newer epoch holds this sink.
             SinkRefused: the table is missing and not to be made, or cannot hold the rows.
-            StoreUnavailable: Postgres cannot be reached, or somebody holds the fence and will not let go.
+            StoreUnavailable: Postgres cannot be reached, or another session holds the fence and does not let it go.
         """
         if not create:
-            # Before anything is made: this may be another database than the one that the table is in.
+            # Checked before anything is made: this may be another database than the table's.
             with self.link.transaction(fenced=False) as connection:
                 self._table(connection)
         self._fence.take_over(self.link)
@@ -107,7 +107,7 @@ class TableHold(StoreRecord):
             log.warning("%s: %s", self.where, warning_of(refusing))
 
     def begin(self, connection: psycopg.Connection, transaction: PreparedTransaction, *, checked: bool) -> Decision:
-        """Take the fence and the guard in this database transaction; whether to commit, by the table of `decide`."""
+        """Lock fence and guard in this database transaction; whether to commit, by the table of `decide`."""
         self._fence.lock(connection)
         held = self.guard.lock(connection, same_table=checked)
         return decide(self.identity, transaction, held) if checked else Decision.COMMIT
@@ -123,7 +123,7 @@ class TableHold(StoreRecord):
         return table
 
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
-        """Have a guard row without a txid speak of the table; see the protocol."""
+        """Insert a guard row without a txid for the table; see the protocol."""
         with self.link.transaction() as connection:
             self._fence.lock(connection)
             bookkeeping.one_at_a_time(connection)
@@ -136,12 +136,12 @@ class TableHold(StoreRecord):
         return strangers
 
     def release(self) -> bool:
-        """Remove that row again, if no txid is in it."""
+        """Remove that row, if it has no txid."""
         with self.link.transaction() as connection:
             return bookkeeping.is_made(connection) and self.guard.release(connection)
 
     def other_incarnations(self) -> tuple[str, ...]:
-        """Other lives that committed here, by their guards."""
+        """Other lives that committed to the table, by their guards."""
         with self.link.transaction() as connection:
             if not bookkeeping.is_made(connection):
                 return ()
@@ -158,13 +158,13 @@ class TableHold(StoreRecord):
             return self.guard.held(connection) if bookkeeping.is_made(connection) else None
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
-        """The sink's own evidence rows, and whether guard and table agree with them: all of one instant."""
+        """The sink's own evidence rows, and whether guard and table agree with them; all read in one snapshot."""
         with self.link.snapshot() as connection:
             if not bookkeeping.is_made(connection):
                 return EvidenceReport(self.guard.table_id(connection), (), None)
             entries = self.guard.entries(connection, first, last)
             oid = find_oid(connection, self.name)
-            # Of a map it is not told by what was written: several rows may be of one key, and an updater may write none.
+            # A map's number of rows does not follow from what was written: several rows may have one key, or none be kept.
             counts = self.input.mode is not SinkMode.UPSERT and oid is not None
             least = least_rows([entry.rows for entry in entries], fold=self.input.is_by_key)
             found = self._count(connection, least) if counts and least <= COUNTED_ROWS_MAX else None
@@ -178,7 +178,7 @@ class TableHold(StoreRecord):
             return self._count(connection, limit)
 
     def take_table(self, last: PreparedTransaction | None) -> None:
-        """Have the guard speak of this table and `last`; its evidence is added where there is none."""
+        """Point the guard at this table and at `last`, whose evidence is added where it is missing."""
         with self.link.transaction() as connection:
             bookkeeping.make(connection)
             self.guard.take_table(connection, last)

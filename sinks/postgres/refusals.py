@@ -1,4 +1,4 @@
-"""Which of a table's rules can refuse a row in the middle of a commit, said before the first batch; and how one is told."""
+"""A table's rules that can refuse rows in the middle of a commit, found before the first batch; and their errors."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _RULES: Final = """
 """
 
 _ROW_CLASSES: Final = ("22", "23", "44", "P0")
-"""A value, a constraint, a view's check option, a function's RAISE: what a row can be refused for."""
+"""SQLSTATE classes of errors about a row: its value, a constraint, a view's check option, a function's RAISE."""
 
 
 def what_can_refuse(connection: psycopg.Connection, oid: int, input_: SinkInput) -> list[str]:
-    """The table's rules that may refuse rows only when they are committed, each in a few words.
+    """The table's rules that may refuse rows only at a commit, each in a few words.
 
-    What the writer checks row by row is none of these: types, NOT NULL, lengths.
+    Types, NOT NULL and lengths are not among them: the writer checks those row by row.
     """
     known = {"oid": oid, "updates": input_.is_by_key}
     found = [f"{kind} {name}: {text}" for name, kind, text in connection.execute(_CONSTRAINTS, known).fetchall()]
@@ -62,17 +62,17 @@ def what_can_refuse(connection: psycopg.Connection, oid: int, input_: SinkInput)
 
 
 def require_writable(connection: psycopg.Connection, oid: int, input_: SinkInput, where: str) -> None:
-    """Refuse a table whose rules would be passed over, or let no statement of ours through.
+    """Refuse a table whose rules our statements would bypass, or which forbid our statements.
 
     Raises:
-        SinkRefused: it has rules on INSERT (COPY does not run them, and an upsert is not allowed with them), or row-level
-            security that is active for this role, with which COPY is not allowed.
+        SinkRefused: it has rules on INSERT (COPY bypasses them, and an upsert is not allowed with them), or row-level
+            security is active for this role (COPY is not allowed with it).
     """
     known = {"oid": oid, "updates": input_.is_by_key}
     rules = [name for (name,) in connection.execute(_RULES, known).fetchall()]
     if rules:
         raise SinkRefused(
-            f"{where}: the table has the rule {rules[0]!r}: COPY passes rules over, and INSERT ... ON CONFLICT is not "
+            f"{where}: the table has the rule {rules[0]!r}: COPY bypasses rules, and INSERT ... ON CONFLICT is not "
             "allowed with them. Drop it, or make it a trigger",
             rule=rules[0],
         )
@@ -85,9 +85,9 @@ def require_writable(connection: psycopg.Connection, oid: int, input_: SinkInput
 
 
 def is_of_a_row(error: psycopg.Error) -> bool:
-    """Whether a statement was refused for a row of it, so that its other rows may be taken.
+    """Whether a statement failed because of one of its rows, so that the table may take the others.
 
-    42501 is row-level security, too: where it is a missing grant, every row is refused, which ends at the limit.
+    42501 is also the SQLSTATE of row-level security. Where it means a missing right, every row is refused, up to the limit.
     """
     state = error.sqlstate or ""
     return state[:2] in _ROW_CLASSES or (state == "42501" and "row-level security" in str(error))

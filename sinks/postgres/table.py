@@ -17,13 +17,13 @@ from stormproof.sinks.limits import ColumnLimit, Limits
 
 _INTEGERS: Final[Mapping[str, pa.DataType]] = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
 _KEY_BYTES_MAX: Final = 2_600
-"""An entry of a B-tree holds at most 2,704 bytes, its header and fixed-size columns among them; longer keys are refused."""
+"""An entry of a B-tree holds at most 2,704 bytes, including its header and fixed-size columns; longer keys are refused."""
 _WRITTEN_BY: Final = {"r": "table", "p": "partitioned table"}
 
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table's name, with its schema where one is given; else the connection's search path decides."""
+    """A table's name, with its schema where one is given; otherwise the connection's search path decides."""
 
     schema: str | None
     table: str
@@ -224,7 +224,7 @@ def wire_schema(table: Table, input_: SinkInput) -> pa.Schema:
 def column_limits(table: Table, input_: SinkInput) -> Limits:
     """What the writer stage checks before anything is written."""
     there = {column.name: column for column in table.columns}
-    # A key of any length would be refused by its index in the middle of the commit, and block the whole batch.
+    # The index would refuse a longer key in the middle of the commit, and so block the whole batch.
     texts = sum(not pa.types.is_primitive(input_.schema.field(key).type) for key in input_.keys)
     limits: list[ColumnLimit] = []
     for field in input_.schema:

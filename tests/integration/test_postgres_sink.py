@@ -204,7 +204,7 @@ def test_synchronous_commit_is_on_where_the_database_has_it_off(append: SinkHarn
         shown: list[tuple[Any, ...]] = []
 
         def look() -> None:
-            connection = session._hold.link.connection()  # type: ignore[attr-defined]  # pyright: ignore
+            connection = session.link.connection()  # type: ignore[attr-defined]  # pyright: ignore
             shown.append(
                 (
                     connection.execute("show synchronous_commit").fetchone()[0],
