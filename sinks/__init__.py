@@ -6,7 +6,8 @@
 | `delta` | how does a Delta table commit a txid once; what does a power loss do |
 | `postgres` | how does a Postgres table commit a txid once; which of its rules can refuse a row |
 | `memory` | a sink in memory, for tests |
-| `staging`, `files` | how are prepared files written, synced, named and removed |
+| `writer`, `statistics` | how does a task write a prepared file, with which statistics |
+| `staging`, `files` | how are prepared files named, checked, read and removed; how are files reached |
 | `limits`, `folding` | what can a column hold; what can be folded |
 | `registry`, `abilities` | how is a sink opened that the ledger describes; what can only some sinks do |
 """

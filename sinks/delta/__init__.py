@@ -7,7 +7,7 @@ takes the lost version back.
 | module | question that it answers |
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, and how does a driver write to it |
-| `hold` | the commit: at which txid is the table, and may this driver write the next |
+| `hold`, `position` | the commit: at which txid is the table, and may this driver write the next |
 | `rows`, `folds` | how do rows get into the table: adoption, or one MERGE |
 | `log`, `newest`, `evidence` | what does the table's log say of our txids; what is its newest version |
 | `claims` | which topology has claimed the table |

@@ -1,6 +1,6 @@
-"""What a state, its factory or its store may support beyond what `protocol` asks of each; asked for by `isinstance`.
+"""What a state, its factory or its store may support beyond its protocol; a caller tests for it with `isinstance`.
 
-A user's own classes need not inherit anything: what they have of these, they support.
+A user's own class need not inherit anything: it supports an ability whose methods it has.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class SupportsLastTxid(Protocol):
-    """A state that remembers the txid of its last `commit`, with its values: an audit can hold it to that."""
+    """A state that keeps the txid of its last `commit` together with its values: an audit compares it with the ledger."""
 
     def last_txid(self) -> int | None:
-        """The txid of the last commit that it holds; None: of none."""
+        """The txid of the last commit that it holds; None: it holds none."""
         ...
 
 
 @runtime_checkable
 class SupportsEvidence(Protocol):
-    """A state that remembers what it committed, and for whom, as a sink does."""
+    """A state that remembers, as a sink does, what it committed and for which topology."""
 
     @property
     def table_id(self) -> str:
@@ -41,11 +41,11 @@ class SupportsEvidence(Protocol):
         ...
 
     def other_incarnations(self) -> tuple[str, ...]:
-        """Other lives of this topology's name that committed to it."""
+        """Other lives that committed to it."""
         ...
 
     def adopts(self, transaction: PreparedTransaction, *, checked: bool) -> None:
-        """The next `begin_commit` is this transaction's: its digest and rows are kept with the values."""
+        """Announce the transaction of the next `begin_commit`: its digest and rows are kept with the values."""
         ...
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
@@ -55,24 +55,24 @@ class SupportsEvidence(Protocol):
 
 @runtime_checkable
 class SupportsBacking(Protocol):
-    """A map over a store of which more is known than a state tells: its columns' limits, claims, lost files."""
+    """A map over a store of which more is known than a state says: the limits of its columns, claims, lost files."""
 
     @property
     def backing(self) -> Backing:
-        """Where its rows are stored."""
+        """What stores its rows."""
         ...
 
 
 @runtime_checkable
 class SupportsTable(Protocol):
-    """A factory that knows which table its states are in; `database` is what a run has, for one that names none itself."""
+    """A factory that knows the table of its states; `database` is the run's, for a factory that names none."""
 
     def table_key(self, database: Database | None) -> TableKey | None:
         """As `SinkSpec.table_key`: by its name alone."""
         ...
 
     def find_table(self, database: Database | None) -> TableKey | None:
-        """As `Sink.find_table`: by what the store says."""
+        """As `Sink.find_table`: by the store's answer."""
         ...
 
     def description(self, database: Database | None) -> dict[str, Json]:
@@ -82,7 +82,7 @@ class SupportsTable(Protocol):
 
 @runtime_checkable
 class SupportsRowCheck(Protocol):
-    """A factory that knows, without a connection, which rows its store cannot hold."""
+    """A factory that knows without a connection which columns its store cannot hold."""
 
     def check(self, schema: pa.Schema, where: str) -> None:
         """Raise TopologyError for such a column."""
@@ -91,9 +91,9 @@ class SupportsRowCheck(Protocol):
 
 @runtime_checkable
 class SupportsStoreIdentity(Protocol):
-    """A key-value store that says which one it is, so that two connections to it are known for one store."""
+    """A key-value store with an identity, by which two connections to one store are recognised."""
 
     @property
     def store_identity(self) -> str:
-        """Equal for all that read and write the same keys: server, database and prefix of the keys, say."""
+        """Equal for all connections that reach the same keys; for example server, database and key prefix."""
         ...

@@ -1,4 +1,4 @@
-"""What can be seen to be wrong with a state, its updater and its merges when they are named."""
+"""Checks of a state, its updater, its keys and its merges while the topology is built."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def require_state(
     """Check the arguments of a state among the sinks.
 
     Raises:
-        TopologyError: one of them is not what it should be; names it.
+        TopologyError: one of them is not what it should be; the error names it.
     """
     where = f"state {name!r}"
     require_factory(factory, where, name)
@@ -48,7 +48,7 @@ def require_state(
 
 
 def require_factory(factory: StateFactory, where: str, component: str) -> None:
-    """Raise TopologyError where this makes no state."""
+    """Raise TopologyError where `factory` makes no states."""
     if lacks(factory, "kind", "target", "make"):
         instead = instead_of(factory, "give one like PostgresMap('totals')")
         if not lacks(factory, "name", "target", "check", "open"):
@@ -62,7 +62,7 @@ def require_factory(factory: StateFactory, where: str, component: str) -> None:
 
 
 def require_updater(updater: StateUpdater, where: str, component: str) -> None:
-    """Raise TopologyError where this cannot update a state."""
+    """Raise TopologyError where `updater` cannot update a state."""
     if lacks(updater, "update"):
         instead = instead_of(updater, "give an object with update(state, rows)")
         raise TopologyError(f"{where}: updater is {shown(updater)}; {instead}", component=component)
@@ -71,7 +71,7 @@ def require_updater(updater: StateUpdater, where: str, component: str) -> None:
 
 
 def require_keys(keys: object, where: str, component: str) -> None:
-    """Raise TopologyError where these are no names of columns; a text would be taken letter by letter."""
+    """Raise TopologyError where `keys` is no list of column names. A text would be taken letter by letter."""
     if not isinstance(keys, (tuple, list)) or not all(isinstance(key, str) for key in keys):
         raise TopologyError(
             f"{where}: keys is {shown(keys)}; give the key columns' names, like keys=['word']", component=component

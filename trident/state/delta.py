@@ -35,7 +35,7 @@ _LARGE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 class DeltaBacking(Backing):
-    """A map's rows in a Delta table. What a txid writes is gathered, and merged into the table in one version."""
+    """A map's rows in a Delta table. The rows of a txid are gathered, and merged into the table in one version."""
 
     def __init__(self, path: str, context: StateContext, kind: StateKind) -> None:
         self._keys, self._stored = context.key_schema, stored_schema(context, kind)
@@ -64,18 +64,18 @@ class DeltaBacking(Backing):
 
     @property
     def may_lose_files(self) -> bool:
-        """As for every MERGE."""
+        """It may, since its rows are written by MERGE."""
         return True
 
     def keep_held(self) -> None:
-        """See that the files of the last commit are there, and sync it."""
+        """Check that the files of the last commit are there, and sync it."""
         self._hold.keep_held()
 
     def require_own(self) -> None:
-        """Refuse a table whose newest map is another topology's.
+        """Refuse a table to which another state committed last.
 
         Raises:
-            SinkRefused: names that topology and its state.
+            SinkRefused: names that state and its topology.
         """
         mine = self._hold.identity
         for application in self._hold.writers():
@@ -91,23 +91,23 @@ class DeltaBacking(Backing):
                     continue
 
     def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
-        """Look whether the table can be written to; nothing is."""
+        """Check that the table can be written to; nothing is written."""
         table = self._hold.load()
         require_table(table, self._input, f"{self._hold.where}, txid {transaction.txid}")
         self._hold.position(table, same_table=checked)
         self._begun, self._rows.gathered = (transaction, checked), []
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """What the table holds of these keys, at its newest version."""
+        """The rows of these keys at the table's newest version."""
         names = self._keys.names
         wanted = pa.Table.from_batches([keys]).append_column(_PLACE, pa.array(range(keys.num_rows), pa.int64()))
         field, values = pc.field(names[0]), pc.unique(keys.column(0))
         large = _LARGE.get(values.type)
         if large is not None:
-            # delta-rs writes text as string_view, with which Arrow cannot compare a file's statistics: none are used.
+            # delta-rs writes text as string_view, which Arrow cannot compare with a file's statistics: the cast avoids them.
             field, values = field.cast(large), pc.cast(values, large)
         first = field.isin(values)
-        # Its files as they are: such a table has no partitions, deletion vectors or renamed columns (`require_table`).
+        # The files are read as they are: `require_table` admits no partitions, deletion vectors or renamed columns.
         files = dataset(self._hold.load().file_uris(), schema=self._input.schema, format="parquet")
         found = files.to_table(filter=first)
         joined = wanted.join(found, names, join_type="left outer").sort_by(_PLACE).select(self._stored.names)
@@ -115,12 +115,12 @@ class DeltaBacking(Backing):
         return pa.RecordBatch.from_arrays(columns, schema=self._stored)
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch) -> None:
-        """Gather the rows; each key comes once in a txid."""
+        """Gather the rows; a key comes only once in a txid."""
         rows = pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=self._input.schema)
         self._rows.gathered.append(rows)
 
     def end(self) -> None:
-        """Merge what was gathered, with the transaction identifier: all or nothing of the txid."""
+        """Merge the gathered rows together with the transaction identifier: all of the txid or nothing."""
         assert self._begun is not None
         transaction, checked = self._begun
         self._hold.commit(transaction, checked=checked)
@@ -139,12 +139,12 @@ class GatheredRows(RowsToPut):
         self.gathered: list[pa.RecordBatch] = []
 
     def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
-        """Look whether the table can hold them; the transaction's files were read already."""
+        """Check that the table can hold them; the transaction's files have been checked already."""
         del transaction
         require_table(table, self._input, where)
 
     def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
-        """Merge them; where there are none, the version has its transaction identifier alone."""
+        """Merge them; without rows the version holds its transaction identifier alone."""
         del transaction
         if self.gathered:
             merge_rows(table, pa.Table.from_batches(self.gathered), self._input, properties)
@@ -156,13 +156,13 @@ class DeltaMap:
     """A map in the Delta table in the local folder `path`, made where it is missing; executors can query it.
 
     Each key's row has the value columns, `txid` and `life` (the incarnation that wrote it), and for an opaque map
-    `previous_*` columns with the value before that txid. A txid's keys are held in memory until its commit, which is one
-    MERGE; asking for keys reads the whole table, but for the files that the statistics of a first key column of numbers or
-    dates rule out.
+    `previous_*` columns with the value before that txid. A txid's rows are held in memory until its commit, which is one
+    MERGE. A query reads the whole table, except for files that the statistics of the first key column rule out; it needs
+    to be a column of numbers or dates for that.
 
     Guarantee:
-        A txid's keys are there or not, with its identifier in the table's log. Older drivers are refused from the first
-        commit of a newer one on.
+        All of a txid's keys are written together with its identifier in the table's log, or none. Older drivers are refused
+        from the first commit of a newer driver on.
 
     Threads: a description, which any number of threads and topologies may share; each run opens a session of its own.
     Forks: one may use it, and opens its own.

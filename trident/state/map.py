@@ -1,4 +1,4 @@
-"""Maps by key over a store, in three kinds: what is stored of each key, and what a txid that comes again finds there."""
+"""Maps by key over a store, in three kinds: what is stored for each key, and what a txid that comes again does with it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from stormproof.trident.state.protocol import Merge, StateContext, StateKind
 
 TXID: Final = "txid"
 LIFE: Final = "life"
-"""The incarnation that wrote a txid: numbers of different lives of a topology say nothing about each other."""
+"""The incarnation that wrote a txid: the txids of a topology's different lives cannot be compared."""
 PREVIOUS: Final = "previous_"
 
 BUFFERED_ROWS_MAX: Final = 262_144
-"""Rows at which those held so far are merged among themselves; keeps memory bounded by their keys."""
+"""Buffered rows from which on they are merged with each other: this bounds memory by the number of keys."""
 WRITTEN_ROWS_MAX: Final = 65_536
 """Keys that are read and written at once."""
 
 
 def stored_schema(context: StateContext, kind: StateKind) -> pa.Schema:
-    """What is stored of a key, without the key: its value, and what tells a txid that comes again from a new one."""
+    """The columns stored for a key: its value, and what tells a txid that comes again from a new one."""
     fields = [f.with_nullable(True) for f in context.value_schema]
     if kind is StateKind.OPAQUE:
         fields += [pa.field(PREVIOUS + f.name, f.type) for f in context.value_schema]
@@ -39,7 +39,7 @@ def check_map_columns(schema: pa.Schema, keys: Sequence[str], merged: Sequence[s
     """Refuse rows that no map can hold.
 
     Raises:
-        TopologyError: there is no key or no value, a value has no merge, or a column is called as one of the map's own.
+        TopologyError: there is no key or no value, a value has no merge, or a column has the name of one of the map's own.
     """
     values = [name for name in schema.names if name not in keys]
     if not keys or not values:
@@ -54,19 +54,19 @@ def check_map_columns(schema: pa.Schema, keys: Sequence[str], merged: Sequence[s
 
 
 class Backing(Protocol):
-    """Where a map's rows are stored. It need not be transactional: a crash may leave some keys of a txid written.
+    """What stores a map's rows. It need not be transactional: a crash may leave some of a txid's keys written.
 
     An implementation inherits it.
     """
 
     @property
     def record(self) -> StoreRecord:
-        """What the store itself says of the map: whose it is, and which txid it holds."""
+        """What the store itself records of the map: whose it is, and which txid it holds."""
         ...
 
     @property
     def limits(self) -> Limits:
-        """What its columns can hold, for the writer stage."""
+        """What its columns can hold, for the check before anything is staged."""
         ...
 
     def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
@@ -74,7 +74,7 @@ class Backing(Protocol):
         ...
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """What is stored of these keys, row by row; all NULL where there is nothing. What was written counts."""
+        """The stored columns of these keys, row by row; all NULL for a key that is not stored. Earlier writes are seen."""
         ...
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch) -> None:
@@ -82,15 +82,15 @@ class Backing(Protocol):
         ...
 
     def end(self) -> None:
-        """Make it durable, and after it, or with it, that the transaction is held."""
+        """Make what was written durable; and then, or together with it, that the transaction is held."""
         ...
 
     def close(self) -> None:
-        """Let connections go; what was begun and not ended may be undone."""
+        """Close connections; what was begun and not ended may be undone."""
         ...
 
     def keep_held(self) -> None:
-        """See that the last transaction is whole, and have it outlive a power loss, where a store's own commit does not.
+        """Check that the last transaction is whole, and make it outlive a power loss, where the store's commit does not.
 
         Raises:
             SinkRefused: files of it are lost.
@@ -107,14 +107,13 @@ class StoredMap:
     """A map over a backing.
 
     Guarantee:
-        Transactional: a key's rows of one txid are merged into it once, however often the txid comes with the same
-        rows, wherever the tries before were cut short. Opaque: what is held of a key is its value before the txid,
-        merged with the rows of the txid's last try; keys that only earlier tries had keep what those made of them.
-        Non-transactional: each try counts.
+        Transactional: a txid's rows are merged into a key once, however often the txid comes with the same rows, and
+        wherever earlier tries were cut short. Opaque: a key's value is its value before the txid, merged with the rows of
+        the txid's last try; a key that only earlier tries had keeps their value. Non-transactional: each try counts.
 
     Not guaranteed:
-        That two drivers can write at once. A store that cannot refuse an older epoch may lose what was written between
-        a paused driver's read and its write.
+        That two drivers can write at once. Where a store cannot refuse an older epoch, a paused driver may overwrite what
+        was written between its read and its write.
     """
 
     def __init__(self, context: StateContext, kind: StateKind, backing: Backing) -> None:
@@ -149,11 +148,11 @@ class StoredMap:
     # -- a txid ------------------------------------------------------------------------------------------------------
 
     def adopts(self, transaction: PreparedTransaction, *, checked: bool) -> None:
-        """The next `begin_commit` is this transaction's."""
+        """Announce the transaction of the next `begin_commit`."""
         self._next = transaction, checked
 
     def begin_commit(self, txid: int) -> None:
-        """What follows belongs to this txid; what was begun before and not committed is forgotten."""
+        """Begin a txid; what was begun before and not committed is forgotten."""
         if self._context.epoch is None:
             raise UsageError(f"{self._where} was opened for reading only")
         transaction, checked = self._next or (PreparedTransaction(txid, None, "", 0, ()), False)
@@ -166,7 +165,7 @@ class StoredMap:
         self._txid = txid
 
     def commit(self, txid: int) -> None:
-        """Write what waits to be written, and make all of it durable."""
+        """Write the buffered rows, and make all of the txid durable."""
         if txid != self._txid:
             raise UsageError(f"{self._where}: txid {txid} is not the one that was begun ({self._txid})")
         if self._puts and self._updates:
@@ -182,7 +181,7 @@ class StoredMap:
     # -- rows --------------------------------------------------------------------------------------------------------
 
     def multi_get(self, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """The value columns of these keys, row by row; NULLs where there is none."""
+        """The value columns of these keys, row by row; NULLs for a key that is not stored."""
         found = self._backing.read(_cast(keys.select(self._keys), self._context.key_schema))
         columns = {name: found.column(name) for name in self._values}
         if self._txid is not None and self._kind is StateKind.OPAQUE:
@@ -192,7 +191,7 @@ class StoredMap:
         )
 
     def multi_update(self, rows: pa.RecordBatch, *, each_once: bool = False) -> None:
-        """Merge the rows' values into what is held for their keys."""
+        """Merge the rows' values into the values of their keys."""
         rows = self._checked(rows)
         if each_once:
             self._write(rows, self._context.merges)
@@ -203,7 +202,7 @@ class StoredMap:
             self._updates, self._buffer_max = [merged], max(BUFFERED_ROWS_MAX, 2 * merged.num_rows)
 
     def multi_put(self, rows: pa.RecordBatch) -> None:
-        """Set the values of these keys; not in a txid that has updates."""
+        """Set the values of these keys; not allowed in a txid that has updates."""
         self._puts.append(self._checked(rows))
 
     def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -225,7 +224,7 @@ class StoredMap:
             self._write(rows.slice(start, WRITTEN_ROWS_MAX), merges)
 
     def _write(self, rows: pa.RecordBatch, merges: Mapping[str, Merge]) -> None:
-        """Bring rows in whose keys all differ."""
+        """Merge and write rows whose keys all differ."""
         if rows.num_rows == 0:
             return
         keys = rows.select(self._keys)
@@ -266,7 +265,7 @@ class StoredMap:
         return pc.fill_null(pc.equal(held.column(LIFE), self._context.identity.incarnation), False)
 
     def _same(self, held: pa.RecordBatch) -> pa.Array:
-        """The keys that an earlier try at this very txid wrote."""
+        """Marks the keys that an earlier try at this txid wrote."""
         return pc.and_(self._mine(held), pc.fill_null(pc.equal(held.column(TXID), self._txid), False))
 
     def _before(self, held: pa.RecordBatch, same: pa.Array, values: Mapping[str, pa.Array]) -> dict[str, pa.Array]:

@@ -1,4 +1,4 @@
-"""How values are folded: a column's held and added values to new ones, and rows of one key to one row."""
+"""How values are merged: a column's held values with added ones, and the rows of one key with each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stormproof.trident.state.protocol import Merge
 
 def total(held: pa.Array, added: pa.Array) -> pa.Array:
     """The sum; NULL adds nothing. A sum that does not fit is an error, never a wrapped number."""
-    if pa.types.is_decimal(held.type):  # a sum may have a digit more, for which the type may have no room
+    if pa.types.is_decimal(held.type):  # a sum may have one digit more than the type holds
         wide = pa.decimal256(held.type.precision, held.type.scale)
         summed = pc.cast(pc.add_checked(pc.cast(held, wide), pc.cast(added, wide)), held.type)
     else:
@@ -27,12 +27,12 @@ def total(held: pa.Array, added: pa.Array) -> pa.Array:
 
 
 def minimum(held: pa.Array, added: pa.Array) -> pa.Array:
-    """The smaller one; NULL is none."""
+    """The smaller one; NULL is ignored."""
     return pc.min_element_wise(held, added) if _ordered(held.type) else _chosen(pc.less(added, held), held, added)
 
 
 def maximum(held: pa.Array, added: pa.Array) -> pa.Array:
-    """The greater one; NULL is none."""
+    """The greater one; NULL is ignored."""
     return pc.max_element_wise(held, added) if _ordered(held.type) else _chosen(pc.greater(added, held), held, added)
 
 
@@ -52,7 +52,7 @@ def _chosen(better: pa.Array, held: pa.Array, added: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class RowMerge:
-    """A plain function of two values as a merge, called row by row; NULL (None) is never given to it."""
+    """A plain function of two values as a merge. It is called row by row, and never with NULL (None)."""
 
     function: Callable[[Any, Any], Any]
 
@@ -62,23 +62,23 @@ class RowMerge:
         refuse_unfit_call(where, where, self.function, ("held", "added"), "write one of two values")
 
     def __call__(self, held: pa.Array, added: pa.Array) -> pa.Array:
-        """The function's results, in the columns' type."""
+        """The function's results, as an array of the columns' type."""
         pairs = zip(held.to_pylist(), added.to_pylist(), strict=True)
         values = [b if a is None else a if b is None else self.function(a, b) for a, b in pairs]
         return pa.array(values, held.type)
 
 
 MERGES: Final[Mapping[str, Merge]] = {"sum": total, "count": total, "min": minimum, "max": maximum}
-"""The ready ones, by the name of the fold or aggregate that they serve; what is counted in parts is summed."""
+"""The ready-made merges, by the name of the fold or aggregate that they serve. Partial counts are summed."""
 
 
 def merge_columns(
     held: Mapping[str, pa.Array], added: Mapping[str, pa.Array], merges: Mapping[str, Merge], where: str
 ) -> dict[str, pa.Array]:
-    """Each added column merged into what is held of it.
+    """Each added column merged with the held one.
 
     Raises:
-        SinkRefused: a value does not fit its column, or a merge gave something else than such a column.
+        SinkRefused: a value does not fit its column, or a merge did not return a column of that type and length.
     """
     merged: dict[str, pa.Array] = {}
     for name, column in added.items():
@@ -100,9 +100,9 @@ def merge_columns(
 
 
 def one_row_a_key(rows: pa.RecordBatch, keys: Sequence[str], merges: Mapping[str, Merge], where: str) -> pa.RecordBatch:
-    """Rows of equal keys merged with each other, pair by pair, earlier before later; at most log2(n) merges a column.
+    """Merge the rows of equal keys with each other, in pairs of neighbours; a column is merged at most log2(n) times.
 
-    Rows whose keys all differ are given back as they are. Keys must not be NULL.
+    The earlier row of a pair is the held one. Rows whose keys all differ are returned as they are. Keys must not be NULL.
     """
     if rows.num_rows < 2:
         return rows
@@ -117,7 +117,7 @@ def one_row_a_key(rows: pa.RecordBatch, keys: Sequence[str], merges: Mapping[str
     first = np.concatenate([[True], differs])
     values = {name: ordered.column(name) for name in rows.schema.names if name not in keys}
     place = np.flatnonzero(first)
-    kept = place  # the rows of `ordered` that give the keys in the end
+    kept = place  # the rows of `ordered` from which the result takes its keys
     group = np.cumsum(first) - 1
     while len(group) > len(kept):
         rank = np.arange(len(group)) - place[group]

@@ -48,7 +48,7 @@ class PostgresBacking(Backing):
         return self._hold.limits
 
     def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
-        """Begin a database transaction under the fence."""
+        """Begin a database transaction, and lock fence and guard in it."""
         if self._begun is not None:
             self.close()
         hold, where = self._hold, f"{self._hold.where}, txid {transaction.txid}"
@@ -61,7 +61,7 @@ class PostgresBacking(Backing):
         self._begun = _Begun(connection, transaction, rows, checked=checked, is_held=done)
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """What is stored of these keys, by one query."""
+        """The rows of these keys, by one query."""
         names = [sql.Identifier(name) for name in self._keys.names]
         arrays = [
             sql.SQL("%s::{}[]").format(sql.SQL(column_type(f.type) or ""))  # pyright: ignore[reportArgumentType]
@@ -89,7 +89,7 @@ class PostgresBacking(Backing):
         """Copy the rows in, and upsert them in key order."""
         assert self._begun is not None
         rows = pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=self._schema)
-        # On the connection that was begun: one that was lost is not made anew, for what was written on it is undone.
+        # Only on the connection of the open transaction: a new one would lack the earlier writes of this txid.
         with self._hold.link.errors():
             moved = self._begun.rows.put([rows])
         if moved != rows.num_rows:
@@ -98,7 +98,7 @@ class PostgresBacking(Backing):
             )
 
     def end(self) -> None:
-        """Move the guard, add the evidence, commit: all or nothing of the txid."""
+        """Move the guard, add the evidence, and commit: all of the txid or nothing."""
         assert self._begun is not None
         begun, transaction = self._begun, self._begun.transaction
         where = f"{self._hold.where}, txid {transaction.txid}"
@@ -128,14 +128,14 @@ class PostgresBacking(Backing):
             )
 
     def close(self) -> None:
-        """Let the connection go; what was begun and not ended is undone."""
+        """Close the connection; a transaction that was begun and not ended is rolled back."""
         self._begun = None
         self._hold.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A database transaction that is open for a txid. `is_held`: the table holds the txid already."""
+    """An open database transaction for a txid. `is_held`: the table holds the txid already."""
 
     connection: psycopg.Connection
     transaction: PreparedTransaction

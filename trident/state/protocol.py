@@ -1,4 +1,4 @@
-"""What a state promises: it takes each txid's rows between `begin_commit` and `commit`, in txid order."""
+"""The contract of states: a state takes each txid's rows between `begin_commit` and `commit`, in txid order."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ __all__ = [
 ]
 
 Merge: TypeAlias = Callable[[pa.Array, pa.Array], pa.Array]
-"""How a column's held and added values become the new ones: two arrays of one length and type in, one such out.
+"""Makes a column's new values of the held and the added ones: two arrays of equal length and type in, one such array out.
 
-NULL on the held side: nothing is held yet. Picklable, and associative: rows of one key may be merged with each other
-before they are merged with what is held.
+NULL on the held side: nothing is held yet. Picklable, and associative: rows of one key may be merged with each other before
+they are merged with the held value.
 """
 
 
 class StateKind(StrEnum):
-    """What a state promises about the same txid again, after a first try that was cut short at any write."""
+    """What a state promises where a txid comes again, after an earlier try was cut short at any write."""
 
     NON_TRANSACTIONAL = "non-transactional"
     """Nothing: rows that come again count again."""
     TRANSACTIONAL = "transactional"
     """The same rows again change nothing more."""
     OPAQUE = "opaque"
-    """Whatever rows come again replace what the first try did, be they the same or others."""
+    """The rows that come again replace what the earlier try did, be they the same or others."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateContext:
     """What a state is made for: whose it is, and what its rows are. Picklable.
 
-    `schema` is that of the rows that arrive; `keys` names their key columns; `merges` says for each other column of a map
-    how it is folded. `epoch` None: for reading only, nothing is made and nobody is fenced. `database` and `folder` are
-    the run's, for a state that names none itself.
+    `schema` is that of the rows that arrive; `keys` names their key columns; `merges` has the merge of each other column of
+    a map. `epoch` None: for reading only, so nothing is made and nobody is fenced. `database` and `folder` are the run's,
+    for a state that names none itself.
     """
 
     identity: SinkIdentity
@@ -75,12 +75,12 @@ class StateContext:
         return pa.schema([f for f in self.schema if f.name not in self.keys])
 
     def reading(self) -> StateContext:
-        """The same for one who only reads, such as an executor that answers queries."""
+        """The same context for reading only, as an executor needs it to answer queries."""
         return replace(self, epoch=None, create=False)
 
 
 class State(Protocol):
-    """Something durable that takes rows txid by txid; opened by one driver, or by an executor that only reads.
+    """Something durable that takes rows txid by txid. It is opened by one driver, and by executors that only read.
 
     One thread at a time calls it; with several batches in flight not always the one that opened it.
     """
@@ -91,25 +91,25 @@ class State(Protocol):
         ...
 
     def begin_commit(self, txid: int) -> None:
-        """What follows belongs to this txid. It may be one that was begun before, and cut short."""
+        """Begin a txid; it may be one that was begun before and cut short."""
         ...
 
     def commit(self, txid: int) -> None:
-        """All of the txid's rows are there: when this returns they are durable.
+        """End a txid, of which all rows have come: when this returns they are durable.
 
         Raises:
-            TransientError: whether they are is unknown; the txid comes again.
+            TransientError: whether they are durable is unknown; the txid comes again.
             FatalError: going on could lose or double a row.
         """
         ...
 
     def close(self) -> None:
-        """Let connections go. What was begun and not committed may be undone or left: the txid comes again."""
+        """Close connections. What was begun and not committed may be undone or left: the txid comes again."""
         ...
 
 
 class MapState(State, Protocol):
-    """Values by key, both in Arrow columns; a value whose columns are all NULL is none."""
+    """Values by key, both in Arrow columns. A value whose columns are all NULL counts as absent."""
 
     @property
     def context(self) -> StateContext:
@@ -117,17 +117,17 @@ class MapState(State, Protocol):
         ...
 
     def multi_get(self, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """The value columns of these keys, row by row; NULLs where there is none.
+        """The value columns of these keys, row by row; NULLs for a key without a value.
 
-        Inside a commit an opaque map gives what was there before this txid.
+        Between `begin_commit` and `commit` an opaque map returns the values from before this txid.
         """
         ...
 
     def multi_update(self, rows: pa.RecordBatch, *, each_once: bool = False) -> None:
-        """Merge the rows' values into what is held for their keys, as the context's `merges` say.
+        """Merge the rows' values into the values of their keys, by the context's `merges`.
 
-        A key may come any number of times in a txid: its rows are merged with each other first, and written when the
-        txid is committed. `each_once` says that none of these keys comes again in it: they are written at once.
+        A key may come any number of times in a txid: its rows are merged with each other first, and written at `commit`.
+        With `each_once` none of these keys comes again in the txid: they are written at once.
         """
         ...
 
@@ -146,7 +146,7 @@ class StateFactory(Protocol):
 
     @property
     def target(self) -> str:
-        """Where the state is, as people see it; no secrets."""
+        """Where the state is, for people; no secrets."""
         ...
 
     def make(self, context: StateContext) -> State:
@@ -161,11 +161,11 @@ class StateFactory(Protocol):
 
 
 class StateUpdater(Protocol):
-    """What becomes of a txid's rows: called between `begin_commit` and `commit` with one record batch after the other.
+    """Brings a txid's rows into a state: called between `begin_commit` and `commit` with one record batch after the other.
 
-    Rows come in the same order and the same batches whenever the txid comes again. Picklable.
+    Whenever a txid comes again, its rows come in the same order and in the same batches. Picklable.
     """
 
     def update(self, state: State, rows: pa.RecordBatch) -> None:
-        """Bring the rows into the state."""
+        """Update the state with these rows."""
         ...

@@ -1,4 +1,4 @@
-"""StateSink: a state that the driver commits as it commits a sink, from a batch's prepared files."""
+"""StateSink: a state as a sink, which the driver commits from a batch's prepared files."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ ROWS_AT_ONCE = 64 * 1024
 class StateSink(Sink):
     """A state as a topology's sink: `stream.into(StateSink("totals", OpaqueMap(open_store)))`.
 
-    Without an `updater` the state is a map, and each row is merged into its key's value: by the folds of a persistent
-    aggregate, or by `merges`, which win. `keys` names the key columns where the stream has none of its own; then a key
-    may come several times in a batch.
+    Without an `updater` the state is a map, and each row is merged into its key's value: by `merges`, or else by the folds
+    of a persistent aggregate. `keys` names the key columns where the stream has none of its own; a key may then come several
+    times in a batch.
 
     Guarantee:
-        Under exactly-once a txid's rows are the same however often it comes, since they are read from its prepared
-        files: file by file in path order, in record batches of at most 65,536 rows.
+        Under exactly-once a txid brings the same rows however often it comes, since they are read from its prepared files:
+        file by file in path order, in record batches of at most 65,536 rows.
 
     Not guaranteed:
-        That a store which cannot be fenced refuses a driver that was paused in a commit while another took over.
+        That a store without a fence refuses a driver that was paused in a commit while another driver took over.
 
     Threads: a description, which any number of threads and topologies may share; each run opens a session of its own.
     Forks: one may use it, and opens its own.
@@ -121,7 +121,7 @@ class StateSink(Sink):
 
     @property
     def factory(self) -> StateFactory:
-        """What makes the state."""
+        """What opens the state."""
         return self._factory
 
     @property
@@ -131,30 +131,30 @@ class StateSink(Sink):
 
     @property
     def is_map(self) -> bool:
-        """Whether each row is merged into its key's value, and nobody's own updater says what the state holds."""
+        """Whether each row is merged into its key's value, and not brought in by a user's updater."""
         return self._updater is None
 
     @property
     def modes(self) -> frozenset[SinkMode]:
-        """What its updater makes of rows is the state's own: it takes those of a stream, and those of an aggregate."""
+        """Append and fold: it takes a stream's rows and an aggregate's, and its updater decides what becomes of them."""
         return APPEND_AND_FOLD
 
     @property
     def may_lose_files(self) -> bool:
-        """It may: only its state, once it is made, says that it does not."""
+        """It may: only the state itself, once it is open, can tell that it does not."""
         return True
 
     def description(self, input_: SinkInput) -> dict[str, Json]:
-        """What the ledger keeps of it, for an audit without the topology's code; which a store of one's own needs."""
+        """What the ledger keeps of it for an audit without the topology's code; a user's own store needs that code."""
         own = self._factory.description(self._database) if isinstance(self._factory, SupportsTable) else {}
         return {**own, "keys": [*self.keys_of(input_)]}
 
     def table_key(self) -> TableKey | None:
-        """The state's table by its name, where it has one."""
+        """The state's table by its name, where the factory knows one."""
         return self._factory.table_key(self._database) if isinstance(self._factory, SupportsTable) else None
 
     def find_table(self) -> TableKey | None:
-        """The state's table by what its store says, where it can tell without being opened."""
+        """The state's table by the store's answer, where the factory can ask it."""
         return self._factory.find_table(self._database) if isinstance(self._factory, SupportsTable) else None
 
     def files_in(self, input_: SinkInput) -> str:
@@ -163,7 +163,7 @@ class StateSink(Sink):
         return str((STAGING_FOLDER / self._name).absolute() if self._staging is None else self._staging)
 
     def placed(self, database: Database, staging: Path) -> StateSink:
-        """This state, with the database and a folder of `staging` that a run has, where it names none itself."""
+        """This state with the run's database and a folder below `staging`, where it names none itself."""
         return StateSink(
             self._name,
             self._factory,
@@ -226,7 +226,7 @@ class StateSink(Sink):
         return {**ready, **self._merges}
 
     def _session(self, context: StateContext, input_: SinkInput) -> StateSession:
-        # Behind a grouping each key comes once in a batch: its rows are written as they are read.
+        # After a grouping each key comes once in a batch: its rows are written as they are read.
         once = self._updater is None and bool(input_.keys) and context.keys == input_.keys
         updater = MapUpdater(each_once=once) if self._updater is None else self._updater
         return StateSession(
@@ -236,18 +236,18 @@ class StateSink(Sink):
 
 @dataclass(frozen=True, slots=True)
 class StateReader:
-    """What an executor needs to read a state."""
+    """Opens a state in an executor, for reading. Picklable."""
 
     factory: StateFactory
     context: StateContext
 
     def open(self) -> State:
-        """The state, for reading only."""
+        """Open the state, for reading only."""
         return self.factory.make(self.context.reading())
 
 
 class StateSession(SinkSession):
-    """A state opened by one driver. After an error the state is made anew: nothing that it remembers is trusted."""
+    """A state opened by one driver. After an error the state is opened anew: nothing that it remembers is trusted."""
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class StateSession(SinkSession):
         self._state: State | None = None
 
     def state(self) -> State:
-        """The state, made where there is none."""
+        """The state, opened where it is not open."""
         if self._state is None:
             self._state = self._factory.make(self._context)
         return self._state
@@ -286,13 +286,13 @@ class StateSession(SinkSession):
 
     @property
     def table_id(self) -> str:
-        """What tells this store from another of the same name, where it says."""
+        """What tells this store from another of the same name; by the target where the state does not say."""
         state = self.state()
         return state.table_id if isinstance(state, SupportsEvidence) else f"state/{self._target}"
 
     @property
     def store_key(self) -> TableKey:
-        """The store that the state is over, as far as it can be told: else the state itself."""
+        """The store under the state, as far as it is known; else the state object itself."""
         backing = self._backing()
         known = None if backing is None else backing.record.store_key
         return ("object", id(backing or self.state())) if known is None else known
@@ -306,22 +306,22 @@ class StateSession(SinkSession):
         return FileWriter(self.identity.sink, self._staging, Limits((*keys, *own)), for_bolts=reader)
 
     def other_incarnations(self) -> tuple[str, ...]:
-        """Other lives of this topology's name that committed to it, where it says."""
+        """Other lives that committed to it, where the state remembers them."""
         state = self.state()
         return state.other_incarnations() if isinstance(state, SupportsEvidence) else ()
 
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
-        """Mark the state's table as this life's, where it is in one that can be; see the protocol."""
+        """Mark the state's table as this life's, where its store has such marks; see the protocol."""
         backing = self._backing()
         return () if backing is None else backing.record.claim(accepted)
 
     def release(self) -> bool:
-        """Take that mark back."""
+        """Remove that mark."""
         backing = self._backing()
         return backing is not None and backing.record.release()
 
     def held(self) -> Held | None:
-        """The last transaction by the state's own word; None also where it has none (`tells_position`)."""
+        """The last transaction by the state's own record; None also where it keeps no record (`tells_position`)."""
         state = self.state()
         if isinstance(state, SupportsEvidence):
             return state.held()
@@ -331,7 +331,7 @@ class StateSession(SinkSession):
         return None
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
-        """Have the state take one transaction, unless it says that it holds it."""
+        """Have the state take one transaction, unless it holds it already by its own record."""
         try:
             return self._commit(transaction, checked=checked)
         except OSError as error:  # a lost connection, a timeout, a full disk
@@ -373,10 +373,10 @@ class StateSession(SinkSession):
         return CommitOutcome.APPLIED
 
     def _holds(self, transaction: PreparedTransaction) -> bool:
-        """Whether the state says that it holds this very transaction.
+        """Whether the state holds this very transaction by its own record.
 
         Raises:
-            PositionMismatch: it holds something else than the one before.
+            PositionMismatch: it holds neither this transaction nor the one before it.
         """
         if not self.tells_position:
             return False
@@ -386,7 +386,7 @@ class StateSession(SinkSession):
         return decide(self.identity, transaction, held) is Decision.SKIP
 
     def restore_lost(self, transaction: PreparedTransaction) -> str | None:
-        """Have a state take a commit back of which a power loss took files; see the protocol."""
+        """Have the state undo a commit of which a power loss took files; see the protocol."""
         backing = self._backing()
         if backing is None or not backing.may_lose_files:
             return None
@@ -394,7 +394,7 @@ class StateSession(SinkSession):
         if held is None or held.txid != transaction.txid:
             return None
         where = f"{self._where}, txid {transaction.txid}"
-        require_files(self._staging, transaction.files, where=where, digests=True)  # what it is written from again
+        require_files(self._staging, transaction.files, where=where, digests=True)  # it is written again from these
         return backing.record.restore_lost(transaction)
 
     def count_rows(self, limit: int) -> int:
@@ -402,7 +402,7 @@ class StateSession(SinkSession):
         return self._table().count_rows(limit)
 
     def take_table(self, last: PreparedTransaction | None) -> None:
-        """Have the state take the table that is there for its own; see `SupportsTakeTable`."""
+        """Make the table that is there the state's own; see `SupportsTakeTable`."""
         self._table().take_table(last)
 
     def _table(self) -> SupportsTakeTable:
@@ -440,7 +440,7 @@ class StateSession(SinkSession):
         )
 
     def close(self) -> None:
-        """Let the state go."""
+        """Close the state."""
         state, self._state = self._state, None
         if state is not None:
             state.close()

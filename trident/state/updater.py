@@ -1,4 +1,4 @@
-"""What becomes of a txid's rows in a map."""
+"""The ready-made updaters of maps: rows are merged into the map's values, or set them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stormproof.trident.state.protocol import MapState, State
 class MapUpdater:
     """Merges every row into the map's value for its key.
 
-    `each_once` says that each key comes once in a txid, as behind a grouping: then rows are written as they are read.
+    With `each_once` each key comes once in a txid, as after a grouping: rows are then written as they are read.
     """
 
     each_once: bool = False

@@ -40,14 +40,14 @@ def exactly_once(
 
     A micro-batch is one message and one transaction: the first one that `name` gets is txid 1, the next txid 2. Its rows
     are computed and written once, by one job; from *prepare* on they are never computed again. A row that a sink cannot
-    hold stops the query with an error that names it: use `feed` with a topology where rows may fail one by one.
+    hold stops the query with an error that names the row: where rows may fail one by one, use `feed` with a topology.
 
-    `adopt` names a place (as the error prints it) from which this query goes on though it is not the next one there, or
-    though another name stands there. Several functions of different names may take each micro-batch of one query.
-    `frames` is for tests: what hands out micro-batches instead of Spark.
+    `adopt` names the place, as the error prints it, from which this query is to go on although the ledger expects another
+    place or another name there. Several functions of different names may take each micro-batch of one query. `frames` is for
+    tests: it hands out micro-batches in place of Spark.
 
     Raises (when a micro-batch is handed in):
-        PositionMismatch: checkpoint and ledger do not belong together; or a sink stands elsewhere.
+        PositionMismatch: checkpoint and ledger do not belong together; or a sink holds another txid than the ledger.
         Fenced: another query, or another run of this one, took over.
         SinkRefused: a sink cannot hold a row, or refuses a commit for good.
         JobFailed: the query's own job failed.
@@ -78,7 +78,7 @@ def feed(
     are written to staged files first (one job), then run through the topology (one job for each of its batches).
 
     Raises:
-        TopologyError: the topology cannot be run so, or its one source is no `MicroBatches`.
+        TopologyError: the topology cannot run under this guarantee, or its one source is no `MicroBatches`.
         When a micro-batch is handed in: as `exactly_once`, and as a topology's run.
     """
     if not isinstance(topology, TopologyGraph):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -91,7 +91,7 @@ def feed(
             f"{', '.join(f'{s.name!r} ({type(s.source).__name__})' for s in spouts)}"
         )
     chosen = as_guarantee(guarantee or topology.guarantee or Guarantee.EXACTLY_ONCE)
-    compile_topology(topology, chosen)  # what is wrong with it should be seen before the query starts
+    compile_topology(topology, chosen)  # so that a fault of the topology is reported before the query starts
     return TopologyStream(
         topology, source, chosen, adopt=adopt, settings=settings, options=options, on_batch=on_batch, frames=frames
     )

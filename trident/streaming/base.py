@@ -1,4 +1,4 @@
-"""What each function for `foreachBatch` does: it opens its one query at the first micro-batch, and closes it at an error."""
+"""What the functions for `foreachBatch` share: a query is opened with its first micro-batch, and closed after an error."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from stormproof.core.engine.frame import Frames
 
 Frame: TypeAlias = Any
-"""A micro-batch: Spark's DataFrame; this module does not wait for Spark's import."""
+"""A micro-batch: Spark's DataFrame. It is not named here, so that Spark need not be imported."""
 
 log = logging.getLogger("stormproof.txn")
 
 
 class StepTimes:
-    """How long each step of a call took, one after the other."""
+    """How long each step of a call took; steps follow one another."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -60,7 +60,7 @@ class StepTimes:
         self.ms: dict[str, float] = {}
 
     def mark(self, step: str) -> None:
-        """The step has just ended."""
+        """Record that the step has just ended."""
         now_s = self._clock.monotonic_s()
         self.ms[step], self._last_s = (now_s - self._last_s) * 1000, now_s
 
@@ -84,8 +84,8 @@ class OpenQuery:
 class ForeachBatch(ABC):
     """What Spark calls with each micro-batch; one object serves one query. Made by `exactly_once` and `feed`.
 
-    It begins at its first micro-batch: that raises the epoch, which fences an older driver of the same name, and recovers.
-    An error lets everything go; the next call begins anew. `close` ends it in order, once the query has ended.
+    The first micro-batch raises the epoch, which fences an older driver of the same name, and recovers. An error closes
+    everything; the next call begins anew. `close` ends it in order, once the query has ended.
     """
 
     def __init__(
@@ -138,13 +138,13 @@ class ForeachBatch(ABC):
     @property
     def _frames(self) -> Frames:
         if self._given_frames is None:
-            from stormproof.core.engine.frame import SparkFrames  # Spark is imported once it calls
+            from stormproof.core.engine.frame import SparkFrames  # imports Spark, which is there once it has called
 
             self._given_frames = SparkFrames()
         return self._given_frames
 
     def close(self) -> None:
-        """Record that the driver ended in order, and let connections go; a later call would begin anew."""
+        """Record that the driver ended in order, and close connections; a later call would begin anew."""
         with self._lock:
             current = self._current
             if current is not None:
@@ -155,7 +155,7 @@ class ForeachBatch(ABC):
 
     @abstractmethod
     def _plan(self, frame: Frame) -> tuple[Plan, Source]:
-        """What is to be run over such rows."""
+        """The plan for such rows, and its source."""
 
     @abstractmethod
     def _take(self, current: OpenQuery, frame: Frame, batch: int) -> StreamResult:
@@ -163,10 +163,10 @@ class ForeachBatch(ABC):
 
     @abstractmethod
     def _recovered(self, current: OpenQuery) -> None:
-        """Called once the query is open."""
+        """Recover, right after the query was opened."""
 
     def _begin(self, frame: Frame, query: str, batch: int) -> OpenQuery:
-        """Open everything; the epoch is raised last, so that what cannot run fences nobody."""
+        """Open everything. The epoch is raised last, so that a query that cannot run fences nobody."""
         self._frames.require(frame)
         plan, source = self._plan(frame)
         functions = require_shippable(plan)
@@ -203,7 +203,7 @@ class ForeachBatch(ABC):
             current.stack.close()
 
     def _record_place(self, current: OpenQuery, tx: Tx, standing: Standing, taken: StreamBatch) -> None:
-        """Take a micro-batch; what is unusual about its place is said, and stands on record."""
+        """Take a micro-batch; where it is not simply the next one, that is logged and recorded."""
         take(tx, taken)
         place, before = taken.place, taken.adopted_from
         if before is not None:
@@ -218,7 +218,7 @@ class ForeachBatch(ABC):
             events.record(tx, [Event(EventKind.OPERATOR, OperatorAction.ADOPT_STREAM, reason=reason, detail=detail)])
             log.warning("stream %s: goes on from %s instead of %s", self.name, place, before)
         if standing.last is None and taken.batch > 0:
-            # The row itself is the record: status and audit show it, and a prune leaves it.
+            # The row itself is the record: status and audit show it, and a prune keeps it.
             text = "stream %s: begins at batch %d of streaming query %s; %s not in its sinks"
             log.warning(text, self.name, taken.batch, taken.query, missing(taken.batch))
 

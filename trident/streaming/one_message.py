@@ -1,10 +1,10 @@
-"""The source of a stream without a topology: a micro-batch is one message, which Spark hands out again until it is done."""
+"""The source of a stream without a topology: each micro-batch is one message."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import pyarrow as pa
 
 from stormproof.core.errors import Json, UsageError
@@ -26,14 +26,12 @@ from stormproof.core.source.protocol import (
 from stormproof.core.tracking.share import tokens, xor_reduce
 from stormproof.trident.ledger.streams import StreamBatch
 
-if TYPE_CHECKING:
-    import numpy as np
-
 
 class OneMessageSource(Source):
-    """A source for ledger, recovery and audit: a micro-batch is one message, which Spark hands out again until it is done.
+    """The source that ledger, recovery and audit see: a micro-batch is one message.
 
-    Nothing is ever leased or given back here; where a query stands is in the ledger's own table.
+    Nothing is leased or returned: Spark hands a micro-batch out again until it is done, and a ledger table says where
+    the query stands.
     """
 
     def __init__(self, name: str, schema: pa.Schema) -> None:
@@ -42,7 +40,7 @@ class OneMessageSource(Source):
 
     @property
     def decoder(self) -> Decoder:
-        """Names the rows' fields; it decodes nothing."""
+        """It only names the rows' fields, and decodes nothing."""
         return self._decoder
 
     @property
@@ -51,7 +49,7 @@ class OneMessageSource(Source):
         return SourceKind.OPAQUE
 
     def serves(self, guarantee: Guarantee) -> str | None:
-        """Exactly-once alone."""
+        """Exactly-once only."""
         return None if guarantee is Guarantee.EXACTLY_ONCE else "exactly_once() has no other guarantee"
 
     def shown_id(self, message: int, origin: int) -> str:
@@ -63,14 +61,9 @@ class OneMessageSource(Source):
         """Nothing to make ready."""
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
-        """None: micro-batches are handed in."""
+        """Nothing: micro-batches are handed in."""
         del lease, limit, seed, tx
         return None
-
-    def slice(self, taken: StreamBatch, seed: int) -> Slice:
-        """A micro-batch as the slice that holds it."""
-        position: dict[str, Json] = {"query": taken.query, "batch": taken.batch, "number": taken.number}
-        return Slice(position, one_message(taken.number, seed), 0)
 
     def attach(self, position: dict[str, Json], expected: Expectation) -> Slice:
         """The slice again."""
@@ -84,7 +77,7 @@ class OneMessageSource(Source):
         return one_message(number, seed)
 
     def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
-        """None: Spark has the rows."""
+        """None: Spark computes the rows."""
         del slice_, parallelism
         return ()
 
@@ -92,12 +85,12 @@ class OneMessageSource(Source):
         """There is no lease that could lapse."""
 
     def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
-        """That the txid is committed says so."""
+        """Nothing to do: the committed txid is the confirmation."""
         del lease, failed, tx
         return Resolution()
 
     def abort(self, lease: Lease, tx: object | None = None) -> None:
-        """Spark hands it out again."""
+        """Nothing to do: Spark hands it out again."""
 
     def extend(self, lease: Lease) -> None:
         """There is no lease that could lapse."""
@@ -116,12 +109,17 @@ class OneMessageSource(Source):
         return Backlog(0, 0, 0, 0)
 
     def joins(self, tx: object) -> bool:
-        """Always: all that there is stands in the ledger."""
+        """Always: its whole state is in the ledger."""
         del tx
         return True
 
 
+def slice_of(taken: StreamBatch, seed: int) -> Slice:
+    """The slice that is a micro-batch."""
+    position: dict[str, Json] = {"query": taken.query, "batch": taken.batch, "number": taken.number}
+    return Slice(position, one_message(taken.number, seed), 0)
+
+
 def one_message(number: int, seed: int) -> Expectation:
-    """What a read of a micro-batch must find."""
-    ids = cast("np.ndarray", pa.array([number], pa.int64()).to_numpy())
-    return Expectation(1, xor_reduce(tokens(ids, seed)))
+    """What the acker must find for a micro-batch."""
+    return Expectation(1, xor_reduce(tokens(np.array([number], np.int64), seed)))

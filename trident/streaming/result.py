@@ -1,4 +1,4 @@
-"""What became of a micro-batch in one call."""
+"""The result of one call with a micro-batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class StreamOutcome(StrEnum):
 
     COMMITTED = "committed"
     ROLLED_FORWARD = "rolled_forward"
-    """Its content was fixed before; it was committed from its files, and what Spark handed out again was not taken."""
+    """Its content was fixed before: it was committed from its files, and what Spark handed out again was discarded."""
     SUPPRESSED = "suppressed"
     """Every sink held it already."""
 

@@ -1,4 +1,4 @@
-"""Micro-batches straight into sinks: each is one transaction, whose rows are computed and written once."""
+"""Micro-batches straight into sinks: each micro-batch is one transaction, whose rows are computed and written once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from stormproof.core.tracking.outcome import FailedIn
 from stormproof.sinks.protocol import CommitOutcome
 from stormproof.trident.coordinator import SEED_BITS
 from stormproof.trident.ledger import events, transactions
-from stormproof.trident.ledger.rows import Event, Txn
+from stormproof.trident.ledger.rows import Event
 from stormproof.trident.ledger.streams import Handed, StreamBatch, handed, stands
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.outages import outlasting_outages
@@ -34,7 +34,7 @@ from stormproof.trident.recovery import recover
 from stormproof.trident.statistics import RecoveryReport
 from stormproof.trident.steps import Opened, Steps
 from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, StepTimes
-from stormproof.trident.streaming.one_message import OneMessageSource, one_message
+from stormproof.trident.streaming.one_message import OneMessageSource, one_message, slice_of
 from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnCause, TxnState
 
@@ -45,12 +45,12 @@ log = logging.getLogger("stormproof.txn")
 
 
 class KeepTxidSteps(Steps):
-    """A batch that is not prepared keeps its txid over restarts: Spark hands out the very same one next."""
+    """A batch that is not prepared keeps its txid over restarts, since Spark hands out the same micro-batch next."""
 
     def abort(
         self, txid: int, cause: TxnCause, reason: str, *, divide: Slice | None = None, alone: Sequence[int] = ()
     ) -> None:
-        """Leave it open; its next attempt comes with the call that hands it out again."""
+        """Leave the txid open; its next attempt comes with the call that hands the micro-batch out again."""
         del cause, divide, alone
         failpoint("abort.in_transaction")
         log.info("txid %d of stream %s stays open: %s", txid, self.run.topology, reason)
@@ -116,7 +116,7 @@ class SinkStream(ForeachBatch):
         return report
 
     def _take(self, current: OpenQuery, frame: Frame, batch: int) -> StreamResult:
-        """Where an answer is lost, what is owed is found out by recovering, as ever, and then the call goes on."""
+        """Take it; where a store's answer is lost, recovery finds out what is owed, and the call goes on."""
         steps = self._steps
         assert steps is not None
         result = outlasting_outages(
@@ -156,7 +156,7 @@ class SinkStream(ForeachBatch):
                 frame, writers, TaskContext(current.run.incarnation, opened.txid, attempt, 0), schema
             )
         except JobFailed as error:
-            return error  # the query's own doing: it is not tried again here
+            return error  # the query's own failure, which is not tried again here
         times.mark("job")
         failpoint("run.after")
         if written.problems:
@@ -186,12 +186,10 @@ class SinkStream(ForeachBatch):
         return StreamResult(current.query, batch, StreamOutcome.COMMITTED, (opened.txid,), written.rows, times.ms)
 
     def _open(self, current: OpenQuery, steps: KeepTxidSteps, batch: int) -> tuple[Opened, int | None]:
-        """The batch's transaction, and the number of its attempt; None where it is committed already."""
+        """The micro-batch's transaction, and the number of its attempt (None: it is committed already)."""
         failpoint("open.before")
         seed = self._rng.getrandbits(SEED_BITS)
-        source = cast("OneMessageSource", current.source)
-        ledger = current.ledger
-        with ledger.transaction(current.run) as tx:
+        with current.ledger.transaction(current.run) as tx:
             standing = stands(tx, current.query, batch)
             known = handed(self.name, standing, current.query, batch, self._adopt)
             if known is Handed.AGAIN:
@@ -202,18 +200,19 @@ class SinkStream(ForeachBatch):
                 adopted = self._adopt if known is Handed.ADOPTED else None
                 taken = StreamBatch(txid, current.query, batch, txid, adopted_from=adopted)
                 self._record_place(current, tx, standing, taken)
-                transactions.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, source.name, source.slice(taken, seed), seed)
+                transactions.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, self.name, slice_of(taken, seed), seed)
                 attempt = 1
             failpoint("open.in_transaction")
         failpoint("open.after")
         assert taken.txid is not None
-        return Opened(taken.txid, steps.lease(taken.txid), source.slice(taken, seed), seed), attempt
+        return Opened(taken.txid, steps.lease(taken.txid), slice_of(taken, seed), seed), attempt
 
     def _again(self, current: OpenQuery, tx: Tx, last: StreamBatch, seed: int) -> int | None:
         assert last.txid is not None
-        txn = cast("Txn", transactions.find(tx, last.txid))
+        txn = transactions.find(tx, last.txid)
+        assert txn is not None
         if txn.state is TxnState.OPEN:
-            # Nothing was fixed: it runs again, and its content may be another.
+            # Nothing was fixed: it runs again, and its rows may differ.
             transactions.end_attempt(
                 tx, last.txid, txn.attempt, AttemptOutcome.JOB_FAILED, "its driver ended, or its job failed"
             )

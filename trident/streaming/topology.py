@@ -1,4 +1,4 @@
-"""The rows of micro-batches as a topology's messages: staged to files, then run batch by batch by a coordinator."""
+"""The rows of micro-batches as a topology's messages: written to staged files, then run in batches by a coordinator."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class TopologyStream(ForeachBatch):
         known: Handed,
         times: StepTimes,
     ) -> int:
-        """Write the rows to files, and make messages of them; from then on the micro-batch is taken, with this content."""
+        """Write the rows to files and register them as messages, which fixes the content; returns the number of rows."""
         folder = self._folder(current)
         files_at(str(folder)).make_folder(str(folder), private=True)
         number = 1 if standing.last is None else standing.last.number + 1
@@ -121,7 +121,7 @@ class TopologyStream(ForeachBatch):
             with current.ledger.transaction(current.run) as tx:
                 there = newest(tx.connection, current.run.incarnation)
                 if there is not None and there.number == number:
-                    return  # the answer to the try before was lost
+                    return  # the earlier try took place, and its answer was lost
                 names = [file.path for file in written.files]
                 first, stop = self._source.register(str(folder), names, current.run.epoch, tx.raw)
                 adopted = self._adopt if known is Handed.ADOPTED else None
@@ -136,7 +136,7 @@ class TopologyStream(ForeachBatch):
         return written.rows
 
     def _run(self, current: OpenQuery, frame: Frame, txids: list[int]) -> RunStatistics:
-        """Take batches until nothing is left to open now."""
+        """Run batches until nothing is left to open now."""
         engine = self._engine(frame, current.settings)
         coordinator = Coordinator(
             current.plan,
