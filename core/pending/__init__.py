@@ -6,4 +6,15 @@ A connector derives from `PendingSource` and says what it alone knows: what is n
 of it, who reads it, and what a message's payload was. One whose messages have numbers without gaps derives from
 `NumberedSource` (`numbered`); one whose server delivers messages again, and cannot open a set of them a second time, from
 `RedeliveringSource` (`redelivering`).
+
+| module | question that it answers |
+| --- | --- |
+| `source` | open, confirm, abort: who gets a lease; does a failed message wait for a retry, or is it a dead letter |
+| `connector` | what does a connector say of its messages |
+| `cutting`, `slices` | where is a slice cut or halved; how does the ledger keep a slice's position |
+| `letters` | what can an operator do with dead letters: edit, requeue, drop |
+| `journal` | which delivered messages are known, for servers that deliver again |
+| `rows`, `postgres_rows`, `tables` | which rows must a store keep; how does Postgres keep them |
+| `batches` | how do messages become the record batches of a reader |
+| `registry`, `audit` | which kinds of sources are there; what does the audit ask of one |
 """

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Literal
 
 import psycopg
@@ -164,9 +163,7 @@ class EmbeddedPostgres:
     def __enter__(self) -> Database:
         return self.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     # --- which server runs -------------------------------------------------------------------------------------------

@@ -4,4 +4,14 @@ A job is `cut` into parts, one a stage. A `task` reads or receives record batche
 stage's `nodes` to their `ends`, where rows are written, combined, sent or kept; its `account` has the messages, shares and
 failures. An `exchange` carries `chunk`s and control rows on the `wire`; each task's `report` reaches the driver. Where
 each message gets a verdict of its own, the last stage is an `acker_task`.
+
+| module | question that it answers |
+| --- | --- |
+| `operate` | how is a user's function run over a record batch |
+| `router`, `keyhash` | which task does a tuple go to, by its grouping; by its key |
+| `groups` | which rows have which key |
+| `combine` | how are rows combined before the exchange, merged after it, and finished |
+| `reduce` | how is a column reduced by group: counts, sums, extremes, users' combiners |
+| `gather` | how are groups computed that do not combine: users' reducers and aggregators |
+| `join` | how are two streams joined within a batch |
 """

@@ -14,6 +14,7 @@ In the order in which a reader needs them:
 | `report` | what the tasks of an attempt reported, taken together |
 | `verdict` | the batch verdict: whether acked shares XOR to the tokens of the batch, and whether the counts agree |
 | `acker` | the verdict message by message, for a batch whose own verdict was wrong: Storm's acker, over arrays |
+| `sorted_run` | the acker's memory: entries of 18 bytes, sorted by id |
 | `attempts` | what follows from a verdict: complete, run again, or halve the batch, down to one message |
 | `outcome` | what can become of a batch in the end |
 | `together` | which messages a failure spreads to, where they share tuples |
