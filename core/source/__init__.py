@@ -7,6 +7,7 @@
 | `postgres_queue` | how are messages put into a Postgres queue, numbered and read |
 | `files` | how do Parquet, JSON lines, text files and micro-batches become messages |
 | `iterator`, `memory` | a client of the user's own as a source; messages in memory |
+| `iterator_client` | what does the user's iterator give, and what is it told |
 | `group`, `spouts` | several spouts as one source; how their messages and seeds are told apart |
 | `decode` | how does a payload become tuples, and when does it not decode |
 | `backoff` | how long does a failed message wait for its retry |

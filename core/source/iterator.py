@@ -6,17 +6,15 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
-from typing import Any, ClassVar, Self, TypeAlias, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arguments import require_function, shown
 from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import FatalError, StoreUnavailable, UsageError
-from stormproof.core.forks import kept_from_forks
+from stormproof.core.errors import UsageError
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import MessageFailure, storable_text
+from stormproof.core.message import MessageFailure
 from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.pending.numbered import next_of, range_of
@@ -25,14 +23,10 @@ from stormproof.core.pending.slices import even_bounds, expectation_of
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.decode import Unit
+from stormproof.core.source.iterator_client import Item, IteratorClient
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.memory import InMemory
 from stormproof.core.source.protocol import READER_SCHEMA, Expectation, Lease, Limit, Resolution, Slice, SliceReader
-from stormproof.core.user_functions import refuse_unfit_call
-
-Payload: TypeAlias = bytes | str
-Item: TypeAlias = Payload | tuple[Hashable, Payload] | None
-"""What an iterator gives: a payload, a pair of the client's own id and a payload, or None where nothing has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,37 +92,17 @@ class IteratorSource(InMemory):
         rng: Random | None = None,
     ) -> None:
         """`items` is an iterable, or a function that makes one: called at first use, and again after one that raised."""
-        where = f"source {name}"
-        if callable(items):
-            refuse_unfit_call(
-                name, f"{where}: items", items, (), "write one without parameters, which makes an iterable"
-            )
-        elif isinstance(items, (str, bytes)) or not isinstance(items, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(
-                f"{where}: items is {shown(items)}; it must be an iterable of payloads, or a function that makes one"
-            )
-        for argument, function in (("confirm", confirm), ("abort", abort)):
-            if function is not None:
-                require_function(where, argument, function, f"{argument}(ids)")
-                refuse_unfit_call(name, f"{where}: {argument}", function, ("ids",), "write one of a list of ids")
+        self._client = IteratorClient(name, items, confirm, abort)
         clock = clock or SystemClock()
         super().__init__(
             name, schema=schema, unit=unit, max_attempts=max_attempts, backoff=backoff, clock=clock, rng=rng
         )
-        self._factory: Callable[[], Iterable[Item]] | None = items if callable(items) else None
-        self._items: Iterator[Item] | None = None if callable(items) else iter(items)
-        self._on_confirm = confirm
-        self._on_abort = abort
         # The ledger knows messages by their numbers: they begin above those of every earlier process.
         self._first = self._stop = int(clock.now().timestamp() * 1_000_000)
         self._payloads: dict[int, bytes] = {}
         self._resolved_payloads: dict[int, bytes] = {}
         """Kept until the next `open`: at-most-once confirms a slice before it is read."""
-        self._keys: dict[int, Hashable] = {}
-        self._numbers: dict[Hashable, int] = {}
         self._untracked: set[int] = set()
-        self._owed: list[Hashable] = []
-        self._broken: str | None = None
 
     @property
     def kind(self) -> SourceKind:
@@ -143,7 +117,7 @@ class IteratorSource(InMemory):
                 "process ended is delivered again by the client, and would be applied twice; run at-least-once, or put "
                 "the messages into a PostgresQueue first"
             )
-        if guarantee is Guarantee.AT_LEAST_ONCE and self._on_confirm is None:
+        if guarantee is Guarantee.AT_LEAST_ONCE and not self._client.hears_confirms:
             return (
                 "it has no confirm=..., so nobody would deliver again what was in flight when the process ended; pass "
                 "the client's own acknowledgement as confirm=, or run at-most-once"
@@ -249,64 +223,18 @@ class IteratorSource(InMemory):
         """Advance the iterator until a slice can be filled, or nothing more has arrived."""
         size = sum(len(self._payloads[number]) for number in range(opened, self._stop))
         while self._stop - opened < max(1, limit.messages) and size < limit.bytes:
-            with kept_from_forks():
-                item = self._next_item()
-            if item is None:
+            received = self._client.receive()
+            if received is None:
                 return
-            key, payload, tracked = self._checked(item)
-            if tracked and key in self._numbers:
+            if self._client.has(received.key):
                 continue  # delivered again while it is unresolved here
             number = self._stop
-            self._payloads[number], self._stop = payload, number + 1
-            size += len(payload)
-            if not tracked:
+            self._payloads[number], self._stop = received.payload, number + 1
+            size += len(received.payload)
+            if received.is_tracked:
+                self._client.keep(number, received.key)
+            else:
                 self._untracked.add(number)
-            elif isinstance(item, tuple):
-                self._keys[number], self._numbers[key] = key, number
-
-    def _next_item(self) -> Item:
-        if self._broken is not None:
-            raise FatalError(self._broken, source=self.name)
-        try:
-            if self._items is None:
-                if self._factory is None:
-                    return None
-                self._items = iter(self._factory())
-            return next(self._items)
-        except StopIteration:
-            self._items, self._factory = None, None
-            return None
-        except Exception as error:  # whatever the user's client raises, as the cause
-            text = f"source {self.name}: its iterator raised {type(error).__name__}: {storable_text(error)}"
-            # A generator that raised is at its end: asked again, it would seem to have no more messages.
-            self._items = None
-            if self._factory is not None:
-                raise StoreUnavailable(f"{text}; a new one is made", source=self.name) from error
-            self._broken = f"{text}; give the source a function that makes an iterator, and a new one is made instead"
-            raise FatalError(self._broken, source=self.name) from error
-
-    def _checked(self, item: object) -> tuple[Hashable, bytes, bool]:
-        """The item as (the client's id, payload, whether it is tracked)."""
-        key: object = None
-        payload, pair = item, False
-        if isinstance(item, tuple):
-            parts = cast("tuple[object, ...]", item)
-            if len(parts) != 2:
-                raise UsageError(
-                    f"source {self.name}: its iterator gave a tuple of {len(parts)}; (id, payload) is wanted"
-                )
-            (key, payload), pair = parts, True
-        if isinstance(payload, str):
-            payload = payload.encode()
-        if not isinstance(payload, bytes):
-            raise UsageError(
-                f"source {self.name}: its iterator gave a payload of type {type(payload).__name__}; bytes or str is wanted"
-            )
-        if not isinstance(key, Hashable):
-            raise UsageError(
-                f"source {self.name}: its iterator gave an id of type {type(key).__name__}; ids must be hashable"
-            )
-        return key, payload, not pair or key is not None
 
     # ---- leases
 
@@ -317,7 +245,7 @@ class IteratorSource(InMemory):
             StoreUnavailable: the iterator raised, and the next call asks its function for a new one.
             FatalError: the iterator raised, and there is no function that makes a new one.
         """
-        self._pay()
+        self._client.pay()
         with self._memory.guard:
             self._resolved_payloads.clear()
             slice_ = super().open(lease, limit, seed, tx)
@@ -340,7 +268,7 @@ class IteratorSource(InMemory):
                 held = [retry.id for retry in rows.retries(row.id)] if row.at is None else range(*range_of(row.at))
             resolution = super().confirm(lease, named, tx)
         self._resolved(set(held).difference(failure.id for failure in named))
-        self._pay()
+        self._client.pay()
         return resolution
 
     @property
@@ -352,48 +280,27 @@ class IteratorSource(InMemory):
         """Give these dead letters up for good, and confirm them to the client."""
         done = super().drop(ids, by=by, why=why)
         self._resolved(map(int, done))
-        self._pay()
+        self._client.pay()
         return done
 
     def maintain(self) -> None:
         """Call the client's `confirm` for messages whose confirmation it is owed."""
-        self._pay()
+        self._client.pay()
         super().maintain()
 
     def close(self) -> None:
         """Call the client's `abort` with the ids of everything that is unresolved."""
-        self._pay()
-        if self._on_abort is not None and self._keys:
-            self._on_abort(list(self._keys.values()))
-        self._keys.clear()
-        self._numbers.clear()
+        self._client.pay()
+        self._client.give_back()
 
     def _resolved(self, numbers: Iterable[int]) -> None:
         """Drop messages from memory, and owe the client their confirmation."""
         for number in numbers:
             self._untracked.discard(number)
-            if number in self._keys:
-                key = self._keys.pop(number)
-                del self._numbers[key]
-                self._owed.append(key)
+            self._client.owe(number)
             payload = self._payloads.pop(number, None)
             if payload is not None:
                 self._resolved_payloads[number] = payload
-
-    def _pay(self) -> None:
-        """Confirm to the client what it is owed; where the client raises, it is still owed."""
-        if not self._owed:
-            return
-        if self._on_confirm is not None:
-            try:
-                self._on_confirm(tuple(self._owed))
-            except Exception as error:  # whatever the user's client raises, as the cause
-                raise StoreUnavailable(
-                    f"source {self.name}: confirm={getattr(self._on_confirm, '__name__', 'callback')} raised "
-                    f"{type(error).__name__}: {storable_text(error)}; {len(self._owed)} messages are owed a confirmation",
-                    source=self.name,
-                ) from error
-        self._owed.clear()
 
 
 def _named(at: At, what: str) -> frozenset[int]:

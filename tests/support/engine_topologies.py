@@ -33,7 +33,8 @@ from stormproof.core.clock import ManualClock
 from stormproof.core.graph.components import BoltOrFunction, OutputStream, Subscription
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
-from stormproof.core.source.iterator import Item, IteratorSource
+from stormproof.core.source.iterator import IteratorSource
+from stormproof.core.source.iterator_client import Item
 from support.jobs import Batch
 
 PARALLELISM = 3

@@ -11,7 +11,8 @@ from support.source_harness import IteratorHarness, messages_of
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import FatalError, StoreUnavailable, UsageError
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.iterator import Item, IteratorSource
+from stormproof.core.source.iterator import IteratorSource
+from stormproof.core.source.iterator_client import Item
 from stormproof.core.source.protocol import Expectation, Lease, Limit
 
 ANY = Limit(100)
