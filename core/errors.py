@@ -1,4 +1,4 @@
-"""The errors that users meet, grouped by what the one who handles them would do.
+"""The errors that users meet, grouped by what a handler would do about them.
 
     StormproofError
     ├── TransientError          try again: nothing was decided

@@ -1,4 +1,4 @@
-"""What a sink promises: each transaction adopted in txid order, at most once, with evidence of its own."""
+"""What a sink promises: each transaction once, in txid order, with evidence of its own. The rule is `decide`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tuner: climbs to the greatest throughput at which batches are committed within a latency."""
+"""The tuner: climbs to the greatest throughput at which batches are committed within a latency; bounds: `tuning`."""
 
 from __future__ import annotations
 

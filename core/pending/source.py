@@ -1,4 +1,7 @@
-"""`PendingSource`: open, confirm and abort over the rows of a store; a connector fills in what it alone knows."""
+"""`PendingSource`: open, confirm and abort over the rows of a store; a connector fills in what it alone knows.
+
+Here is decided whether a failed message waits for a retry or becomes a dead letter.
+"""
 
 from __future__ import annotations
 

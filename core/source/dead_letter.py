@@ -1,4 +1,7 @@
-"""A dead letter: a message that failed too often, with its payload and everything that happened to it."""
+"""A dead letter: a message that failed too often, with its payload and everything that happened to it.
+
+When a failed message becomes one, `stormproof.core.pending.source` decides.
+"""
 
 from __future__ import annotations
 

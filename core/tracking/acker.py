@@ -2,7 +2,8 @@
 
 A message's ack val is the XOR of its token (the notice `init`) and of what its tuples acked. It is 0 when every tuple
 anchored to the message was acked, and otherwise only by an accident of 2^-64. XOR commutes, so notices may come in any
-order: an ack or a failure may come before the `init`, and the decision waits for that.
+order: an ack or a failure may come before the `init`, and the decision waits for that. Messages are asked of it one by one
+only where the batch's own verdict (`verdict`) was wrong.
 
 After Storm's acker (`Acker.java`, `RotatingMap.java`), with these differences:
 
@@ -61,7 +62,7 @@ def _no_owners() -> Owners:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Decided that are answered in one way: their ids in rising order, and the owner of each."""
+    """Messages that get one and the same answer: their ids in rising order, and the owner of each."""
 
     ids: Rows = field(default_factory=_no_ids)
     owners: Owners = field(default_factory=_no_owners)
@@ -130,7 +131,7 @@ class Acker:
 
     @property
     def pending(self) -> int:
-        """Decided that are initialised and not decided."""
+        """The number of messages that are initialised and not decided."""
         return self._pending
 
     @property
@@ -160,7 +161,7 @@ class Acker:
         return values
 
     def init(self, ids: Rows, values: Words | Rows, owner: int | Owners = 0) -> Answers:
-        """Decided begin, each with its token (or the XOR of its first tuples' ids); answers go to `owner`.
+        """Messages begin, each with its token (or the XOR of its first tuples' ids); answers go to `owner`.
 
         A token of 0 is complete at once: nobody received the message. An id that is pending, or that stands in `ids`
         twice, is answered `doubled`.
