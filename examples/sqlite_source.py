@@ -1,8 +1,9 @@
 """A source of your own: the rows of a table in an SQLite file, each exactly once.
 
-The table has a column `id`, an `integer primary key autoincrement`, and a column with the payload. Anyone may append rows;
-a row must not be changed or deleted while it is pending. Pending messages, retries and dead letters are in the run's
-Postgres, under the kind `sqlite`, where `stormproof status`, `audit verify` and `dead-letters` find them.
+The table has a column `id`, an `integer primary key autoincrement`, and a column with the payload. Anyone may append rows.
+The ids must have no gaps, and a row must not be changed or deleted while it is pending. Pending messages, retries and dead
+letters are in the run's Postgres, under the kind `sqlite`, where `stormproof status`, `audit verify` and `dead-letters`
+find them.
 
 sqlite3 lines.db "create table lines (id integer primary key autoincrement, payload blob)"
 sqlite3 lines.db "insert into lines (payload) values ('to be or not to be')"
