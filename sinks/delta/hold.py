@@ -36,13 +36,13 @@ from stormproof.sinks.protocol import (
 )
 
 COMMIT_RETRIES_MAX: Final = 15
-"""How often delta-rs may try again behind other writers' commits; a commit of our own application ends it at once."""
+"""How often delta-rs may try again after other writers' commits. After one of our own application it gives up at once."""
 
 
 class TableHold(StoreRecord):
-    """What a Delta sink and a map in a Delta table have in common; `rows` is what they bring in.
+    """What a Delta sink and a map in a Delta table have in common; `rows` is what they write.
 
-    A session that is `reading` is not refused a table that cannot be written to.
+    `reading`: for reading only, so a table that cannot be written to is not refused.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TableHold(StoreRecord):
         self._newest.forget()
 
     def writers(self) -> Iterator[str]:
-        """The applications that committed here, newest first, as far back as the log goes; empty for others' versions."""
+        """The application of each version, newest first, as far back as the log goes; empty for other writers' versions."""
         for entry in self.log.back_from(self._newest.load().version()):
             yield str(entry.info.get(APPLICATION, ""))
 
@@ -120,9 +120,8 @@ class TableHold(StoreRecord):
         return found
 
     def other_incarnations(self) -> tuple[str, ...]:
-        """Other lives that committed here, as far back as the log goes."""
-        entries = self.log.back_from(self._newest.load().version())
-        found = (self.identity.other_life(str(entry.info.get(APPLICATION))) for entry in entries)
+        """Other lives that committed to the table, as far back as the log goes."""
+        found = (self.identity.other_life(application) for application in self.writers())
         return tuple(sorted({incarnation for incarnation in found if incarnation is not None}))
 
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
@@ -137,7 +136,7 @@ class TableHold(StoreRecord):
         """The last transaction in the table's log, read afresh.
 
         Raises:
-            PositionMismatch: the table was restored to a state from before it, or is another table.
+            PositionMismatch: a RESTORE took its rows back, or this is another table.
             SinkRefused: the table is gone.
             StoreUnavailable: it cannot be read.
         """
@@ -169,7 +168,7 @@ class TableHold(StoreRecord):
         except (DeltaError, OSError, ValueError) as error:
             problem = error
         failpoint("delta.after_log_entry")
-        # Read again, whatever was answered: only the log says whether the entry is there, and in which version.
+        # Whatever the answer was, only the log says whether the entry is there, and in which version.
         commit = find_commit(self.log, self._application, transaction, after=read_version)
         if commit is None:
             if problem is None and self._was_cleaned(transaction, after=read_version):
@@ -183,7 +182,7 @@ class TableHold(StoreRecord):
         return CommitOutcome.APPLIED
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
-        """What the table's log says of each txid, and what it says happened to its files since."""
+        """What the table's log says of each txid, and of its files since."""
         return evidence_of(
             self.log,
             self._newest.load(),
@@ -195,13 +194,13 @@ class TableHold(StoreRecord):
         )
 
     def keep_held(self) -> None:
-        """See that the files of the last commit are there, and sync it."""
+        """Check that the files of the last commit are there, and sync it."""
         position = self.position(self._newest.load(), same_table=True)
         self._require_live(position)
         self._sync(None if position is None else position.commit, after=None)
 
     def restore_lost(self, transaction: PreparedTransaction) -> str | None:
-        """Take a fold back whose commit is the table's newest version and whose files were lost; see the protocol."""
+        """Undo a fold whose commit is the table's newest version and lost files; see the protocol."""
         where = f"{self.where}, txid {transaction.txid}"
         if not self.input.is_by_key:
             return None  # its files are the prepared ones: they must be put back
@@ -240,13 +239,13 @@ class TableHold(StoreRecord):
         )
 
     def count_rows(self, limit: int) -> int:
-        """The rows of the newest version by the statistics of its files; `limit` where a file has none."""
+        """The number of rows in the newest version by the statistics of its files; `limit` where a file has none."""
         counted = self._newest.load().get_add_actions(flatten=True).column("num_records").to_pylist()
         return limit if None in counted else min(sum(counted), limit)
 
     def take_table(self, last: PreparedTransaction | None) -> None:
-        """Where the log does not hold `last`, or a RESTORE took it back, put its identifier there, with the rows that there
-        are.
+        """Where the log does not hold `last`, or a RESTORE took its rows back, write its identifier into the log, with those
+        rows that are left.
         """
         position = self.position(self._newest.load(), same_table=False)
         ledger = None if last is None else last.txid
@@ -263,19 +262,20 @@ class TableHold(StoreRecord):
     def _properties(
         self, transaction: PreparedTransaction, position: Position | None, *, checked: bool
     ) -> CommitProperties:
-        # Unchecked commits may come late; the identifier never goes back.
+        # An unchecked commit may come late; the identifier never goes back.
         version = transaction.txid if checked or position is None else max(position.txid, transaction.txid)
         return CommitProperties(
             custom_metadata=commit_metadata(self._application, transaction, self._epoch, checked=checked),
             max_commit_retries=COMMIT_RETRIES_MAX,
-            # Without a time the engines disagree on when an identifier expires.
+            # For an identifier without a time, the engines disagree on when it expires.
             app_transactions=[Transaction(self._application, version, time.time_ns() // 1_000_000)],
         )
 
     def _known(self, table: DeltaTable, transaction: PreparedTransaction, position: Position | None) -> Held | None:
-        """What the table holds, where a clean-up has taken the log entry that says it: the identifier is in the checkpoint,
-        and so are the files. Prepared files have names that nobody else's have, so where all of them are the table's own,
-        it holds this very transaction. Of a MERGE nothing is left to tell.
+        """What the table holds, also where a clean-up has removed the log entry that says it.
+
+        The identifier and the list of files are then in the checkpoint. No two prepared files have one name: where all of
+        this transaction's files are the table's, it holds this very transaction. For a MERGE this cannot be told.
         """
         if position is None or position.commit is not None:
             return None if position is None else position.held
@@ -286,8 +286,8 @@ class TableHold(StoreRecord):
         return Held(position.txid, transaction.digest if whole else None)
 
     def _was_cleaned(self, transaction: PreparedTransaction, *, after: int) -> bool:
-        """Whether a foreign clean-up took the entry of a commit that was answered for, before it was read: then a checkpoint
-        stands for it, which is synced in its place.
+        """Whether another writer's clean-up removed the entry of a confirmed commit before it was read. The checkpoint that
+        replaces the entry is then synced in its place.
         """
         table = self._newest.load()
         version = table.version()
@@ -298,7 +298,7 @@ class TableHold(StoreRecord):
         return True
 
     def _refusal(self, problem: Exception | None, where: str) -> SinkRefused | StoreUnavailable:
-        """What a commit that left no log entry is: what may pass by itself is transient, all else is for good."""
+        """The error for a commit that left no log entry: transient where its cause may pass by itself, else permanent."""
         if problem is None:
             return StoreUnavailable(f"{where}: the commit was answered, and the table's log does not have it")
         if may_pass(problem):
@@ -308,7 +308,7 @@ class TableHold(StoreRecord):
         return SinkRefused(f"{where}: the table refuses it, and nothing was written: {shown(problem)}")
 
     def _sync(self, commit: OurCommit | None, *, after: int | None) -> None:
-        """Make a commit survive a power loss, with all versions between our last one (`after`; None: look for it) and it."""
+        """Make a commit survive a power loss, with all versions since `after`, our last one (None: it is looked up)."""
         if commit is None:
             return  # its entry is older than the log's retention
         if after is None:
@@ -317,7 +317,7 @@ class TableHold(StoreRecord):
         durable.sync_versions(self.log, after + 1, commit.version)
 
     def _clean(self, commit: OurCommit) -> None:
-        """Have delta-rs remove log entries beyond their retention, once the checkpoint that stands for them is synced."""
+        """Have delta-rs remove log entries beyond their retention, once the checkpoint that replaces them is synced."""
         if self.log.files.stat(self.log.checkpoint_path(commit.version)) is None:
             return
         table = self._newest.load()
@@ -325,7 +325,7 @@ class TableHold(StoreRecord):
             table.cleanup_metadata()
 
     def _require_live(self, position: Position | None) -> None:
-        """A commit that is found counts only if its live files are on disk: a power loss may take them, not the log."""
+        """Refuse a commit whose live files are not all on disk: a power loss may take them and leave the log."""
         if position is None or position.commit is None:
             return
         lost = self._lost_of(position.commit)
@@ -347,11 +347,13 @@ class TableHold(StoreRecord):
         entry = self.log.entry(commit.version)
         if entry is None:
             return []
-        # Adopted files were synced before they were prepared; those of a MERGE by nobody, until its commit is.
+        # Adopted files were synced before they were prepared, a MERGE's only after its commit: so these are decoded.
         return lost_files(self.log, entry, self.log.tail(self._newest.load().version()), decode=self.input.is_by_key)
 
     def adopted(self) -> frozenset[str]:
-        """Files that a version still in the log has added: those are the table's, whatever the ledger says."""
+        """The files that are live, or that a version still in the log has added: they are the table's, whatever the ledger
+        says.
+        """
         if self.input.is_by_key:
             return frozenset()
         live = {os.path.relpath(uri, self.log.table) for uri in self._newest.load().file_uris()}

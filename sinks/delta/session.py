@@ -24,7 +24,7 @@ from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, re
 from stormproof.sinks.writer import FileWriter
 
 MERGE_ROWS_IN_MEMORY_MAX: Final = 1_000_000
-"""A larger fold is streamed from its files, without pruning the table's files by the range of its keys."""
+"""A fold of more rows is streamed from its files; the table's files are then not pruned by the range of its keys."""
 
 
 class DeltaSession(TableHold, SinkSession):
@@ -61,8 +61,8 @@ class _PreparedRows(RowsToPut):
 
     def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
         require_table(table, self.input, where)
-        # Files to be adopted are not read again by the driver under which they were written. Those of a fold are read
-        # anyway, and those that outlived their driver may be anything by now: their bytes are compared.
+        # The driver under which files to adopt were written need not read them again. The files of a fold are read anyway,
+        # and files that outlived their driver may have changed: in both cases their digests are compared.
         digests = self.input.is_by_key or self._outlived_its_driver(transaction)
         require_files(self.directory, transaction.files, where=where, digests=digests)
         counted = sum(file.rows for file in transaction.files)
@@ -76,7 +76,7 @@ class _PreparedRows(RowsToPut):
             require_unique_keys(keys, self.input.keys, where)
 
     def _outlived_its_driver(self, transaction: PreparedTransaction) -> bool:
-        """Whether this session was opened after one of the files was written last."""
+        """Whether one of the files is older than this session."""
         for file in transaction.files:
             state = files_at(self.directory).stat(os.path.join(self.directory, file.path))
             if state is None or state.modified_ns < self.opened_ns:

@@ -28,13 +28,13 @@ class DeltaSink(Sink):
     """Appends to, or folds into, the Delta table in the local folder `path`; made where it is missing.
 
     Appended files are written into the table's own folder and adopted by the log. A fold's files go to `staging`: by
-    default `.stormproof-staging/TABLE` beside the table, so whoever reaches the table reaches them, on the same file
-    system, and neither VACUUM nor a reader of the table's folder ever meets them.
+    default `.stormproof-staging/TABLE` beside the table. There, whoever reaches the table reaches them, on the same file
+    system, and neither VACUUM nor a reader of the table's folder comes upon them.
 
     Guarantee:
-        Exactly-once with one driver a topology, by the transaction identifier in the table's log. A second writer of
-        the table is met by Delta's own conflict check where it commits through delta-rs too; Spark on a local disk may
-        overwrite a log entry that is written at the same instant.
+        Exactly-once with one driver a topology, by the transaction identifier in the table's log. Delta's own conflict
+        check guards against a second writer that also commits through delta-rs. Spark on a local disk may overwrite a log
+        entry that is written at the same instant.
 
     Threads: a description, which any number of threads and topologies may share; each run opens a session of its own.
     Forks: one may use it, and opens its own.
@@ -69,7 +69,7 @@ class DeltaSink(Sink):
 
     @property
     def may_lose_files(self) -> bool:
-        """Nobody but this committer syncs the files of a MERGE, and it does so after the log has them."""
+        """It may: the files of a MERGE are synced only after the log has them."""
         return True
 
     def description(self, input_: SinkInput) -> dict[str, Json]:
@@ -82,7 +82,7 @@ class DeltaSink(Sink):
         return key_of_path(self._path)
 
     def find_table(self) -> TableKey:
-        """The folder itself, or the place where it would be made."""
+        """The folder by device and inode, or the place where it would be made."""
         return locate(self._path, f"sink {self._name!r} ({self._path})")
 
     def files_in(self, input_: SinkInput) -> str:
@@ -90,7 +90,7 @@ class DeltaSink(Sink):
         return self._staging if input_.is_by_key else self._path
 
     def placed(self, database: Database, staging: Path) -> DeltaSink:
-        """This sink: it needs no database, and says itself where its staged files go."""
+        """This sink: it needs no database, and has a staging folder of its own."""
         del database, staging
         return self
 
@@ -105,8 +105,8 @@ class DeltaSink(Sink):
     def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> DeltaSession:
         """Make the table if it is missing and `create`, and check that it can hold the rows.
 
-        Older epochs are fenced by the first commit: a stale writer of the same identity conflicts with it. A newest log
-        entry that a power loss left in part is put aside.
+        The first commit fences older epochs: a stale driver of the same identity conflicts with it. A torn newest log entry
+        is put aside.
         """
         with opening(f"sink {identity.sink!r} ({self._path})") as where:
             prepare_table(self._path, identity, input_, where, create=create)

@@ -24,12 +24,12 @@ STAGING_FOLDER = Path(".stormproof", "staging")
 class PostgresSink(Sink):
     """Appends to, or folds into, a Postgres table; made where it is missing.
 
-    `database` and `staging` may be left to the run's settings (`placed`). Guard and evidence live in the schema
-    `stormproof_sink` of the same database, and move in the same transaction as the rows.
+    `database` and `staging` may be left to the run's settings (`placed`). Guard and evidence are in the schema
+    `stormproof_sink` of the same database, and are written in the same transaction as the rows.
 
     Guarantee:
-        Exactly-once, also where Postgres is restarted or a COMMIT's answer is lost. The table must be logged: what
-        a crash of the server empties is refused.
+        Exactly-once, also where Postgres is restarted or the answer to a COMMIT is lost. An unlogged table, which a crash of
+        the server empties, is refused.
 
     Threads: a description, which any number of threads and topologies may share; each run opens a session of its own.
     Forks: one may use it, and opens its own.
@@ -58,7 +58,7 @@ class PostgresSink(Sink):
 
     @property
     def target(self) -> str:
-        """The table, with its database where that is given; no secrets."""
+        """The table, with its database where one is given; no secrets."""
         return str(self._table) if self._database is None else f"{self._table} at {self._database.redacted}"
 
     @property
@@ -111,7 +111,7 @@ class PostgresSink(Sink):
         return str((STAGING_FOLDER / self._name).absolute() if self._staging is None else self._staging)
 
     def placed(self, database: Database, staging: Path) -> PostgresSink:
-        """This sink, with what was not given taken from here; files go to a folder of `staging` named after it."""
+        """This sink with the run's database, and a folder below `staging` named after it, where it names none itself."""
         return PostgresSink(
             str(self._table),
             name=self._name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import pyarrow as pa
 
@@ -449,6 +448,4 @@ class StateSession(SinkSession):
 def _as(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if rows.schema.equals(schema):
         return rows
-    return pa.RecordBatch.from_arrays(
-        [pc.cast(rows.column(f.name), f.type) for f in schema], schema=cast("pa.Schema", schema)
-    )
+    return pa.RecordBatch.from_arrays([pc.cast(rows.column(f.name), f.type) for f in schema], schema=schema)
