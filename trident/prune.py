@@ -96,9 +96,8 @@ def prune(
         evidence = source(snapshot, row)
         alive = frozenset[str]()
         if evidence is not None:
-            alive = frozenset(evidence.waiting() or ()) | frozenset(letter.message for letter in evidence.dead())
-        earlier = [one.upto for one in snapshot.prunes(row.incarnation)]
-        before = max(earlier, default=0)
+            alive = frozenset(evidence.waiting()) | {letter.shown_id for letter in evidence.dead()}
+        before = snapshot.pruned_upto(row.incarnation)
         target = _target(snapshot.connection, row.incarnation, ended_before)
         files: _Files | None = None
         if isinstance(evidence, PendingEvidence) and evidence.who.kind == FileSource.KIND:
@@ -262,7 +261,7 @@ class _Job:
         events = self._events(tx, [str(row.message) for row in names])
         found = traces(events)
         txids = {txid for trace in found.values() for txid in trace.txids}
-        records = Records({txn.txid: txn for txn in self._txns(tx, sorted(txids))}, None, {})
+        records = Records.of(self._txns(tx, sorted(txids)), None)
         return {
             name
             for name, trace in found.items()

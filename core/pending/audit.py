@@ -104,7 +104,7 @@ class NumberedAudit:
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
         """Whether the number lies behind the position."""
         del origin
-        return id_ >= _next_of(position)
+        return id_ >= (_next_of(position) or 0)
 
     def unopened(self, position: At) -> tuple[int, float | None]:
         """Not known here."""
@@ -113,6 +113,9 @@ class NumberedAudit:
 
     def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
         """Ranges that were taken must cover, once, all that was handed out."""
+        end = _next_of(position)
+        if position and end is None:
+            return [Finding(f"the position of source {self._who.source} cannot be read: {sorted(position)}")]
         known = max((self.reach(at) for at in trusted), default=0)
         pieces = [
             (found.start, found.stop, one) for one in held if one.taken and (found := _range_of(one.at)) is not None
@@ -126,8 +129,8 @@ class NumberedAudit:
                 findings.append(self._missed(start - max(covered, known), f"before {one.holder}", one.txid))
             covered = max(covered, stop)
         covered = max(covered, known)
-        if covered < _next_of(position):
-            findings.append(self._missed(_next_of(position) - covered, "behind the last batch", None))
+        if end is not None and covered < end:
+            findings.append(self._missed(end - covered, "behind the last batch", None))
         return findings
 
     def unsubscribed(self) -> list[Finding]:
@@ -138,18 +141,20 @@ class NumberedAudit:
         return Finding(f"{messages} messages of source {self._who.source} {where} were handed out to no batch", txid)
 
 
-def _next_of(position: At) -> int:
+def _next_of(position: At) -> int | None:
+    """The number of the first message that was never opened; None where the position has none."""
     number = position.get("next")
-    return number if isinstance(number, int) else 0
+    return number if isinstance(number, int) else None
 
 
 def _first_of(position: At) -> int:
-    """The number that the subscription began with."""
+    """The number that the subscription began with; 0 where an older version did not keep it."""
     number = position.get("first")
     return number if isinstance(number, int) else 0
 
 
 def _range_of(at: At) -> range | None:
+    """The numbers of a slice; None where it is not of numbered messages, which `can_read` tells the audit."""
     match at.get("range"):
         case [int(first), int(stop)]:
             return range(first, stop)

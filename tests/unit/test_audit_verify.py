@@ -12,8 +12,10 @@ import pytest
 import sqlalchemy as sa
 from support.memory_run import World
 
-from stormproof.core.errors import StoreUnavailable, UsageError
+from stormproof.core.errors import Json, StoreUnavailable, UsageError
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.pending.audit import NumberedAudit
+from stormproof.core.pending.rows import SliceRow, Subscriber
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, SinkSession
@@ -232,6 +234,24 @@ def test_spoiled_evidence_is_named(spoil: Callable[[list[Evidence]], None], kind
     found = [v for v in case.verify().violations if v.kind is kind]
     assert found
     assert found[0].sink == SINK
+
+
+def test_a_spoiled_row_of_the_pending_store_is_named(tmp_path: Path) -> None:
+    world = World([b"a"], tmp_path)
+    world.run()
+    case = Case(world, world.ledger_engine)
+    assert case.verify().clean
+    with world.source.rows() as rows:
+        rows.insert(SliceRow(0, {"range": "spoiled"}, 1, 1))
+    (found,) = case.verify().violations
+    assert found.kind is ViolationKind.SLICES
+    assert "the store's returned slice: its position in" in found.text
+
+
+@pytest.mark.parametrize("position", [{"first": 0}, {"first": 0, "next": "many"}])
+def test_a_spoiled_position_of_numbered_messages_is_named(position: dict[str, Json]) -> None:
+    (found,) = NumberedAudit(Subscriber("memory", "lines", "life"), None).findings(position, [], [])
+    assert "position of source lines cannot be read" in found.text
 
 
 def test_a_guard_that_was_set_back_is_named(case: Case) -> None:

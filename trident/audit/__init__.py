@@ -1,4 +1,4 @@
-"""The audit: what the ledger, the sinks and the source say happened, as typed reports; the command line prints them.
+"""The audit: typed reports of what the ledger, the sinks and the source recorded. The command line prints them.
 
 | module | question that it answers |
 | --- | --- |

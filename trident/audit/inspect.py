@@ -1,8 +1,9 @@
-"""The way back from a sink's name to its evidence: a session made of what the ledger says of it."""
+"""Opens a sink for inspection by the ledger's description of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from stormproof.core.postgres.database import Database
@@ -13,20 +14,16 @@ from stormproof.trident.audit.ledger import SinkBinding
 from stormproof.trident.state.kinds import register_states
 
 SinkOpener: TypeAlias = Callable[[SinkIdentity, SinkBinding], SinkSession]
-"""Opens a sink for reading only."""
+"""Opens a read-only session of a sink."""
 
 
 def opener_for(ledger_database: Database) -> SinkOpener:
     """An opener for every registered kind of sink, by the ledger's descriptions."""
-
-    def open_sink(identity: SinkIdentity, binding: SinkBinding) -> SinkSession:
-        return open_for_inspection(identity, binding, ledger_database)
-
-    return open_sink
+    return partial(open_for_inspection, ledger_database=ledger_database)
 
 
 def open_for_inspection(identity: SinkIdentity, binding: SinkBinding, ledger_database: Database) -> SinkSession:
-    """A session for reading only: makes nothing, fences nobody.
+    """A read-only session: it creates nothing and fences no driver.
 
     Raises:
         CannotTell: the ledger has no description, or one of a kind that is not registered.
@@ -38,7 +35,7 @@ def open_for_inspection(identity: SinkIdentity, binding: SinkBinding, ledger_dat
 
 
 def described_sink(binding: SinkBinding, ledger_database: Database) -> tuple[Sink, SinkInput]:
-    """A sink as the ledger describes it, and what it is given; how a map's values are merged only its code knows.
+    """A sink made from the ledger's description, and its input. The merge functions of a map are not in the description.
 
     Raises:
         CannotTell: the ledger has no description, or one of a kind that is not registered.

@@ -1,12 +1,12 @@
-"""What the audit reads of the ledger: read-only queries, all from one snapshot of the database."""
+"""`AuditLedger` and `LedgerSnapshot`: the audit's read-only queries of the ledger, each set from one database snapshot."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -19,21 +19,21 @@ from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_event, to_txn, to_work
 from stormproof.trident.transaction import EventKind, OperatorAction, TxnState
 
+T = TypeVar("T")
+
 _SCHEMA_MISSING = ("42P01", "42703", "3F000")
 """Undefined table, column and schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyRow:
-    """One topology: its present life, run and driver."""
+    """One topology: its incarnation, its newest epoch, and that epoch's driver."""
 
     name: str
     incarnation: str
     epoch: int
-    fingerprint: str
     guarantee: str
     source: str
-    created_at: datetime
     started_at: datetime
     driver_host: str
     driver_pid: int
@@ -43,7 +43,7 @@ class TopologyRow:
 
 @dataclass(frozen=True, slots=True)
 class SinkBinding:
-    """The table behind a sink; `description` says how to open it again, None where that was not recorded."""
+    """The table behind a sink; `description` says how to open it, None where that was not recorded."""
 
     sink: str
     target: str
@@ -54,7 +54,7 @@ class SinkBinding:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One try at a batch."""
+    """One attempt at a batch."""
 
     txid: int
     attempt: int
@@ -69,53 +69,23 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one batch writes to one sink, with the batch that it belongs to."""
+    """What one batch writes to one sink, with the batch's txid."""
 
     txid: int
     work: SinkWork
 
 
 @dataclass(frozen=True, slots=True)
-class GraphRow:
-    """A topology's graph from one epoch on, until the next one."""
-
-    epoch: int
-    after_txid: int
-    fingerprint: str
-    sinks: frozenset[str]
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class PruneRow:
-    """How far the ledger's record was cut."""
-
-    upto: int
-    at: datetime
-    by: str
-    ended_before: datetime
-    removed: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A row that holds what the ledger never writes."""
+    """A row with content that the ledger never writes."""
 
     table: str
     txid: int | None
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class TxnCounts:
-    """How many batches are in each state, and the newest txid."""
-
-    by_state: dict[str, int]
-    last_txid: int | None
-
-
 class LedgerSnapshot:
-    """The ledger at one instant. Rows that cannot be read are left out and named in `unreadable`."""
+    """The ledger at one instant. A row that cannot be read is left out, and added to `unreadable`."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self.connection = connection
@@ -123,7 +93,7 @@ class LedgerSnapshot:
 
     @property
     def is_postgres(self) -> bool:
-        """Whether the queues' tables can be in the same database."""
+        """Whether the pending store's tables can be in the same database."""
         return self.connection.dialect.name == "postgresql"
 
     def topologies(self) -> tuple[TopologyRow, ...]:
@@ -153,59 +123,40 @@ class LedgerSnapshot:
 
     def txns(self, incarnation: str, first: int = 1, last: int | None = None) -> list[Txn]:
         """Batches from `first` to `last`, in txid order."""
-        c = t.txn.c
-        rows = self.connection.execute(
-            sa.select(t.txn).where(c.incarnation == incarnation, *_between(c.txid, first, last)).order_by(c.txid)
-        )
-        return [txn for row in rows if (txn := self._read("txn", row.txid, to_txn, row)) is not None]
+        return self._txns(incarnation, *_between(t.txn.c.txid, first, last))
 
     def unresolved(self, incarnation: str) -> list[Txn]:
-        """Batches without an end, in txid order."""
-        c = t.txn.c
-        rows = self.connection.execute(
-            sa.select(t.txn).where(c.incarnation == incarnation, c.ended_at.is_(None)).order_by(c.txid)
-        )
-        return [txn for row in rows if (txn := self._read("txn", row.txid, to_txn, row)) is not None]
+        """Batches that have not ended, in txid order."""
+        return self._txns(incarnation, t.txn.c.ended_at.is_(None))
 
     def last_committed(self, incarnation: str, epoch: int, number: int) -> list[Txn]:
         """An epoch's last committed batches, at most `number` of them, in txid order."""
         c = t.txn.c
-        rows = self.connection.execute(
-            sa.select(t.txn)
-            .where(c.incarnation == incarnation, c.epoch == epoch, c.state == TxnState.COMMITTED.value)
-            .order_by(c.txid.desc())
-            .limit(number)
-        )
-        found = [txn for row in rows if (txn := self._read("txn", row.txid, to_txn, row)) is not None]
-        return found[::-1]
+        return self._newest(incarnation, number, c.epoch == epoch, c.state == TxnState.COMMITTED.value)[::-1]
 
     def newest_opened(self, incarnation: str, epoch: int) -> Txn | None:
         """The batch that an epoch opened last."""
-        c = t.txn.c
-        row = self.connection.execute(
-            sa.select(t.txn).where(c.incarnation == incarnation, c.epoch == epoch).order_by(c.txid.desc()).limit(1)
-        ).one_or_none()
-        return None if row is None else self._read("txn", row.txid, to_txn, row)
+        return next(iter(self._newest(incarnation, 1, t.txn.c.epoch == epoch)), None)
+
+    def _txns(self, incarnation: str, *conditions: sa.ColumnElement[bool]) -> list[Txn]:
+        query = sa.select(t.txn).where(t.txn.c.incarnation == incarnation, *conditions).order_by(t.txn.c.txid)
+        return self._read("txn", to_txn, query)
+
+    def _newest(self, incarnation: str, number: int, *conditions: sa.ColumnElement[bool]) -> list[Txn]:
+        query = sa.select(t.txn).where(t.txn.c.incarnation == incarnation, *conditions)
+        return self._read("txn", to_txn, query.order_by(t.txn.c.txid.desc()).limit(number))
 
     def attempts(self, incarnation: str, first: int = 1, last: int | None = None) -> list[AttemptRow]:
         """Attempts at those batches, in order."""
         c = t.attempt.c
-        rows = self.connection.execute(
-            sa.select(t.attempt)
-            .where(c.incarnation == incarnation, *_between(c.txid, first, last))
-            .order_by(c.txid, c.attempt)
-        )
-        return [a for row in rows if (a := self._read("attempt", row.txid, _to_attempt, row)) is not None]
+        query = sa.select(t.attempt).where(c.incarnation == incarnation, *_between(c.txid, first, last))
+        return self._read("attempt", _to_attempt, query.order_by(c.txid, c.attempt))
 
     def work(self, incarnation: str, first: int = 1, last: int | None = None) -> list[Work]:
         """What those batches write to each sink, in txid order."""
         c = t.txn_sink.c
-        rows = self.connection.execute(
-            sa.select(t.txn_sink).where(c.incarnation == incarnation, *_between(c.txid, first, last)).order_by(c.txid)
-        )
-        return [
-            Work(row.txid, work) for row in rows if (work := self._read("txn_sink", row.txid, to_work, row)) is not None
-        ]
+        query = sa.select(t.txn_sink).where(c.incarnation == incarnation, *_between(c.txid, first, last))
+        return self._read("txn_sink", lambda row: Work(row.txid, to_work(row)), query.order_by(c.txid))
 
     def events(
         self,
@@ -216,15 +167,14 @@ class LedgerSnapshot:
         first: int | None = None,
         last: int | None = None,
     ) -> list[Event]:
-        """Events in the order in which they were written; of all kinds where none is named."""
+        """Events in the order in which they were written; of all kinds if none is named."""
         c = t.event.c
         conditions = [c.incarnation == incarnation, *_between(c.txid, first, last)]
         if kinds:
             conditions.append(c.kind.in_([kind.value for kind in kinds]))
         if message is not None:
             conditions.append(c.message == message)
-        rows = self.connection.execute(sa.select(t.event).where(*conditions).order_by(c.id))
-        return [event for row in rows if (event := self._read("event", row.txid, to_event, row)) is not None]
+        return self._read("event", to_event, sa.select(t.event).where(*conditions).order_by(c.id))
 
     def newest_event(self, incarnation: str, kind: EventKind) -> Event | None:
         """The last event of a kind."""
@@ -235,7 +185,7 @@ class LedgerSnapshot:
         return None if row is None else to_event(row)
 
     def losses(self, incarnation: str) -> dict[str, Loss]:
-        """What people gave up with a sink's table, by sink: the newest such word of each."""
+        """The rows that operators gave up with a sink's table, by sink: the newest such decision of each."""
         c = t.event.c
         rows = self.connection.execute(
             sa.select(c.sink, c.detail)
@@ -246,56 +196,41 @@ class LedgerSnapshot:
 
     def held_before(self, incarnation: str, sink: str, txid: int) -> int | None:
         """The last txid below `txid` that a sink is known to hold."""
-        c = t.txn_sink.c
-        found: int | None = self.connection.execute(
-            sa.select(sa.func.max(c.txid)).where(
-                c.incarnation == incarnation, c.sink == sink, c.txid < txid, c.committed_at.is_not(None)
-            )
-        ).scalar_one()
-        return found
+        return self.last_held(incarnation, sink, t.txn_sink.c.txid < txid)
 
-    def last_held(self, incarnation: str, sink: str) -> int | None:
+    def last_held(self, incarnation: str, sink: str, *conditions: sa.ColumnElement[bool]) -> int | None:
         """The last txid that a sink is known to hold."""
         c = t.txn_sink.c
-        found: int | None = self.connection.execute(
-            sa.select(sa.func.max(c.txid)).where(
-                c.incarnation == incarnation, c.sink == sink, c.committed_at.is_not(None)
-            )
-        ).scalar_one()
-        return found
+        held = (c.incarnation == incarnation, c.sink == sink, c.committed_at.is_not(None))
+        return self._max(sa.select(sa.func.max(c.txid)).where(*held, *conditions))
 
-    def counts(self, incarnation: str) -> TxnCounts:
-        """How many batches are in each state."""
+    def counts(self, incarnation: str) -> dict[str, int]:
+        """The number of batches in each state."""
         c = t.txn.c
         rows = self.connection.execute(
-            sa.select(c.state, sa.func.count(), sa.func.max(c.txid))
-            .where(c.incarnation == incarnation)
-            .group_by(c.state)
-        ).all()
-        return TxnCounts({row[0]: row[1] for row in rows}, max((row[2] for row in rows), default=None))
+            sa.select(c.state, sa.func.count()).where(c.incarnation == incarnation).group_by(c.state)
+        )
+        return {row[0]: row[1] for row in rows}
 
-    def graphs(self, incarnation: str) -> tuple[GraphRow, ...]:
-        """The topology's graphs, oldest first; none for runs before the ledger kept them."""
+    def last_txid(self, incarnation: str) -> int | None:
+        """The newest txid of which the ledger has a row."""
+        return self._max(sa.select(sa.func.max(t.txn.c.txid)).where(t.txn.c.incarnation == incarnation))
+
+    def graphs(self, incarnation: str) -> tuple[Shape, ...]:
+        """The topology's graphs, oldest first; none for runs of versions that did not record them."""
         rows = self.connection.execute(
             sa.select(t.graph).where(t.graph.c.incarnation == incarnation).order_by(t.graph.c.epoch)
         )
-        return tuple(
-            GraphRow(row.epoch, row.after_txid, row.fingerprint, frozenset(Graph(row.description).sinks), _utc(row.at))
-            for row in rows
-        )
+        return tuple(Shape(row.epoch, row.after_txid, frozenset(Graph(row.description).sinks)) for row in rows)
 
     def missing(self, incarnation: str) -> dict[str, tuple[Missing, ...]]:
-        """What each sink does not have, since it was not part of the topology when it was committed."""
-        shapes = [Shape(row.epoch, row.after_txid, row.sinks) for row in self.graphs(incarnation)]
-        pruned = max((one.upto for one in self.prunes(incarnation)), default=0)
-        return missing_txids(self.connection, incarnation, shapes, pruned_upto=pruned)
+        """The committed txids that each sink lacks because it was not part of the topology then."""
+        upto = self.pruned_upto(incarnation)
+        return missing_txids(self.connection, incarnation, self.graphs(incarnation), pruned_upto=upto)
 
-    def prunes(self, incarnation: str) -> tuple[PruneRow, ...]:
-        """Every time that the ledger was pruned for this topology, in order."""
-        rows = self.connection.execute(
-            sa.select(t.prune).where(t.prune.c.incarnation == incarnation).order_by(t.prune.c.upto)
-        )
-        return tuple(PruneRow(r.upto, _utc(r.at), r.by, _utc(r.ended_before), dict(r.removed)) for r in rows)
+    def pruned_upto(self, incarnation: str) -> int:
+        """The txid up to which the topology's record was pruned; 0: never."""
+        return self._max(sa.select(sa.func.max(t.prune.c.upto)).where(t.prune.c.incarnation == incarnation)) or 0
 
     def strangers(self) -> list[Unreadable]:
         """Rows of incarnations that no topology has."""
@@ -313,12 +248,19 @@ class LedgerSnapshot:
             )
         return found
 
-    def _read(self, table: str, txid: int | None, convert: Any, row: Any) -> Any:
-        try:
-            return convert(row)
-        except (ValueError, TypeError, KeyError, AssertionError) as error:
-            self.unreadable.append(Unreadable(table, txid, f"{type(error).__name__}: {error}"))
-            return None
+    def _max(self, query: sa.Select[Any]) -> int | None:
+        found: int | None = self.connection.scalar(query)
+        return found
+
+    def _read(self, table: str, convert: Callable[[Any], T], query: sa.Select[Any]) -> list[T]:
+        """The query's rows, converted."""
+        found: list[T] = []
+        for row in self.connection.execute(query):
+            try:
+                found.append(convert(row))
+            except (ValueError, TypeError, KeyError, AssertionError) as error:
+                self.unreadable.append(Unreadable(table, row.txid, f"{type(error).__name__}: {error}"))
+        return found
 
 
 class AuditLedger:
@@ -337,7 +279,7 @@ class AuditLedger:
 
         Raises:
             StoreUnavailable: the database does not answer.
-            SettingsError: it has not the ledger's tables, or old ones.
+            SettingsError: the ledger's tables are missing or of an older version.
         """
         options: dict[str, Any] = (
             {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -385,10 +327,8 @@ def _to_topology(row: Any) -> TopologyRow:
         name=row.name,
         incarnation=row.incarnation,
         epoch=row.epoch,
-        fingerprint=row.fingerprint,
         guarantee=row.guarantee,
         source=row.source,
-        created_at=_utc(row.created_at),
         started_at=_utc(row.started_at),
         driver_host=row.driver_host,
         driver_pid=row.driver_pid,

@@ -1,14 +1,15 @@
-"""What became of each message that ever failed: its failures, its replays, and the one state that it ended in."""
+"""The history of each message that failed: its failures, its replays, and the state in which it stands now."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
 from stormproof.core.guarantee import Guarantee
-from stormproof.trident.audit.evidence import DeadMessage, SourceEvidence, WaitingMessage
+from stormproof.core.source.dead_letter import DeadLetter, Disposal
+from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.ledger.rows import Event, Txn
 from stormproof.trident.transaction import EventKind, TxnCause, TxnState
 
@@ -16,13 +17,13 @@ MESSAGE_EVENTS = (EventKind.FAILURE, EventKind.RETURNED, EventKind.REPLAY, Event
 
 
 class EndKind(StrEnum):
-    """Where a message stands; every message that was opened is in exactly one of these."""
+    """The state of a message; every message that was opened is in exactly one of these."""
 
     COMMITTED = "committed"
     PENDING = "pending"
     """In a batch that has not ended."""
     WAITING = "waiting"
-    """Failed or given back, and will come again."""
+    """Failed or returned; it will be opened again."""
     DEAD_LETTER = "dead_letter"
     DROPPED = "dropped"
     """A dead letter that an operator gave up."""
@@ -35,7 +36,7 @@ class EndKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EndState:
-    """Where a message stands: in which txid, since when, by whom."""
+    """The state of a message: in which txid, since when, and by whose decision."""
 
     kind: EndKind
     txid: int | None = None
@@ -46,7 +47,7 @@ class EndState:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure of one message, or one return with a message that failed (then the reason is that one's)."""
+    """One failure of one message; or one return together with a message that failed, with that message's reason."""
 
     txid: int
     attempt: int
@@ -72,9 +73,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class MessageHistory:
-    """One message: its failures in order, the txids that replayed it, and where it stands.
+    """One message: its failures in order, the txids that replayed it, and its state.
 
-    `returned` are the times when it went back, uncounted, with a message that failed and with which it shares a tuple.
+    `returned` has its returns: it went back, with no failure counted, because it shares a tuple with a message that
+    failed.
     """
 
     message: str
@@ -85,7 +87,7 @@ class MessageHistory:
 
     @property
     def times_failed(self) -> int:
-        """How often it failed."""
+        """The number of its failures."""
         return len(self.failures)
 
 
@@ -104,38 +106,37 @@ class Trace:
         return any(event.txid == txn.txid for event in self.failures)
 
     def left_out_of(self, txn: Txn) -> bool:
-        """Whether it failed in the batch, or was returned with one that did: nothing of it is in what was written."""
+        """Whether it failed in the batch or was returned from it, so that the batch wrote nothing of it."""
         return self.failed_in(txn) or any(event.txid == txn.txid for event in self.returns)
 
     @property
     def txids(self) -> list[int]:
-        """Every batch that is known to have opened it, in order. Its first one only if it failed there."""
+        """The batches known to have opened it, in order. The first is among them only if the message failed there."""
         failed = {event.txid for event in (*self.failures, *self.returns) if event.txid is not None}
         return sorted(failed | set(self.replays))
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What decides a message's end: the batches, and the source's own record where it can be reached."""
+    """What a message's state follows from: the batches, and the source's own record if it can be reached."""
 
     txns: Mapping[int, Txn]
-    waiting: Mapping[str, WaitingMessage] | None
-    dead: Mapping[str, DeadMessage]
+    source: SourceEvidence | None
+    waiting: Set[str]
+    dead: Mapping[str, DeadLetter]
     """The newest dead letter of each message."""
-    source: SourceEvidence | None = None
 
     @staticmethod
     def of(txns: Iterable[Txn], source: SourceEvidence | None) -> Records:
-        """Read what the source says."""
-        waiting = None if source is None else source.waiting()
-        dead = () if source is None else source.dead()
-        return Records({txn.txid: txn for txn in txns}, waiting, {letter.message: letter for letter in dead}, source)
+        """Read the source's record."""
+        waiting, dead = (frozenset[str](), ()) if source is None else (source.waiting(), source.dead())
+        return Records({txn.txid: txn for txn in txns}, source, waiting, {one.shown_id: one for one in dead})
 
     def opened_after(self, txn: Txn, message: str) -> Txn | None:
-        """The last batch that opened a message of a first slice which was given back whole.
+        """The last batch that opened a message after its slice of new messages was given back whole.
 
-        No row names a message whose slice comes again, so the slices are searched; messages that failed in a batch that
-        was then given back are few.
+        No row names the messages of a slice that is opened again, so the slices are searched. Few messages need it: those
+        that failed in a batch which was then given back.
         """
         if self.source is None or txn.retry:
             return None
@@ -162,14 +163,14 @@ def traces(events: Sequence[Event]) -> dict[str, Trace]:
 
 
 def history(trace: Trace, records: Records) -> MessageHistory:
-    """A message's history, for people."""
+    """A message's history."""
     failures = tuple(Failure.of(event) for event in trace.failures)
     returned = tuple(Failure.of(event) for event in trace.returns)
     return MessageHistory(trace.message, failures, tuple(trace.replays), end_of(trace, records), returned)
 
 
 def end_of(trace: Trace, records: Records) -> EndState:
-    """Where a message that failed stands."""
+    """The state of a message that failed."""
     txids = trace.txids
     txn = records.txns.get(txids[-1]) if txids else None
     if txn is None:
@@ -187,7 +188,7 @@ def end_of(trace: Trace, records: Records) -> EndState:
 
 
 def end_in(txn: Txn) -> EndState:
-    """Where a message stands that did not fail in the last batch that opened it."""
+    """The state of a message that did not fail in the last batch that opened it."""
     match txn.state:
         case TxnState.COMMITTED:
             return EndState(EndKind.COMMITTED, txn.txid, txn.ended_at)
@@ -201,15 +202,14 @@ def end_in(txn: Txn) -> EndState:
 
 def _after_failure(trace: Trace, txn: Txn, records: Records) -> EndState:
     letter = records.dead.get(trace.message)
-    waiting = None if records.waiting is None else records.waiting.get(trace.message)
-    if waiting is not None:
+    if trace.message in records.waiting:
         return EndState(EndKind.WAITING, txn.txid, txn.ended_at)
     if letter is not None and letter.disposal is None:
         return EndState(EndKind.DEAD_LETTER, txn.txid, letter.dead_at)
-    if letter is not None and letter.disposal == "drop":
+    if letter is not None and letter.disposal is Disposal.DROP:
         return EndState(EndKind.DROPPED, txn.txid, letter.disposed_at, letter.by, letter.why)
-    if letter is not None or records.waiting is None:
-        # Requeued, or the source cannot name what waits: what the ledger says is all there is.
+    if letter is not None or records.source is None:
+        # It was requeued, or there is no source to ask: then only the ledger tells.
         died = letter is None and txn.txid in trace.died_in
         return EndState(EndKind.DEAD_LETTER if died else EndKind.WAITING, txn.txid, txn.ended_at)
     return EndState(EndKind.UNKNOWN, txn.txid, txn.ended_at)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 
 from stormproof.core.errors import UsageError
+from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import (
@@ -27,7 +29,7 @@ from stormproof.trident.transaction import EventKind
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """One batch that had the message, and whether it failed there, or was returned with one that did."""
+    """One batch that opened the message, and whether the message failed in it or was returned from it."""
 
     txid: int
     state: str
@@ -38,7 +40,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class OperatorAction:
-    """What an operator decided about the message as a dead letter; of an edit, the SHA-256 of both payloads."""
+    """An operator's decision about the message as a dead letter; of an edit, the SHA-256 of both payloads."""
 
     action: str
     by: str | None
@@ -47,10 +49,20 @@ class OperatorAction:
     payload_sha256: str | None = None
     new_payload_sha256: str | None = None
 
+    @staticmethod
+    def of(letter: DeadLetter) -> OperatorAction | None:
+        """The decision about a dead letter; None if there is none."""
+        if letter.disposal is None:
+            return None
+        hashes: tuple[str | None, str | None] = (None, None)
+        if letter.new_payload is not None:
+            hashes = sha256(letter.payload).hexdigest(), sha256(letter.new_payload).hexdigest()
+        return OperatorAction(letter.disposal.value, letter.by, letter.why, letter.disposed_at, *hashes)
+
 
 @dataclass(frozen=True, slots=True)
 class MessageReport:
-    """One message: every batch that opened it, its failures, and where it stands."""
+    """One message: every batch that opened it, its failures, and its state."""
 
     topology: str
     message: str
@@ -59,12 +71,15 @@ class MessageReport:
     operator: tuple[OperatorAction, ...]
     end: EndState
     returned: tuple[Failure, ...] = ()
+    in_source: bool = True
+    """Whether the source still has it, or that is not known. If not, it was removed after it was read, or never existed:
+    its id lies in an opened slice, and that is all that is known."""
 
 
 def message(
     ledger: AuditLedger, topology: str, shown_id: str, *, source: SourceReader = stored_source
 ) -> MessageReport:
-    """What became of a message, by its id as people see it (`XID-N` in a Postgres queue).
+    """What became of a message, by its shown id (`XID-N` in a Postgres queue).
 
     Raises:
         UsageError: no such topology, not an id of its source, or neither ledger nor source knows the message.
@@ -78,7 +93,8 @@ def message(
         opened = _openings(shown_id, trace, txns, evidence)
         records = Records.of(txns.values(), evidence)
         end = _end(shown_id, trace, opened, records, evidence)
-        dead = () if evidence is None else [d for d in evidence.dead() if d.message == shown_id]
+        in_source = evidence is None or bool(trace.txids) or evidence.has(shown_id)
+        dead = () if evidence is None else [d for d in evidence.dead() if d.shown_id == shown_id]
     if end is None:
         raise UsageError(
             f"message {shown_id}: neither the ledger of topology {topology!r} nor its source {row.source!r} knows it",
@@ -99,18 +115,15 @@ def message(
             for t in opened
         ),
         failures=tuple(Failure.of(event) for event in events if event.kind is EventKind.FAILURE),
-        operator=tuple(
-            OperatorAction(d.disposal, d.by, d.why, d.disposed_at, d.payload_sha256, d.new_payload_sha256)
-            for d in dead
-            if d.disposal is not None
-        ),
+        operator=tuple(decision for letter in dead if (decision := OperatorAction.of(letter)) is not None),
         end=end,
         returned=tuple(Failure.of(event) for event in events if event.kind is EventKind.RETURNED),
+        in_source=in_source,
     )
 
 
 def _openings(shown_id: str, trace: Trace, txns: Mapping[int, Txn], evidence: SourceEvidence | None) -> list[Txn]:
-    """Batches that had it: by their slices, and by the replays and failures that name it."""
+    """The batches that opened it: those whose slices hold it, and those whose replays and failures name it."""
     named = set(trace.txids)
     return [
         txn

@@ -1,4 +1,4 @@
-"""How fast a topology has been of late, and what held it up: from the ledger's last committed batches."""
+"""A topology's recent throughput and latency, from the ledger's last committed batches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _STEPS: Final = ("open", "job", "wait", "prepare", "commit", "held_up")
 class Pace:
     """The last committed batches of the present epoch, at most `LAST_BATCHES`.
 
-    `messages_per_s` is over the time from the first one's open to the last one's commit; `messages` is a batch's mean.
-    Latency is from open to committed. `steps_ms` are means: `wait` is how long a batch was ready before its turn to
-    commit came. `held_up` is how long no further batch could be opened since the sinks were committing this one and as
-    many were in flight as may be: with one in flight, all of its commit. `back_pressure` is which part of the whole time
-    that was.
+    `messages` is the mean of a batch. `messages_per_s` covers the time from the first batch's open to the last one's
+    commit. Latency is from open to committed. `steps_ms` has means: `wait` is the time from ready to the batch's turn to
+    commit; `held_up` is the time in which no further batch could be opened, because this one was being committed and
+    the limit of batches in flight was reached (with one in flight, that is all of its commit). `back_pressure` is the
+    share of the whole time that was held up.
     """
 
     batches: int

@@ -1,4 +1,4 @@
-"""`audit replays`: what came again, why, how often, because of whom, and which txid committed it in the end."""
+"""`audit replays`: what was tried again, why, how often, and which txid committed it in the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stormproof.trident.transaction import EventKind, TxnCause, TxnState
 
 @dataclass(frozen=True, slots=True)
 class ReturnedBatch:
-    """A batch that ended without an effect of its own: given back whole or in halves, or abandoned."""
+    """A batch that ended without an effect: its messages were given back, or it was abandoned."""
 
     txid: int
     state: str
@@ -27,7 +27,7 @@ class ReturnedBatch:
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """A try at a batch that was followed by another."""
+    """An attempt at a batch that was followed by another one."""
 
     txid: int
     attempt: int
@@ -44,12 +44,12 @@ class Suppressed:
     sink: str
     at: datetime | None
     micro_batch: str | None = None
-    """QUERY:BATCH, where a streaming query handed it out again. In a topology it may be many batches: then txid is 0."""
+    """QUERY:BATCH, if a streaming query handed it out again. In a topology that may be several batches; then txid is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaysReport:
-    """Everything that was tried more than once."""
+    """All that was tried more than once."""
 
     topology: str
     messages: tuple[MessageHistory, ...]

@@ -1,4 +1,4 @@
-"""What `audit verify` found: violations, what cannot be told, what an operator should know, and what it all proves."""
+"""The report of `audit verify`: violations, open questions, notices, and what a clean report proves."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ViolationKind(StrEnum):
     MESSAGE_LOST = "message_lost"
     MESSAGE_UNKNOWN = "message_unknown"
     UNREACHABLE = "unreachable"
-    """Messages wait that no reader can open as things stand: the queue is of another server, and not adopted."""
+    """Messages wait that no reader can open: the queue is from another server, and was not adopted."""
 
 
 class NoticeKind(StrEnum):
-    """What an operator should know and what breaks no promise."""
+    """What an operator should know although no guarantee is broken."""
 
     PENDING = "pending"
     BLOCKED = "blocked"
@@ -52,17 +52,17 @@ class NoticeKind(StrEnum):
     LOSS_POSSIBLE = "loss_possible"
     SINK_NO_LONGER_WRITTEN = "sink_no_longer_written"
     SINK_LACKS = "sink_lacks"
-    """A sink joined the topology later, or came back: it does not have what was committed without it."""
+    """A sink joined the topology later, or came back: it lacks what was committed without it."""
     SKIPPED = "skipped"
     PRUNED = "pruned"
     LOSS_ACCEPTED = "loss_accepted"
     BEGAN_LATE = "began_late"
-    """A streaming query had run without this topology before: what it had read by then is not in the sinks."""
+    """A streaming query ran before it was joined to this topology: what it had read by then is not in the sinks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that is wrong, in a line."""
+    """One thing that is wrong."""
 
     kind: ViolationKind
     text: str
@@ -73,7 +73,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class CannotTellItem:
-    """One thing whose evidence is gone or out of reach."""
+    """One question that cannot be answered: its evidence is gone or out of reach."""
 
     text: str
     txid: int | None = None
@@ -82,9 +82,9 @@ class CannotTellItem:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing to know; `messages` is how many messages it is about.
+    """One thing to know; `messages` is the number of messages concerned.
 
-    Where it is about several txids, `txid` is the first, `last_txid` the last, and `txids` how many.
+    If it concerns several txids, `txid` is the first, `last_txid` the last, and `txids` their number.
     """
 
     kind: NoticeKind
@@ -98,7 +98,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """How much was looked at."""
+    """How much was checked."""
 
     txids: int = 0
     committed: int = 0
@@ -129,13 +129,13 @@ class VerifyReport:
 
     @property
     def exit_status(self) -> int:
-        """0 clean, 1 a violation, 4 cannot tell."""
+        """0: clean; 1: a violation; 4: cannot tell."""
         return 1 if self.violations else 4 if self.unknowns else 0
 
 
 @dataclass(slots=True)
 class Findings:
-    """Collects while verify goes along."""
+    """Collects what the checks find."""
 
     violations: list[Violation] = field(default_factory=list[Violation])
     unknowns: list[CannotTellItem] = field(default_factory=list[CannotTellItem])
@@ -150,11 +150,11 @@ class Findings:
         sink: str | None = None,
         message: str | None = None,
     ) -> None:
-        """Something is wrong."""
+        """Add something that is wrong."""
         self.violations.append(Violation(kind, text, txid, sink, message))
 
     def unknown(self, text: str, *, txid: int | None = None, sink: str | None = None) -> None:
-        """Something cannot be told."""
+        """Add a question that cannot be answered."""
         self.unknowns.append(CannotTellItem(text, txid, sink))
 
     def notice(
@@ -168,7 +168,7 @@ class Findings:
         last_txid: int | None = None,
         txids: int | None = None,
     ) -> None:
-        """Something to know."""
+        """Add something to know."""
         self.notices.append(Notice(kind, text, txid, sink, messages, last_txid, txids))
 
 

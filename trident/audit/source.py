@@ -1,8 +1,8 @@
-"""Finds a topology's source in the ledger's database, and reads what the pending store says of its messages."""
+"""Finds a topology's source in the ledger's database, and reads what the pending store records of its messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import TypeAlias, cast
 
@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from psycopg.rows import tuple_row
 
 from stormproof.core.errors import Json, UsageError
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.audit import Finding, OpenedSlice
 from stormproof.core.pending.journal import Journal, JournalCounts
 from stormproof.core.pending.numbered import lowest_unresolved
@@ -19,23 +20,25 @@ from stormproof.core.pending.registry import connector_of, kinds
 from stormproof.core.pending.rows import PendingRows, Subscriber
 from stormproof.core.pending.slices import at_of
 from stormproof.core.pending.source import PendingSource
+from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.protocol import Backlog
 from stormproof.core.source.spouts import member_subscription, sources_in
-from stormproof.trident.audit.evidence import DeadMessage, SourceEvidence, WaitingMessage, is_taken
+from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.spouts import GroupEvidence
 from stormproof.trident.audit.streams import find_stream
 from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.transaction import TxnCause, TxnState
 
 SourceReader: TypeAlias = Callable[[LedgerSnapshot, TopologyRow], SourceEvidence | None]
-"""Finds a topology's source; None where it cannot be reached from here."""
+"""Finds the record of a topology's source; None if the ledger's database does not have it."""
 
 
 def stored_source(ledger: LedgerSnapshot, topology: TopologyRow) -> SourceEvidence | None:
-    """What this topology subscribes to in the ledger's database: a source, its spouts' sources as one, or the
-    micro-batches of a streaming query that go straight into sinks.
+    """The record of a topology's source in the ledger's database.
 
-    None where there is none, or where one of several spouts reads something else.
+    That is one source, the sources of its spouts as one, or the micro-batches that a streaming query hands straight to
+    sinks. None if there is no record, or if one of several spouts reads a source elsewhere.
     """
     if not ledger.is_postgres:
         return None
@@ -51,7 +54,7 @@ def stored_source(ledger: LedgerSnapshot, topology: TopologyRow) -> SourceEviden
 
 
 def spout_sources(ledger: LedgerSnapshot, topology: TopologyRow) -> dict[str, PendingEvidence]:
-    """The sources in the ledger's database that a topology with several spouts subscribes to, by spout."""
+    """The sources of a topology with several spouts that the ledger's database has, by spout."""
     if not ledger.is_postgres:
         return {}
     found: dict[str, PendingEvidence] = {}
@@ -63,7 +66,7 @@ def spout_sources(ledger: LedgerSnapshot, topology: TopologyRow) -> dict[str, Pe
 
 
 def unsubscribed_findings(connection: sa.Connection, sources: Sequence[str]) -> list[Finding]:
-    """What is wrong with sources of which a topology has no subscription yet: its start was refused."""
+    """What is wrong with sources to which a topology has not subscribed, because its start was refused."""
     with _driver(connection).cursor(row_factory=tuple_row) as cursor:
         return [
             finding
@@ -78,7 +81,7 @@ def _driver(connection: sa.Connection) -> psycopg.Connection:
 
 
 def _pending(connection: sa.Connection, subscriptions: Sequence[str], source: str) -> PendingEvidence | None:
-    """The source with one of these subscriptions; rather the one of this name."""
+    """The source with one of these subscriptions; the one of this name, if several match."""
     row = connection.execute(
         sa.text(
             "select kind, source, subscription from stormproof.pending_subscription"
@@ -96,12 +99,12 @@ def _pending(connection: sa.Connection, subscriptions: Sequence[str], source: st
 
 
 def evidence_of(source: PendingSource) -> PendingEvidence:
-    """What a source at hand says, under the subscription that it acts for: one in this process's memory, too."""
+    """The record of a source object under its subscription; also of one that keeps it in this process's memory."""
     return PendingEvidence(source.subscriber, type(source), source.rows)
 
 
-class PendingEvidence:
-    """One subscription, as the pending store has it."""
+class PendingEvidence(SourceEvidence):
+    """One subscription in the pending store."""
 
     def __init__(
         self,
@@ -115,11 +118,11 @@ class PendingEvidence:
 
     @property
     def name(self) -> str:
-        """The source."""
+        """The source's name."""
         return self.who.source
 
     def backlog(self) -> Backlog:
-        """What is left. A lease counts as pending until another driver opens its messages, also where it ran out."""
+        """Counts of the messages. An expired lease counts as pending until another driver opens its messages."""
         with self._rows() as rows:
             position, counts = rows.position() or {}, rows.counts()
             fresh, age_s = self._connector.audit(self.who, rows.cursor).unopened(position)
@@ -140,20 +143,19 @@ class PendingEvidence:
         return counts if counts is not None and counts.messages else None
 
     def lowest_unresolved(self) -> int:
-        """Of numbered messages: the number below which each is resolved, waits with its payload, or is dead."""
+        """Of a numbered source: the number below which each message is resolved, a retry, or a dead letter."""
         with self._rows() as rows:
             return lowest_unresolved(rows)
 
-    def waiting(self) -> Mapping[str, WaitingMessage]:
+    def waiting(self) -> Set[str]:
         """The store's retries."""
         with self._rows() as rows:
-            found = [(self._connector.shown_id(one.id, one.origin), one) for one in rows.waiting()]
-        return {shown: WaitingMessage(shown, one.times_failed, one.not_before, one.owner) for shown, one in found}
+            return {self._connector.shown_id(one.id, one.origin) for one in rows.waiting()}
 
-    def dead(self) -> Sequence[DeadMessage]:
-        """The store's dead letters."""
+    def dead(self) -> Sequence[DeadLetter]:
+        """The store's dead letters; only edited ones have their payloads."""
         with self._rows() as rows:
-            return [DeadMessage.of(letter) for letter in rows.dead_letters(self._connector.shown_id, payloads=False)]
+            return rows.dead_letters(self._connector.shown_id, payloads=False)
 
     def contains(self, position: Mapping[str, Json], message: str) -> bool:
         """Whether the slice holds the message."""
@@ -163,8 +165,14 @@ class PendingEvidence:
         with self._rows() as rows:
             return self._connector.audit(self.who, rows.cursor).contains(at, *number)
 
+    def has(self, message: str) -> bool:
+        """Whether the source's own store has the message."""
+        number = self._number_of(message)
+        with self._rows() as rows:
+            return self._connector.audit(self.who, rows.cursor).has(*number)
+
     def is_waiting_to_be_opened(self, message: str) -> bool:
-        """Whether the source has it, and it is in a returned slice or behind the subscription's position."""
+        """Whether the source has it, and it is in a returned slice or not yet before the subscription's position."""
         number = self._number_of(message)
         with self._rows() as rows:
             audit, position = self._connector.audit(self.who, rows.cursor), rows.position() or {}
@@ -184,33 +192,34 @@ class PendingEvidence:
         return number
 
     def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
-        """The batch of new messages that reaches furthest into the source."""
+        """The txid of the batch of new messages that reaches furthest into the source."""
         with self._rows() as rows:
             audit = self._connector.audit(self.who, rows.cursor)
             reached = [(audit.reach(at), txn.txid) for txn in txns if (at := _first_opened(txn)) is not None]
         return (max(reached)[1],) if reached else ()
 
     def slice_findings(self, txns: Sequence[Txn], forgotten: Sequence[Txn] = ()) -> list[Finding]:
-        """Slices of taken batches and of the store's own leases must cover, once, all that was handed out."""
+        """The slices of batches and of the store must cover every message that was handed out, and each only once."""
         with self._rows() as rows:
             audit, held = self._connector.audit(self.who, rows.cursor), list[OpenedSlice]()
             for txn in txns:
                 at = _first_opened(txn)
                 if at is None:
                     continue
-                if not audit.can_read(at):
-                    where = f"{self._connector.NOUN} {self.name}"
-                    return [Finding(f"txid {txn.txid}: its position in {where} cannot be read", txn.txid)]
                 held.append(OpenedSlice(at, f"txid {txn.txid} ({txn.state})", txn.txid, is_taken(txn)))
             for row in rows.unresolved():
                 if row.at is not None:
                     of = "the store's returned slice" if row.owner is None else f"the store's slice of {row.owner}"
                     held.append(OpenedSlice(row.at, of, None, taken=True))
+            for one in held:
+                if not audit.can_read(one.at):
+                    where = f"{self._connector.NOUN} {self.name}"
+                    return [Finding(f"{one.holder}: its position in {where} cannot be read", one.txid)]
             trusted = [at for txn in forgotten if (at := _first_opened(txn)) is not None and audit.can_read(at)]
             return audit.findings(rows.position() or {}, held, trusted) + self._retry_findings(rows)
 
     def _retry_findings(self, rows: PendingRows) -> list[Finding]:
-        """A retry that belongs to a slice which is not there would never be opened again."""
+        """Retries that belong to a slice which does not exist: they would never be opened again."""
         expected = {row.id: row.messages for row in rows.unresolved() if row.is_retry}
         found = rows.retries_by_slice()
         return [
@@ -223,8 +232,17 @@ class PendingEvidence:
         ]
 
 
+def is_taken(txn: Txn) -> bool:
+    """Whether the messages of a batch left the source with it for good, apart from those that failed."""
+    if txn.state is TxnState.ABORTED:
+        return txn.cause is TxnCause.EVERY_MESSAGE_FAILED
+    if txn.state is TxnState.OPEN:
+        return txn.guarantee is Guarantee.AT_MOST_ONCE
+    return txn.state in (TxnState.COMMITTED, TxnState.ABANDONED)
+
+
 def _first_opened(txn: Txn) -> dict[str, Json] | None:
-    """The slice of a batch of new messages, as the connector wrote it; None: it is of retries."""
+    """The slice of a batch of new messages, as the connector wrote it; None if the batch is of retries."""
     at = at_of(txn.position)
     is_retry = txn.retry or (at is None and bool(txn.position.get("replayed")))
     return None if is_retry else at or {}

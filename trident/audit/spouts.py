@@ -1,21 +1,22 @@
-"""What the sources of a topology with several spouts say of their messages, as one."""
+"""`GroupEvidence`: the records of several spouts' sources, as one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.pending.audit import Finding
 from stormproof.core.pending.journal import JournalCounts
+from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.group import SpoutPart, combined, parts_of
 from stormproof.core.source.protocol import Backlog
 from stormproof.core.source.spouts import shown, unshown
-from stormproof.trident.audit.evidence import DeadMessage, SourceEvidence, WaitingMessage
+from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.ledger.rows import Txn
 
 
-class GroupEvidence:
+class GroupEvidence(SourceEvidence):
     """The sources of several spouts, each with its own record; messages are named ``SPOUT:`` and the source's own id."""
 
     def __init__(self, name: str, members: Mapping[str, SourceEvidence]) -> None:
@@ -42,21 +43,14 @@ class GroupEvidence:
             suppressed=sum(journal.suppressed for journal in found),
         )
 
-    def waiting(self) -> Mapping[str, WaitingMessage] | None:
-        """Every spout's; None where one of them only knows the number."""
-        found: dict[str, WaitingMessage] = {}
-        for spout, member in self._members.items():
-            waiting = member.waiting()
-            if waiting is None:
-                return None
-            for inner, message in waiting.items():
-                found[shown(spout, inner)] = replace(message, message=shown(spout, message.message))
-        return found
+    def waiting(self) -> Set[str]:
+        """Those of every spout."""
+        return {shown(spout, inner) for spout, member in self._members.items() for inner in member.waiting()}
 
-    def dead(self) -> Sequence[DeadMessage]:
-        """Every spout's, oldest first."""
+    def dead(self) -> Sequence[DeadLetter]:
+        """Those of every spout, oldest first."""
         found = [
-            replace(letter, message=shown(spout, letter.message))
+            replace(letter, shown_id=shown(spout, letter.shown_id))
             for spout, member in self._members.items()
             for letter in member.dead()
         ]
@@ -67,6 +61,11 @@ class GroupEvidence:
         spout, member, inner = self._member_of(message)
         part = _parts_of(position).get(spout)
         return part is not None and member.contains(part.position, inner)
+
+    def has(self, message: str) -> bool:
+        """Whether the message's spout has it."""
+        _, member, inner = self._member_of(message)
+        return member.has(inner)
 
     def is_waiting_to_be_opened(self, message: str) -> bool:
         """Whether the message's spout has it, in no lease."""

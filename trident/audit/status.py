@@ -1,4 +1,4 @@
-"""`status`: every topology, its driver, what is under way, and what waits."""
+"""`status`: every topology, its driver, its batches, and its backlog."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from stormproof.trident.transaction import EventKind, TxnState
 from stormproof.trident.tuning import Figures
 
 START_TOLERANCE_S: Final = 1.0
-"""How far two readings of one process's start time may lie apart."""
+"""How far two readings of one process's start time may differ."""
 
 
 class DriverState(StrEnum):
-    """Whether a topology's driver lives."""
+    """Whether a topology's driver is running."""
 
     RUNNING = "running"
     STOPPED = "stopped"
-    """It ended in order."""
+    """It ended in an orderly way."""
     DEAD = "dead"
-    """It is gone without having ended in order: the next start recovers."""
+    """It ended without an orderly end: the next start recovers."""
     UNKNOWN = "unknown"
-    """It ran on another host."""
+    """It is on another host."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """One sink, by the ledger: the last txid that it is known to hold, and what it does not have of those before."""
+    """One sink, by the ledger: the last txid that it is known to hold, and the earlier ones that it lacks."""
 
     sink: str
     target: str
@@ -68,7 +68,7 @@ class UnresolvedTxn:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What the newest recovery that found something to do did; each list names txids, or txid and sink."""
+    """What the newest recovery did that found something to do; each list has txids, or pairs of txid and sink."""
 
     at: datetime | None
     epoch: int
@@ -77,7 +77,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class RefusedStart:
-    """Why the newest start of a topology ended before its first batch."""
+    """Why a topology's newest start ended before its first batch."""
 
     at: datetime | None
     sink: str | None
@@ -92,12 +92,12 @@ class ProblemKind(StrEnum):
     START_REFUSED = "start_refused"
     """The newest start ended before its first batch."""
     DRIVER_DEAD = "driver_dead"
-    """The driver is gone without having ended in order."""
+    """The driver ended without an orderly end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that a person has to see to, and the next command; None where there is no single one."""
+    """Something that a person has to act on, and the next command; None if there is no single one."""
 
     kind: ProblemKind
     text: str
@@ -106,7 +106,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterCount:
-    """Dead letters that nobody decided about, by the class of error that they died of."""
+    """The undecided dead letters of one class of error."""
 
     error_class: str
     reason: str
@@ -115,12 +115,12 @@ class DeadLetterCount:
 
 @dataclass(frozen=True, slots=True)
 class TopologyStatus:
-    """One topology. `backlog` is None where its source is not in the ledger's database; `pace` where the present epoch has
-    committed nothing yet.
+    """One topology.
 
-    `in_flight` is how many batches a driver that lives has open or prepared. `tuning` is how batches were to be when the
-    newest one was opened: the most messages and bytes of one, how many may be in flight, and where a latency is to be
-    held, which one, what the tuner decided last, and why. It is None where the present epoch has opened nothing yet.
+    `backlog` is None if the source is not in the ledger's database; `pace`, if the newest epoch has committed nothing yet.
+    `in_flight` is the number of batches that a running driver has open or prepared. `tuning` has the limits that held
+    when the newest batch was opened: messages and bytes of a batch, batches in flight; and with a latency target, the
+    target and the tuner's last decision. It is None if the newest epoch has opened nothing yet.
     """
 
     name: str
@@ -145,12 +145,12 @@ class TopologyStatus:
     in_flight: int = 0
     tuning: Figures | None = None
     stream: StreamPlace | None = None
-    """Where the streaming query stands that feeds it."""
+    """The place of the streaming query that feeds it."""
     journal: JournalCounts | None = None
-    """Where the source's server redelivers: what was written down, is owed to the server, and was suppressed."""
+    """If the source's server redelivers: the messages written down, owed to the server, and suppressed."""
     problems: tuple[Problem, ...] = ()
     dead_letters: tuple[DeadLetterCount, ...] | None = None
-    """The most frequent class first; None where they were not asked for, or the source cannot be reached."""
+    """The most frequent class first; None if they were not asked for, or the source cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +161,10 @@ class StatusReport:
 
 
 def status(ledger: AuditLedger, topology: str | None = None, *, source: SourceReader = stored_source) -> StatusReport:
-    """Every topology that the ledger knows; or one, with its dead letters counted by class.
+    """Every topology in the ledger; or one, with its dead letters counted by class of error.
 
     Raises:
-        UsageError: the ledger does not know this one.
+        UsageError: the ledger does not have this topology.
     """
     with ledger.snapshot() as snapshot:
         if topology is not None:
@@ -175,7 +175,7 @@ def status(ledger: AuditLedger, topology: str | None = None, *, source: SourceRe
 def _topology(
     snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader, *, counts_dead: bool = False
 ) -> TopologyStatus:
-    counts, driver = snapshot.counts(row.incarnation), driver_state(row)
+    driver = driver_state(row)
     unresolved = snapshot.unresolved(row.incarnation)
     newest = snapshot.newest_opened(row.incarnation, row.epoch)
     evidence = source(snapshot, row)
@@ -192,8 +192,8 @@ def _topology(
         started_at=row.started_at,
         stopped_at=row.stopped_at,
         source=row.source,
-        last_txid=counts.last_txid,
-        txns=counts.by_state,
+        last_txid=snapshot.last_txid(row.incarnation),
+        txns=snapshot.counts(row.incarnation),
         unresolved=tuple(
             UnresolvedTxn(
                 txn.txid, txn.state.value, txn.prepared_at or txn.opened_at, txn.messages, txn.cause, txn.reason
@@ -207,7 +207,7 @@ def _topology(
             for b in snapshot.sinks(row.incarnation)
         ),
         recovered=_recovered(snapshot, row.incarnation),
-        pruned_upto=max((one.upto for one in snapshot.prunes(row.incarnation)), default=0),
+        pruned_upto=snapshot.pruned_upto(row.incarnation),
         in_flight=0
         if driver in (DriverState.STOPPED, DriverState.DEAD)
         else sum(txn.state in (TxnState.OPEN, TxnState.PREPARED) for txn in unresolved),
@@ -231,7 +231,7 @@ def _problems(
         yield Problem(ProblemKind.START_REFUSED, f"epoch {row.epoch} did not start: {refused.reason}", None)
     elif driver is DriverState.DEAD:
         who = f"{row.driver_host}:{row.driver_pid}"
-        text = f"the driver {who} is gone without having ended in order: start the topology again, which recovers"
+        text = f"the driver {who} is gone without an orderly end: start the topology again, which recovers"
         yield Problem(ProblemKind.DRIVER_DEAD, text, None)
 
 
@@ -241,7 +241,7 @@ def _dead_letters(evidence: SourceEvidence) -> tuple[DeadLetterCount, ...]:
 
 
 def _refused(snapshot: LedgerSnapshot, row: TopologyRow) -> RefusedStart | None:
-    """Of the newest start alone: what a later one met, or did not meet any more, stands for itself."""
+    """The refusal of the newest start; an older start's refusal no longer matters."""
     event = snapshot.newest_event(row.incarnation, EventKind.START_REFUSED)
     if event is None or (event.detail or {}).get("epoch") != row.epoch:
         return None
@@ -258,7 +258,7 @@ def _recovered(snapshot: LedgerSnapshot, incarnation: str) -> Recovered | None:
 
 
 def driver_state(row: TopologyRow) -> DriverState:
-    """Whether the driver of the present epoch lives; a reused process id is told by its start time."""
+    """Whether the newest epoch's driver is running; the start time tells a reused process id."""
     if row.stopped_at is not None:
         return DriverState.STOPPED
     if row.driver_host != socket.gethostname():
@@ -272,3 +272,8 @@ def driver_state(row: TopologyRow) -> DriverState:
     except psutil.NoSuchProcess:
         alive = False
     return DriverState.RUNNING if alive else DriverState.DEAD
+
+
+def may_be_running(row: TopologyRow) -> bool:
+    """Whether the newest epoch's driver is running, or is on another host, where that cannot be seen."""
+    return driver_state(row) in (DriverState.RUNNING, DriverState.UNKNOWN)

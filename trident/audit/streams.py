@@ -1,4 +1,4 @@
-"""What the ledger says of micro-batches that a streaming query hands straight to sinks: each is one message."""
+"""`StreamEvidence`: the micro-batches that a streaming query hands straight to sinks; each counts as one message."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import sqlalchemy as sa
 from stormproof.core.errors import Json
 from stormproof.core.pending.audit import Finding
 from stormproof.core.source.protocol import Backlog
-from stormproof.trident.audit.evidence import DeadMessage, WaitingMessage
+from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.ledger.streams import StreamBatch, all_taken, has_table, missing, newest, oldest
 
 
 def find_stream(connection: sa.Connection, incarnation: str, name: str) -> StreamEvidence | None:
-    """The micro-batches that this topology took as transactions; None where there are none."""
+    """The micro-batches that this topology took as transactions; None if there are none."""
     if not has_table(connection):
         return None
     taken = [batch for batch in all_taken(connection, incarnation) if batch.txid is not None]
@@ -26,7 +26,7 @@ def find_stream(connection: sa.Connection, incarnation: str, name: str) -> Strea
 
 @dataclass(frozen=True, slots=True)
 class StreamPlace:
-    """Where a streaming query stands by the ledger, and with which of its micro-batches this topology began."""
+    """A streaming query's last micro-batch in the ledger, and the one with which this topology began."""
 
     query: str
     batch: int
@@ -35,7 +35,7 @@ class StreamPlace:
 
     @property
     def missing(self) -> str | None:
-        """What is not in the sinks, in words; None where the topology began where the query did."""
+        """What is not in the sinks, in words; None if the topology began with the query's first micro-batch."""
         if not self.began_batch:
             return None
         return (
@@ -45,51 +45,42 @@ class StreamPlace:
 
 
 def place_of(connection: sa.Connection, incarnation: str) -> StreamPlace | None:
-    """A streaming query's place; None where none feeds this topology."""
+    """The place of the streaming query that feeds a topology; None if none does."""
     if connection.dialect.name != "postgresql" or not has_table(connection):
         return None
     first, last = oldest(connection, incarnation), newest(connection, incarnation)
     return None if first is None or last is None else StreamPlace(last.query, last.batch, first.query, first.batch)
 
 
-class StreamEvidence:
-    """One query's micro-batches: which were taken, one after the other, each as one transaction."""
+class StreamEvidence(SourceEvidence):
+    """The micro-batches of one query that were taken, in order, each as one transaction.
+
+    None of them waits or dies by itself: Spark hands the last one out again, or the query fails. A prune leaves the row
+    that the next micro-batch follows, so `furthest` names none.
+    """
 
     def __init__(self, name: str, taken: Sequence[StreamBatch]) -> None:
-        self.name = name
+        self._name = name
         self._taken = tuple(taken)
 
+    @property
+    def name(self) -> str:
+        """The topology's source, as the ledger names it."""
+        return self._name
+
     def backlog(self) -> Backlog:
-        """Only Spark knows what is left."""
+        """Zeros: only Spark knows what is left."""
         return Backlog(0, 0, 0, 0)
-
-    def journal(self) -> None:
-        """None: Spark reads a micro-batch again."""
-
-    def waiting(self) -> Mapping[str, WaitingMessage]:
-        """None waits: a micro-batch does not fail, its query does."""
-        return {}
-
-    def dead(self) -> Sequence[DeadMessage]:
-        """None."""
-        return ()
 
     def contains(self, position: Mapping[str, Json], message: str) -> bool:
         """Whether the transaction is this micro-batch's, by its number."""
         return str(position.get("number")) == message
 
-    def is_waiting_to_be_opened(self, message: str) -> bool:
-        """None waits here: Spark hands out the last one again."""
-        del message
-        return False
-
-    def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
-        """None: the query's own rows say how far it came, and a prune leaves the one that the next batch follows."""
-        del txns
-        return ()
-
     def slice_findings(self, txns: Sequence[Txn], forgotten: Sequence[Txn] = ()) -> list[Finding]:
-        """The same for the batches behind a prune; the first of them follows the last one that was pruned."""
+        """Batches and micro-batches that do not match, and micro-batches that do not follow one another.
+
+        After a prune, the first batch that is left must follow the last one that was pruned.
+        """
         del forgotten
         by_txid: dict[int | None, Txn] = {txn.txid: txn for txn in txns}
         lowest = min((txn.txid for txn in txns), default=0)
@@ -97,7 +88,7 @@ class StreamEvidence:
         before: StreamBatch | None = None
         for taken in self._taken:
             if taken.txid is None or taken.txid < lowest:
-                before = taken  # the ledger's own row was pruned
+                before = taken  # the row of its txid was pruned
                 continue
             txn = by_txid.pop(taken.txid, None)
             if txn is None:

@@ -14,7 +14,7 @@ from stormproof.trident.transaction import EventKind
 
 @dataclass(frozen=True, slots=True)
 class SinkOutput:
-    """What the batch writes to one sink; `committed_at` None: the sink is not known to hold it."""
+    """What the batch writes to one sink; `committed_at` is None if the sink is not known to hold it."""
 
     sink: str
     target: str
@@ -29,7 +29,7 @@ class SinkOutput:
 
 @dataclass(frozen=True, slots=True)
 class MessageFailureRow:
-    """A message that failed in the batch, or was returned with one that did."""
+    """A message that failed in the batch or was returned from it."""
 
     message: str
     failure: Failure
@@ -37,7 +37,7 @@ class MessageFailureRow:
 
 @dataclass(frozen=True, slots=True)
 class OtherEvent:
-    """Anything else that the ledger recorded of the batch: blocked, retried by an operator, suppressed."""
+    """Any other event of the batch: blocked, retried by an operator, suppressed."""
 
     kind: str
     at: datetime | None
@@ -84,20 +84,23 @@ _OWN_PLACE = (EventKind.FAILURE, EventKind.RETURNED, EventKind.REPLAY)
 
 
 def _text(event: Event) -> str:
-    """A reject is its row; all else is what went wrong, or what was done."""
+    """The row of a reject; of any other event, what went wrong or what was done."""
     if event.kind is EventKind.REJECT:
         return event.input or ""
     return (event.error if event.kind is not EventKind.OPERATOR else None) or event.reason or ""
 
 
 def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
-    """One batch; raises UsageError where there is no such topology or txid."""
+    """One batch.
+
+    Raises:
+        UsageError: there is no such topology or txid.
+    """
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
         found = snapshot.txns(row.incarnation, txid, txid)
         if not found:
-            last = snapshot.counts(row.incarnation).last_txid
-            pruned = max((one.upto for one in snapshot.prunes(row.incarnation)), default=0)
+            last, pruned = snapshot.last_txid(row.incarnation), snapshot.pruned_upto(row.incarnation)
             known = "none yet" if last is None else f"{pruned + 1} to {last}"
             known += f" (pruned up to txid {pruned})" if pruned else ""
             raise UsageError(f"topology {topology!r} has no txid {txid}; known: {known}", topology=topology, txid=txid)

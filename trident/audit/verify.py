@@ -1,4 +1,4 @@
-"""`audit verify`: ledger, sinks and source must tell one story."""
+"""`audit verify`: ledger, sinks and source must agree."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def verify(
     """Check a topology's txids from `first` to `last` (None: the newest): ledger, each sink's evidence, each message.
 
     Guarantee:
-        Reads only. A driver that runs meanwhile is not disturbed, and what it does meanwhile is no violation: ledger and
-        source are read at one instant, after that each sink at one of its own, and then the ledger once more.
+        Reads only. A running driver is not disturbed, and what it does meanwhile is no violation: ledger and source are
+        read at one instant, then each sink at an instant of its own, then the ledger again.
 
     Not guaranteed:
         That nobody changed a sink's table by other means: see the report's `proves`.
@@ -46,8 +46,8 @@ def verify(
     findings = Findings()
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
-        whole, pruned = first == 1 and last is None, max((p.upto for p in snapshot.prunes(row.incarnation)), default=0)
-        newest = snapshot.counts(row.incarnation).last_txid or pruned
+        whole, pruned = first == 1 and last is None, snapshot.pruned_upto(row.incarnation)
+        newest = snapshot.last_txid(row.incarnation) or pruned
         if first > max(newest, 1):
             raise UsageError(
                 f"no txid of topology {topology!r} is {first} or later: the newest is {newest}",
@@ -111,21 +111,21 @@ def verify(
 
 
 def _behind_prune(first: int, last: int | None, pruned: int, findings: Findings) -> int:
-    """The first txid that the ledger still has whole."""
+    """The first txid to check: the first one behind the last prune, if that is later than `first`."""
     if pruned < first:
         return first
     findings.notice(
         NoticeKind.PRUNED,
-        f"pruned up to txid {pruned}: what is older was taken out of the ledger, and is not checked",
+        f"pruned up to txid {pruned}: older batches are no longer in the ledger, and are not checked",
         txid=pruned,
     )
     if last is not None and last <= pruned:
-        findings.unknown(f"txids {first} to {last} were pruned: the ledger has no record of them any more", txid=last)
+        findings.unknown(f"txids {first} to {last} were pruned: the ledger no longer has a record of them", txid=last)
     return pruned + 1
 
 
 def _missing(snapshot: LedgerSnapshot, row: TopologyRow, first: int, last: int | None, findings: Findings) -> None:
-    """Say what a sink does not have that joined later, or was away: no promise is broken, and nobody may overlook it."""
+    """Note what a sink lacks that joined later or was away. No guarantee is broken, but an operator must know."""
     known = {binding.sink for binding in snapshot.sinks(row.incarnation)}
     for sink, found in snapshot.missing(row.incarnation).items():
         for missing in found:
@@ -149,7 +149,7 @@ def _source(
     if found is None and snapshot.is_postgres:
         for finding in unsubscribed_findings(snapshot.connection, [row.source, *sources_in(row.source).values()]):
             findings.violation(ViolationKind.UNREACHABLE, finding.text)
-    if found is None and opened:  # a driver may have ended before it subscribed: then there is nothing to compare
+    if found is None and opened:  # a driver that ended before it subscribed left nothing to compare
         findings.unknown(
             f"source {row.source!r} keeps nothing in the ledger's database: its messages were not compared"
         )

@@ -1,4 +1,4 @@
-"""Holds the ledger against itself: every row agrees with the rows that it belongs to."""
+"""Checks the ledger's rows against each other."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stormproof.core.sink import transaction_digest
-from stormproof.trident.audit.ledger import AttemptRow, GraphRow, LedgerSnapshot, SinkBinding, TopologyRow, Work
+from stormproof.trident.audit.ledger import AttemptRow, LedgerSnapshot, SinkBinding, TopologyRow, Work
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
 from stormproof.trident.ledger.bindings import Loss
+from stormproof.trident.ledger.missing import Shape
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.transaction import AttemptOutcome, EventKind, OperatorAction, SinkOutcome, TxnState
 
 FIXED = (TxnState.PREPARED, TxnState.BLOCKED, TxnState.COMMITTED)
-"""States of a batch whose content is frozen."""
+"""States of a batch whose content is fixed."""
 
 _FOLLOWED = (AttemptOutcome.JOB_FAILED, AttemptOutcome.UNVERIFIED, AttemptOutcome.MOOT)
-"""Ends of an attempt that another one follows."""
+"""Outcomes of an attempt after which another attempt follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRows:
-    """One topology's rows of the range, as one snapshot has them."""
+    """One topology's rows of a range of txids, from one snapshot."""
 
     topology: TopologyRow
     bindings: Sequence[SinkBinding]
@@ -32,13 +33,13 @@ class LedgerRows:
     events: Sequence[Event]
     held_before: Mapping[str, int | None]
     """The last txid below the range that each sink holds."""
-    graphs: Sequence[GraphRow] = ()
+    graphs: Sequence[Shape] = ()
     losses: Mapping[str, Loss] = field(default_factory=dict[str, Loss])
-    """What was given up with a sink's table."""
+    """The rows that an operator gave up with a sink's table."""
 
     @staticmethod
     def read(ledger: LedgerSnapshot, topology: TopologyRow, first: int, last: int | None) -> LedgerRows:
-        """Read them."""
+        """Read the rows of the txids from `first` to `last`."""
         life = topology.incarnation
         bindings = ledger.sinks(life)
         return LedgerRows(
@@ -55,7 +56,7 @@ class LedgerRows:
 
 
 def verify_ledger(rows: LedgerRows, first: int, last: int | None, findings: Findings) -> None:
-    """Every check that needs the ledger alone."""
+    """Every check that needs only the ledger."""
     _numbers(rows, first, last, findings)
     _orphans(rows, findings)
     attempts: dict[int, list[AttemptRow]] = defaultdict(list)
@@ -76,7 +77,7 @@ def verify_ledger(rows: LedgerRows, first: int, last: int | None, findings: Find
 
 
 def _numbers(rows: LedgerRows, first: int, last: int | None, findings: Findings) -> None:
-    """Txids are allotted one after the other, and a batch's row is never removed."""
+    """Txids are allotted without gaps, and a batch's row is removed only by a prune."""
     traces = {a.txid for a in rows.attempts} | {w.txid for w in rows.work}
     traces |= {e.txid for e in rows.events if e.txid is not None}
     newest = max([*rows.txns, *traces], default=0)
@@ -184,7 +185,7 @@ def _counts(txn: Txn, failures: int, returned: int, replays: int, findings: Find
 
 
 def _sink_rows(rows: LedgerRows, findings: Findings) -> None:
-    """Every batch whose content was fixed says what it writes to each sink."""
+    """Every batch whose content was fixed has a row for each sink."""
     has = {(w.txid, w.work.sink): w.work for w in rows.work}
     fixed = [txn for txn in rows.txns.values() if txn.state in FIXED]
     first_known = rows.graphs[0].epoch if rows.graphs else None
@@ -229,7 +230,7 @@ def _sink_rows(rows: LedgerRows, findings: Findings) -> None:
 
 
 def _by_graph(rows: LedgerRows, fixed: Sequence[Txn], has: Collection[tuple[int, str]], findings: Findings) -> None:
-    """Every batch has a row for every sink that the topology had in its run."""
+    """Every batch has a row for each sink that the topology had in the batch's epoch."""
     for txn in fixed:
         graph = next(g for g in reversed(rows.graphs) if g.epoch <= txn.epoch)
         for sink in sorted(graph.sinks):
@@ -254,7 +255,7 @@ def _by_graph(rows: LedgerRows, fixed: Sequence[Txn], has: Collection[tuple[int,
 
 
 def _skipped(rows: LedgerRows, txid: int, work: SinkWork, findings: Findings) -> None:
-    """An operator's decision, which stands on record: its rows are rejects."""
+    """A skip must be recorded as an operator's decision; the batch's rows are rejects."""
     decided = [e for e in rows.events if e.action is OperatorAction.SKIP and (e.txid, e.sink) == (txid, work.sink)]
     if not decided:
         findings.violation(
@@ -275,7 +276,7 @@ def _skipped(rows: LedgerRows, txid: int, work: SinkWork, findings: Findings) ->
 
 
 def _left_the_topology(missing: Sequence[Txn], fixed: Sequence[Txn], written: Sequence[int]) -> bool:
-    """Whether a sink is missing from the first batch of some run on, and from every one after it."""
+    """Whether a sink is missing from the first batch of some epoch on, and from every batch after it."""
     first = missing[0]
     if any(txid > first.txid for txid in written):
         return False
@@ -301,7 +302,7 @@ def _content(item: Work, findings: Findings) -> None:
 
 
 def _chain(rows: LedgerRows, sink: str, findings: Findings) -> None:
-    """What the sink must hold before each batch is what it held after the one before."""
+    """Each batch follows the txid that the sink held before it."""
     held = rows.held_before[sink]
     for item in rows.work:
         work = item.work

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stormproof.core.pending.audit import Finding
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.lifecycle import EndKind, Records, Trace, end_of, traces
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
@@ -23,9 +22,10 @@ def verify_messages(
     whole: bool = True,
     pruned: int = 0,
 ) -> int:
-    """Check slices and messages; `txns` and `events` are all of the topology's. Returns how many failed messages.
+    """Check slices and messages; returns the number of messages that ever failed.
 
-    `whole`: all txids that the ledger has are asked for. What it has up to `pruned` was left for what came behind it.
+    `txns` and `events` are all that the ledger has of the topology. `whole`: every txid is to be checked. Batches up to
+    `pruned` were kept by a prune because later ones depend on them.
     """
 
     def within(txid: int | None) -> bool:
@@ -37,14 +37,14 @@ def verify_messages(
         if any(within(txid) for txid in trace.txids):
             _message(trace, records, findings)
     if source is not None:
-        for finding in _slice_findings(source, txns, pruned):
+        kept = [txn for txid, txn in txns.items() if txid <= pruned]
+        for finding in source.slice_findings([txn for txid, txn in txns.items() if txid > pruned], kept):
             if within(finding.txid):
                 kind = ViolationKind.UNREACHABLE if finding.unreachable else ViolationKind.SLICES
                 findings.violation(kind, finding.text, txid=finding.txid)
         if whole and last is None:
-            _strangers(failed, records, findings)
-            _unrecorded(failed, records, findings)
-            _totals(failed, records, source, findings)
+            _unknown(failed, records, findings)
+            _dead_letters(failed, records, source, findings)
     for txn in txns.values():
         if txn.state is TxnState.ABANDONED and within(txn.txid):
             findings.notice(
@@ -54,11 +54,6 @@ def verify_messages(
                 messages=txn.messages,
             )
     return len(failed)
-
-
-def _slice_findings(source: SourceEvidence, txns: Mapping[int, Txn], pruned: int) -> list[Finding]:
-    kept = [txn for txid, txn in txns.items() if txid <= pruned]
-    return source.slice_findings([txn for txid, txn in txns.items() if txid > pruned], kept)
 
 
 def _message(trace: Trace, records: Records, findings: Findings) -> None:
@@ -84,7 +79,7 @@ def _message(trace: Trace, records: Records, findings: Findings) -> None:
             txid=trace.txids[-1],
             message=name,
         )
-    if succeeded and records.waiting is not None and name in records.waiting:
+    if succeeded and name in records.waiting:
         findings.violation(
             ViolationKind.MESSAGE_TWICE,
             f"message {name} was committed in txid {succeeded[0]} and waits for a retry",
@@ -104,50 +99,32 @@ def _message(trace: Trace, records: Records, findings: Findings) -> None:
 
 
 def _waits(name: str, records: Records) -> bool:
-    """Whether the source has it for another time: on its own as a retry, or in a slice that was given back."""
-    if records.waiting is None or records.source is None:
-        return True  # only the number can be compared
+    """Whether the source will hand the message out again: as a retry, or in a slice that was given back."""
+    if records.source is None:
+        return True  # there is no record to compare with
     return name in records.waiting or records.source.is_waiting_to_be_opened(name)
 
 
-def _strangers(failed: Mapping[str, Trace], records: Records, findings: Findings) -> None:
-    """What waits or died must have failed by the ledger, too."""
-    for kind, names in (("waits for a retry", records.waiting or {}), ("is a dead letter", records.dead)):
+def _unknown(failed: Mapping[str, Trace], records: Records, findings: Findings) -> None:
+    """The ledger must name a failure of each message that waits or died, and the txid in which a message died.
+
+    The source keeps both in the ledger's own database, in one transaction with the ledger's record.
+    """
+    for kind, names in (("waits for a retry", records.waiting), ("is a dead letter", records.dead)):
         for name in names:
             trace = failed.get(name)
             if trace is None or not (trace.failures or trace.returns):
-                findings.violation(
-                    ViolationKind.MESSAGE_UNKNOWN,
-                    f"message {name} {kind} in the source, and the ledger names no failure of it",
-                    message=name,
-                )
-
-
-def _unrecorded(failed: Mapping[str, Trace], records: Records, findings: Findings) -> None:
-    """A dead letter in the ledger's own database was written in one transaction with the ledger's record of it."""
-    if records.waiting is None:
-        return
+                text = f"message {name} {kind} in the source, and the ledger names no failure of it"
+                findings.violation(ViolationKind.MESSAGE_UNKNOWN, text, message=name)
     for name in records.dead:
         if name in failed and failed[name].failures and not failed[name].died_in:
-            findings.violation(
-                ViolationKind.MESSAGE_UNKNOWN,
-                f"message {name} is a dead letter in the source, and the ledger does not say in which txid it died",
-                message=name,
-            )
+            text = f"message {name} is a dead letter in the source, and the ledger does not say in which txid it died"
+            findings.violation(ViolationKind.MESSAGE_UNKNOWN, text, message=name)
 
 
-def _totals(failed: Mapping[str, Trace], records: Records, source: SourceEvidence, findings: Findings) -> None:
-    """Where the source cannot name what waits, the number must agree."""
-    ends = [end_of(trace, records) for trace in failed.values()]
-    dead = sum(end.kind is EndKind.DEAD_LETTER for end in ends)
-    backlog = source.backlog()
-    if dead != backlog.dead:
-        findings.violation(
-            ViolationKind.MESSAGE_LOST, f"the ledger knows {dead} dead letters, source {source.name} has {backlog.dead}"
-        )
-    waiting = sum(end.kind is EndKind.WAITING for end in ends)
-    if records.waiting is None and waiting > backlog.waiting + backlog.pending:
-        findings.violation(
-            ViolationKind.MESSAGE_LOST,
-            f"by the ledger {waiting} messages wait for a retry, source {source.name} has {backlog.waiting}",
-        )
+def _dead_letters(failed: Mapping[str, Trace], records: Records, source: SourceEvidence, findings: Findings) -> None:
+    known = sum(end_of(trace, records).kind is EndKind.DEAD_LETTER for trace in failed.values())
+    kept = source.backlog().dead
+    if known != kept:
+        text = f"the ledger knows {known} dead letters, source {source.name} has {kept}"
+        findings.violation(ViolationKind.MESSAGE_LOST, text)

@@ -1,4 +1,4 @@
-"""Holds each sink's own evidence against the ledger: exactly the committed txids, in order, with equal content."""
+"""Compares each sink's own evidence with the ledger: exactly the committed txids, in order, with equal content."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stormproof.core.errors import CannotTell, FatalError, StormproofError, TransientError, UsageError
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.sink import SinkMode
 from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, least_rows
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
@@ -19,24 +20,24 @@ from stormproof.trident.transaction import EventKind, OperatorAction, SinkOutcom
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """The ledger read once more after the sinks: a running driver may have gone on in between."""
+    """The ledger, read again after the sinks: a driver that runs may have gone on in between."""
 
     fixed: Collection[tuple[int, str]]
     """(txid, sink) of batches whose content for that sink is fixed."""
 
     pruned: int
-    """Up to which txid the record was cut by then."""
+    """The txid up to which the ledger had been pruned by then."""
 
     @staticmethod
     def read(snapshot: LedgerSnapshot, incarnation: str, first: int, last: int | None) -> Later:
-        """Read it."""
+        """Read the ledger again."""
         return Later(
             {(item.txid, item.work.sink) for item in snapshot.work(incarnation, first, last)},
-            max((one.upto for one in snapshot.prunes(incarnation)), default=0),
+            snapshot.pruned_upto(incarnation),
         )
 
     def may_be_held(self, txid: int, sink: str) -> bool:
-        """Whether the batch's content was fixed by then, so that the sink may hold it; also where it is forgotten since."""
+        """Whether the sink may hold the batch: its content was fixed by then, or its record was pruned."""
         return (txid, sink) in self.fixed or txid <= self.pruned
 
 
@@ -50,9 +51,9 @@ def verify_sinks(
     last: int | None,
     findings: Findings,
 ) -> int:
-    """Compare every sink; returns how many evidence entries were looked at. `last_held` is the ledger's, by sink."""
+    """Compare every sink; returns the number of evidence entries. `last_held` has the ledger's last txid of each sink."""
     reports = {binding.sink: _evidence(rows, binding, opener, (first, last), findings) for binding in rows.bindings}
-    # Sinks first, then the ledger again: what a driver has done meanwhile is not held against it.
+    # The ledger is read again after the sinks, so that what a driver does meanwhile is no violation.
     later = read_later()
     for binding in rows.bindings:
         report = reports[binding.sink]
@@ -144,7 +145,7 @@ class _Comparison:
     def _entry(self, entry: Evidence) -> None:
         txid = entry.txid
         if txid <= self._given_up:
-            return  # of these a person has said that they are gone
+            return  # an operator has accepted that these are gone
         if entry.problem is not None:
             self._wrong(ViolationKind.EVIDENCE, entry.problem, txid)
         if entry.doubt is not None:
@@ -175,7 +176,7 @@ class _Comparison:
             self._held_though(txn)
 
     def _rejected(self, entry: Evidence) -> None:
-        """Rows that the table refused were given up by a person's word, and each stands on record."""
+        """An operator decided to give up the rows that the table refused, and each of them is listed in the ledger."""
         decisions = [e for e in self._events(entry.txid, EventKind.OPERATOR) if e.action is OperatorAction.SKIP_ROWS]
         by = next((str((e.detail or {}).get("by")) for e in decisions), None)
         if by is None:
@@ -198,9 +199,10 @@ class _Comparison:
         return [e for e in self._rows.events if e.kind is kind and (e.txid, e.sink) == (txid, self._sink)]
 
     def _count(self) -> None:
-        """The table holds what its evidence says that was written to it, as far as a number can tell."""
+        """The table has at least as many rows as its evidence implies."""
         written = [entry.rows for entry in self._report.entries if entry.txid > self._given_up]
-        fold = bool((self._binding.description or {}).get("folds"))
+        description = self._binding.description or {}
+        fold = description.get("mode", SinkMode.APPEND.value) != SinkMode.APPEND.value
         least, found = least_rows(written, fold=fold), self._report.rows_found
         if found is not None and found < least:
             self._findings.unknown(
@@ -210,7 +212,7 @@ class _Comparison:
             )
 
     def _held_though(self, txn: Txn) -> None:
-        """What it means that a sink holds a batch that the ledger does not call committed."""
+        """Judge a batch that the sink holds by its state in the ledger."""
         exactly = txn.guarantee is Guarantee.EXACTLY_ONCE
         where = f"txid {txn.txid}, sink {self._sink!r}"
         match txn.state:
@@ -241,14 +243,14 @@ class _Comparison:
                     messages=txn.messages,
                 )
             case TxnState.ABANDONED:
-                return  # its own notice says how much was lost at most
+                return  # `verify_messages` notes how much may be lost
             case _:
                 self._wrong(
                     ViolationKind.EVIDENCE_DIFFERS, f"the sink holds it, the ledger says it is {txn.state}", txn.txid
                 )
 
     def _require(self, txid: int, work: SinkWork) -> None:
-        """What the ledger says that the sink holds must be in its evidence."""
+        """What the ledger says the sink holds must be in the sink's evidence."""
         txn = self._rows.txns.get(txid)
         if (
             txid in self._held
@@ -262,7 +264,7 @@ class _Comparison:
             self._findings.unknown(
                 f"txid {txid}, sink {self._sink!r}: the evidence begins "
                 f"{'after it' if oldest is None else f'with txid {oldest}'}: a log's retention has removed what was "
-                "before, or the store keeps the last only",
+                "before, or the store keeps only the last",
                 txid=txid,
                 sink=self._sink,
             )
@@ -274,7 +276,7 @@ class _Comparison:
         )
 
     def _guard(self, last_held: int | None) -> None:
-        """The sink's own last txid is the ledger's, or one that was on its way."""
+        """The sink's own last txid is the ledger's, or that of a batch which was being committed."""
         last = self._report.last_txid
         if last == last_held:
             return
