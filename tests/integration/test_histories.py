@@ -228,7 +228,7 @@ def test_a_renamed_topology_does_not_write_everything_again(operated: Operated, 
     ((own,),) = operated.sql("select incarnation from stormproof.topology where name = 'renamed'")
     for wrong in ("anything at all", life.partition("/")[0], own, ""):
         error = operated.command("ledger", "adopt", "renamed", wrong, status=2)["error"]["message"]
-        assert f"{wrong!r} is no other life than renamed's own ({own})" in error
+        assert f"{wrong!r} names no incarnation other than that of renamed ({own})" in error
     # Two topologies that share a table on purpose: each counts once, beside the other.
     operated.command("ledger", "adopt", "renamed", life, "--why", "both count here")
     operated.run(built("renamed"))

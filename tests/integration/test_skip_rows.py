@@ -110,7 +110,7 @@ def test_a_fold_gives_up_the_keys_that_its_table_refuses(operated: Operated) -> 
 def test_a_command_that_is_killed_behind_the_sinks_commit_is_called_again(
     operated: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stormproof.trident.cli import skip_rows
+    from stormproof.trident.cli import skip
 
     operated = alone(operated, APPEND)
     blocked(operated, APPEND, RULES[0][0])
@@ -119,9 +119,9 @@ def test_a_command_that_is_killed_behind_the_sinks_commit_is_called_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(skip_rows, "rows_given_up", die)
+        patched.setattr(skip, "rows_given_up", die)
         with pytest.raises(KeyboardInterrupt):
-            skip_rows.skip_rows(NAME, 1, APPEND, by="Ada", why="", as_json=True)
+            skip.skip_rows(NAME, 1, APPEND, by="Ada", why="", as_json=True)
     assert "0 of them are listed" in str(operated.verify()["notices"])
     refused = skipped(operated, APPEND)
     assert len(refused) == operated.sql("select count(*) from stormproof.event where kind = 'reject'")[0][0] > 0

@@ -5,14 +5,14 @@
 | `run`, `run_text`, `logs` | `run`: what it prints and logs |
 | `reports` | `status`, `audit ...` |
 | `letters`, `letters_app`, `letter_filter` | `dead-letters list`, `show`, `edit`, `requeue`, `drop` |
-| `operate` | `retry`, `ledger adopt` |
-| `repair`, `skip_rows` | `ledger skip`, `ledger prune` and their like; `ledger skip --rows` |
+| `operate` | `retry`, `ledger adopt`, `ledger accept-change` |
+| `skip`, `prune` | `ledger skip`, also with `--rows`; `ledger prune` |
 | `adopt_table`, `release_table` | `ledger adopt-table`, `ledger release-table` |
 | `schema` | `ledger migrate`, `check`, `sql` |
-| `queue`, `adopt_queue` | `queue put`, `peek`, `stats`, `list`, `adopt` |
+| `queue` | `queue put`, `peek`, `stats`, `list`, `adopt` |
 | `doctor`, `doctor_database` | `doctor`: what a run needs, and which right the role lacks |
 | `init`, `explain`, `jars`, `psql` | `init`, `explain`, `jars`, `psql` and `db url` |
-| `app`, `command_group`, `options` | all commands and their options |
+| `app`, `options` | all commands and their options |
 | `output`, `layout` | JSON, tables, error lines, and the exit status of every command |
 | `loading`, `stores` | how is FILE.py:NAME loaded; which database does a command work on |
 """

@@ -1,4 +1,4 @@
-"""`ledger adopt-table`: another table takes the place of a sink's own where it can hold its rows; or these are given up."""
+"""`ledger adopt-table`: makes another table a sink's own, if it can hold the sink's rows or they are given up."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from stormproof.core.errors import PositionMismatch, SinkRefused, UsageError
-from stormproof.core.message import storable_text
 from stormproof.core.postgres.database import Database
+from stormproof.core.sink import SinkMode
 from stormproof.sinks.abilities import SupportsTakeTable
-from stormproof.sinks.protocol import PROBLEM, Held, PreparedTransaction, SinkIdentity, SinkProblem, SinkSession
+from stormproof.sinks.protocol import (
+    PROBLEM,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    SinkProblem,
+    SinkSession,
+    least_rows,
+)
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.audit.ledger import SinkBinding
 from stormproof.trident.audit.report import ranges
+from stormproof.trident.cli.layout import counted
 from stormproof.trident.cli.output import emit, say
-from stormproof.trident.cli.repair import the_ledger
-from stormproof.trident.cli.stores import opened, operator
+from stormproof.trident.cli.stores import opened
 from stormproof.trident.ledger import bindings as kept
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.rows import Run
@@ -25,7 +33,7 @@ from stormproof.trident.ledger.tx import Tx
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a sink holds by the ledger: the last txid, and how many rows each one wrote that nobody gave up yet."""
+    """What a sink holds by the ledger: the last txid, and the rows of each txid that were not given up."""
 
     last: Held | None
     rows: Mapping[int, int]
@@ -40,44 +48,43 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What there is: the table (None: none), the last txid and each one's rows by its own record, and rows counted."""
+    """What the sink's own record says: the table's id (None: there is no table), the last txid, and each txid's rows."""
 
     table_id: str | None
     last: Held | None = None
     entries: Mapping[int, int] | None = None
     kept_from: int = 1
-    """Of older txids the record was removed by the table's retention."""
+    """The first txid of the record; the table's retention removed the older ones."""
     gone: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Txids whose rows the table holds no longer by its own record, and why: a RESTORE, an overwrite, a DELETE."""
+    """Txids whose rows the table no longer holds by its own record, and why: a RESTORE, an overwrite, a DELETE."""
     counted: int = 0
+    """Rows in the table, counted no further than needed."""
 
 
 def adopt_table(topology: str, sink: str, *, accept_loss: bool, by: str, why: str, as_json: bool) -> None:
-    """Take the table that has the sink's name now for its own.
+    """Make the table that has the sink's name now the sink's own.
 
     Raises:
         PositionMismatch: it holds another txid than the ledger says, other content, or too few rows.
         SinkRefused: there is no table, or it cannot hold the sink's rows.
     """
-    by, why = by or operator(), storable_text(why)
     with opened() as stores:
-        row, bindings = stores.bound(topology)
-        if sink not in bindings:
-            names = ", ".join(bindings) or "none"
-            raise UsageError(f"topology {topology!r} has no sink {sink!r}; known: {names}", sink=sink)
-        ledger, run, binding = the_ledger(stores), Run(topology, row.incarnation, row.epoch), bindings[sink]
-        with ledger.transaction(run) as tx:
+        row = stores.topology(topology)
+        binding, run = stores.binding(row, sink), Run(topology, row.incarnation, row.epoch)
+        with stores.transaction(row) as tx:
             known = _Known.of(tx, sink)
-        # Looked at outside of the ledger's transaction: counting may take long.
+        # Outside of the ledger's transaction, since counting rows may take long.
         found = _look(stores.database, run, binding, known)
         loss = _loss_of(binding, known, found)
         _require_acceptable(run, binding, known, found, loss, accept_loss=accept_loss)
         if loss is not None:
             loss = replace(loss, by=by, why=why)
         makes = found.table_id is None or loss is not None or bool(found.gone)
-        with closing(_opened(stores.database, run, binding, makes=makes)) as session, ledger.transaction(run) as tx:
+        with closing(_opened(stores.database, run, binding, makes=makes)) as session, stores.transaction(row) as tx:
             if _Known.of(tx, sink) != known:
-                raise UsageError(f"a driver of {topology!r} went on meanwhile: stop it, and run this again", sink=sink)
+                raise UsageError(
+                    f"a driver of {topology!r} committed meanwhile: stop it, and run this command again", sink=sink
+                )
             assert isinstance(session, SupportsTakeTable)
             session.take_table(_standing_in(known.last))
             kept.rebind(tx, sink, session.table_id, by=by, why=why, loss=loss)
@@ -96,17 +103,17 @@ def adopt_table(topology: str, sink: str, *, accept_loss: bool, by: str, why: st
 
 def _text(topology: str, sink: str, table_id: str, loss: Loss | None, *, known_as: str) -> None:
     if loss is None and table_id == known_as:
-        say(f"{topology}: sink {sink} is table {table_id}, as the ledger has it already; there was nothing to adopt")
+        say(f"{topology}: table {table_id} is that of sink {sink} already; there was nothing to adopt")
         return
     if loss is None:
         say(
-            f"{topology}: sink {sink} is table {table_id} from here on. Its record agrees with the ledger, and it has rows "
-            "enough; that they are those of the old table is your word alone"
+            f"{topology}: table {table_id} is that of sink {sink} now. Its record agrees with the ledger, and it has "
+            "enough rows; whether they are those of the old table was not checked"
         )
         return
     say(
-        f"{topology}: sink {sink} is table {table_id} from here on, with {loss.found} rows. What {_named(loss)} wrote "
-        f"there ({loss.rows} rows) is given up, on record; their messages do not come again"
+        f"{topology}: table {table_id} is that of sink {sink} now, with {counted(loss.found, 'row')}. What {_named(loss)} "
+        f"wrote there ({counted(loss.rows, 'row')}) is given up, on record; their messages are not handed out again"
     )
 
 
@@ -140,21 +147,19 @@ def _look(database: Database, run: Run, binding: SinkBinding, known: _Known) -> 
 
 
 def _least(binding: SinkBinding, rows: Mapping[int, int]) -> int:
-    """How many rows a table holds at least to which these were written, if nobody takes any out."""
+    """How many rows a table has at least, to which the txids wrote so many, unless somebody deletes some."""
     description = binding.description or {}
     if str(description.get("kind")).endswith("-map"):
-        return min(sum(rows.values()), 1)  # a key may come several times in a txid
-    if description.get("mode") == "fold":
-        return max(rows.values(), default=0)  # a row a key, and each key once in a txid
-    return sum(rows.values())
+        return min(sum(rows.values()), 1)  # a txid may write a key several times
+    return least_rows([*rows.values()], fold=description.get("mode") != SinkMode.APPEND.value)
 
 
 def _loss_of(binding: SinkBinding, known: _Known, found: _Found) -> Loss | None:
-    """What is missing, as far as that can be told."""
+    """The rows that are missing; None if none are, as far as can be told."""
     if known.last is None:
         return None
     entries = found.entries or {}
-    # The sink's own record goes back further than a ledger that was pruned.
+    # After a prune of the ledger the sink's own record goes back further.
     older = {txid: rows for txid, rows in entries.items() if known.given_up < txid <= known.last.txid}
     written = {**older, **known.rows}
     missing = {t: rows for t, rows in written.items() if (t not in entries and t >= found.kept_from) or t in found.gone}
@@ -194,20 +199,15 @@ def _require_acceptable(
             held=None if found.last is None else found.last.txid,
             ledger=None if known.last is None else known.last.txid,
         )
-    if loss is not None and found.gone and not accept_loss:
-        newest = max(found.gone)
-        raise PositionMismatch(
-            f"{where}: the table {binding.target} holds {lost} no longer: {found.gone[newest]}. RESTORE it to before that; "
-            f"or give the rows up, on record: {give_up}",
-            sink=binding.sink,
-            txids=loss.txids,
-            rows=loss.rows,
-            found=loss.found,
-        )
     if loss is not None and not accept_loss:
+        text = (
+            f"no longer holds {lost}: {found.gone[max(found.gone)]}. RESTORE it to before that; or give the rows up"
+            if found.gone
+            else f"has {found.counted} rows, which is too few for {lost}: it is not the table as the ledger left it. "
+            "Put that in its place; or give them up"
+        )
         raise PositionMismatch(
-            f"{where}: the table {binding.target} has {found.counted} rows, which is too few for {lost}: it is not the "
-            f"table as the ledger left it. Put that in its place; or give them up, on record: {give_up}",
+            f"{where}: the table {binding.target} {text}, on record: {give_up}",
             sink=binding.sink,
             txids=loss.txids,
             rows=loss.rows,
@@ -228,5 +228,5 @@ def _shown(held: Held | None) -> str:
 
 
 def _standing_in(last: Held | None) -> PreparedTransaction | None:
-    """An empty transaction in the place of one whose rows are gone."""
+    """An empty transaction in place of the last one, whose rows are gone."""
     return None if last is None else PreparedTransaction(last.txid, None, last.digest or "", 0, ())

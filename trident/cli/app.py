@@ -1,15 +1,30 @@
-"""The commands and their options; what each does is in the module that it imports."""
+"""The commands and their options. Each command imports the module that does its work, for `--help` must be quick."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from stormproof.core.postgres.role import RoleKind
 from stormproof.trident.cli import letters_app
-from stormproof.trident.cli.command_group import GuardedGroup
 from stormproof.trident.cli.options import AsJson, By, MessageId, QueueName, SinkName, TopologyName, Txid, Why
+from stormproof.trident.cli.output import guarded
+
+_ClickException: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+class GuardedGroup(TyperGroup):
+    """Shows a command's errors before Typer does, which ends without a word at any broken pipe, even a database's."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Wrong options, and a command's own exit, are Typer's to show."""
+        arguments: list[str] = sys.argv[1:] if ctx.obj is None else ctx.obj
+        with guarded(as_json="--json" in arguments, passing=(_ClickException, typer.Exit, typer.Abort)):
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     cls=GuardedGroup,
@@ -49,7 +64,7 @@ def options(
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """What holds for no single command."""
+    """Options of the program itself."""
 
 
 @app.command()
@@ -92,24 +107,22 @@ def run(
     Exit status: 0 where it ended by itself, 130 where a signal stopped it, 3 where another driver took over, 1 where it met
     an error, 2 where it cannot start as it is called. Example: stormproof run mine.py:words --param lake=lake --until-idle
     """
-    from stormproof.trident.cli.run import RunRequest, run_topology
+    from stormproof.trident.cli.run import run_topology
 
     run_topology(
-        RunRequest(
-            target=target,
-            guarantee=guarantee,
-            until_idle=until_idle,
-            parameters=tuple(param or ()),
-            max_messages=max_messages,
-            max_bytes=max_bytes,
-            interval_s=interval,
-            in_flight=in_flight,
-            latency_target_s=latency_target,
-            engine=engine,
-            max_batches=max_batches,
-            log_format=log_format,
-            as_json=as_json,
-        )
+        target,
+        param or (),
+        guarantee=guarantee,
+        engine=engine,
+        until_idle=until_idle,
+        max_batches=max_batches,
+        as_json=as_json,
+        batch_messages=max_messages,
+        batch_bytes=max_bytes,
+        poll_interval_s=interval,
+        max_batches_in_flight=in_flight,
+        latency_target_s=latency_target,
+        log_format=log_format,
     )
 
 
@@ -292,7 +305,7 @@ def queue_adopt(
     Compares ledger, sinks and queue first. Status 0: adopted, or nothing to adopt. Status 4: something is not proven; each
     is named, and nothing was changed.
     """
-    from stormproof.trident.cli.adopt_queue import adopt
+    from stormproof.trident.cli.queue import adopt
 
     adopt(queue, accept_unproven=accept_unproven, by=by, why=why, as_json=as_json)
 
@@ -371,18 +384,7 @@ def ledger_adopt(
     adopt_incarnation(topology, incarnation, by=by, why=why, as_json=as_json)
 
 
-@ledger_app.command("retry")
-def ledger_retry(
-    topology: TopologyName,
-    txid: Txid,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Let a blocked txid be tried again, once its cause is repaired (the same as `stormproof retry`)."""
-    from stormproof.trident.cli.operate import retry_txid
-
-    retry_txid(topology, txid, by=by, why=why, as_json=as_json)
+ledger_app.command("retry", help="Let a blocked txid be tried again; the same as `stormproof retry`.")(retry)
 
 
 @ledger_app.command("skip")
@@ -402,14 +404,9 @@ def ledger_skip(
     The sink goes on from what it holds. The other sinks get the txid at the next start, and its messages are confirmed.
     With --rows the sink gets every row that its table takes, at once, and only the others are given up.
     """
-    if rows:
-        from stormproof.trident.cli.skip_rows import skip_rows
+    from stormproof.trident.cli.skip import skip_rows, skip_sink
 
-        skip_rows(topology, txid, sink, by=by, why=why, as_json=as_json)
-        return
-    from stormproof.trident.cli.repair import skip_sink
-
-    skip_sink(topology, txid, sink, by=by, why=why, as_json=as_json)
+    (skip_rows if rows else skip_sink)(topology, txid, sink, by=by, why=why, as_json=as_json)
 
 
 @ledger_app.command("accept-change")
@@ -421,7 +418,7 @@ def ledger_accept_change(
     as_json: AsJson = False,
 ) -> None:
     """Let a topology go on whose sinks are given other columns, keys or folds than before."""
-    from stormproof.trident.cli.repair import accept_change
+    from stormproof.trident.cli.operate import accept_change
 
     accept_change(topology, fingerprint, by=by, why=why, as_json=as_json)
 
@@ -476,7 +473,7 @@ def ledger_prune(
 
     Rejects, skips and operators' words stay. The audit then begins behind what was pruned, and says so.
     """
-    from stormproof.trident.cli.repair import prune_ledger
+    from stormproof.trident.cli.prune import prune_ledger
 
     prune_ledger(topology, older_than=older_than, dry_run=dry_run, by=by, as_json=as_json)
 

@@ -1,11 +1,11 @@
-"""`doctor`: looks at all that a run needs, and says what to do about what is missing."""
+"""`doctor`: checks all that a run needs, and says what to do about what is missing."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 from uuid import uuid4
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at; `advice` says what to do where it is not ok, or where a warning is due."""
+    """One check; `advice` says what to do if it failed, or if a warning is due."""
 
     name: str
     ok: bool
@@ -31,21 +31,13 @@ class Check:
 
 
 def examine(*, spark: bool, kind: RoleKind = RoleKind.DRIVER, as_json: bool) -> None:
-    """Look at everything, whatever failed before; status 1 where something did."""
+    """Make every check, whatever failed before; end with status 1 if one failed."""
     checks = [Check("python", True, f"{sys.version.split()[0]} at {sys.executable}")]
-    settings = _looked("settings", Settings, _settings_text, "repair what it names", checks)
+    settings = _looked("settings", Settings, _settings_text, "correct what it names", checks)
     if settings is not None:
         _looked("java", _java, str, "install Java 17 or 21, or the extra: pip install 'stormproof[java]'", checks)
-        _looked(
-            "delta jars",
-            lambda: _jars(settings),
-            str,
-            "fetch them: stormproof jars",
-            checks,
-        )
-        database = _looked(
-            "postgres", lambda: _postgres(settings), lambda found: found, "start it, or name another", checks
-        )
+        _looked("delta jars", lambda: _jars(settings), str, "fetch them: stormproof jars", checks)
+        database = _looked("postgres", lambda: _postgres(settings), str, "start it, or name another", checks)
         if database is not None:
             schema = _looked("ledger schema", lambda: _schema(settings), str, None, checks)
             grants = f"as the schema's owner run what this prints: stormproof ledger sql --grants ROLE --for {kind}"
@@ -78,7 +70,7 @@ def _text(checks: list[Check]) -> None:
 def _looked(
     name: str, look: Callable[[], T], text: Callable[[T], str], advice: str | None, checks: list[Check]
 ) -> T | None:
-    """Look, and note what was found; None where it failed."""
+    """Add a check of what `look` finds, which is returned; None if it failed."""
     try:
         found = look()
     except (StormproofError, OSError) as error:
@@ -89,13 +81,10 @@ def _looked(
 
 
 def _warned(name: str, look: Callable[[], tuple[str, ...]], well: str, advice: str, checks: list[Check]) -> None:
-    """Look for what is worth a warning, and fails nothing."""
-    try:
-        found = look()
-    except (StormproofError, OSError) as error:
-        checks.append(Check(name, False, str(error)))
-        return
-    checks.append(Check(name, True, "; ".join(found) or well, advice if found else None))
+    """Add a check whose findings are warnings; it fails only if `look` does."""
+    found = _looked(name, look, lambda found: "; ".join(found) or well, None, checks)
+    if found:
+        checks[-1] = replace(checks[-1], advice=advice)
 
 
 def _settings_text(settings: Settings) -> str:
@@ -145,7 +134,7 @@ def _schema(settings: Settings) -> str:
 
 
 def _writable(folder: Path) -> str:
-    """Write, sync and remove a file, as tasks do."""
+    """Write, sync and remove a file in the folder, as tasks do."""
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f"stormproof-doctor-{uuid4().hex[:8]}"
     handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -159,7 +148,7 @@ def _writable(folder: Path) -> str:
 
 
 def _spark(settings: Settings) -> str:
-    """Start it, and have its tasks reach the staging place."""
+    """Start Spark, and have its tasks reach the staging folder."""
     import pyarrow as pa
 
     from stormproof.core.engine.spark import spark_session

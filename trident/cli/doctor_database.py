@@ -1,4 +1,4 @@
-"""`doctor`'s questions to the ledger's database: what its role may do, whether it takes writes, whose its queues are."""
+"""The checks of `doctor` in the ledger's database: the role's rights, writes, durability, tables, queues."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _is_made(connection: psycopg.Connection) -> bool:
 
 
 def rights(settings: Settings, kind: RoleKind) -> str:
-    """What the role has of what its kind needs; where there is no schema yet, whether it may make it.
+    """Check the role's rights; if there is no schema yet, its right to create one.
 
     Raises:
         MissingRight: it lacks something.
@@ -79,7 +79,7 @@ def _others_queues(connection: psycopg.Connection) -> list[str]:
 
 
 def writes(settings: Settings) -> str:
-    """Whether the server takes them.
+    """Check that the server takes writes.
 
     Raises:
         SettingsError: it is a standby, or read-only by a setting.
@@ -95,16 +95,16 @@ def writes(settings: Settings) -> str:
 
 
 def durability(settings: Settings) -> tuple[str, ...]:
-    """The server's settings under which a crash may lose or spoil what was committed."""
+    """The server's settings under which a crash may lose or damage what was committed."""
     with _asked(settings) as connection:
         rows = connection.execute(
             "select name from pg_settings where name in ('fsync', 'full_page_writes') and setting = 'off' order by 1"
         )
-        return tuple(f"{name} is off: a crash may lose or spoil what was committed" for (name,) in rows)
+        return tuple(f"{name} is off: a crash may lose or damage what was committed" for (name,) in rows)
 
 
 def refusing(settings: Settings) -> tuple[str, ...]:
-    """For each table of a topology: what can refuse its rows when they are committed, or why it is not known."""
+    """What can refuse rows of each topology's tables when they are committed, or why that is not known."""
     with _asked(settings) as connection:
         if not _is_made(connection):
             return ()
@@ -117,7 +117,7 @@ def refusing(settings: Settings) -> tuple[str, ...]:
                     sink, input_ = described_sink(binding, stores.database)
                     refusals = sink.refusals(input_)
                 except CannotTell:
-                    continue  # of a kind that only its own code can open
+                    continue  # a kind of sink that only the topology's code can open
                 except StormproofError as error:
                     found.append(f"{where}: not known: {error}")
                 else:
@@ -126,7 +126,7 @@ def refusing(settings: Settings) -> tuple[str, ...]:
 
 
 def queues(settings: Settings) -> str:
-    """Whether the queues are of this server.
+    """Check that the queues are numbered by this server.
 
     Raises:
         PositionMismatch: some are of another server or timeline, and were not adopted.

@@ -1,4 +1,4 @@
-"""`explain`: what a topology compiles to, as text, JSON or a picture; runs nothing."""
+"""`explain`: what a topology compiles to, as text, JSON or a drawing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stormproof.trident.explain import explain
 
 
 def _refusing(topology: TopologyGraph) -> Iterator[str]:
-    """What can refuse rows of the tables that are there. No server is started for that."""
+    """What can refuse rows of the tables that exist. Starts no server for that."""
     settings = Settings()
     database = None if settings.uses_embedded else settings.resolve_database()
     for component in topology.components:
@@ -37,7 +37,7 @@ def _refusing(topology: TopologyGraph) -> Iterator[str]:
 def explain_topology(
     target: str, parameters: Sequence[str], *, guarantee: str | None, plot: str | None, as_json: bool
 ) -> None:
-    """Print what it compiles to, and draw it where asked.
+    """Print what a topology compiles to, and draw it to the file `plot`.
 
     Raises:
         UsageError: `plot` is neither an .svg nor a .dot file, or cannot be written.

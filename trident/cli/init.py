@@ -10,15 +10,15 @@ from stormproof.trident.cli.output import emit, say
 
 TEMPLATES: Final = Path(__file__).parent / "first_topology"
 SUFFIX: Final = ".txt"
-"""Keeps tools from taking a template for the package's own code."""
+"""Keeps tools from treating a template as code of the package."""
 FILES: Final = ("orders.py", "test_orders.py", "orders.jsonl", "stormproof.toml", "orders.service")
 
 
 def write_project(folder: str, *, as_json: bool) -> None:
-    """Write the files into a folder, which is made where it is missing.
+    """Write the files into a folder, which is created if it is missing.
 
     Raises:
-        UsageError: one of the files is there already; none is written then.
+        UsageError: one of the files exists already; then none is written.
         SettingsError: the folder cannot be written.
     """
     place = Path(folder)

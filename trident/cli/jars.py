@@ -10,7 +10,7 @@ from stormproof.trident.cli.output import emit, note, say
 
 
 def fetch_jars(folder: str | None, *, as_json: bool) -> None:
-    """Fetch into the named folder, else into the settings' one, else into this user's; nothing where they are whole."""
+    """Fetch the jars into the named folder, else that of the settings, else this user's; not if they are there and whole."""
     place = Path(folder) if folder is not None else Settings().delta_jars_dir
     note(f"Delta {DELTA_VERSION} for Spark {spark_line()} ...")
     found = fetch(place)

@@ -1,4 +1,4 @@
-"""Text for a terminal's width: sentences wrapped at words, tables that become records where they are too wide."""
+"""Text for a terminal's width: wrapped lines, and tables that become records if they are too wide."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Final, TextIO
 
 FALLBACK: Final = (80, 24)
 SHORT: Final = 26
-"""A column of at most so many characters is shown whole: an id, a number, a time."""
+"""A column of at most so many characters is never wrapped: an id, a number, a time."""
 
 NARROW: Final = 20
-"""A column of longer text is never made narrower than this; where there is no room for it, each row is a record."""
+"""The least width of a column of longer text; if there is no room for it, each row becomes a record."""
 
 GAP: Final = 2
 _COMMAND: Final = re.compile(r"stormproof(?: [^\s;,()]*[^\s;,().:])+")
@@ -28,12 +28,12 @@ def terminal_width() -> int:
 
 
 def counted(number: int, singular: str, plural: str | None = None) -> str:
-    """A number with its word: ``1 message``, ``2 messages``; `plural` where it is not made by an s."""
+    """A number with its noun: ``1 message``, ``2 messages``; `plural` if an s does not make it."""
     return f"{number} {singular if number == 1 else plural or f'{singular}s'}"
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """A line as lines of at most this width, broken between words; what is indented stays so, and a short command whole.
+    """A line as lines of at most this width, broken between words; the indent is kept, and short commands stay whole.
 
     Only a word that is longer than a line is broken.
     """
@@ -53,7 +53,7 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def cell_text(value: object) -> str:
-    """What a cell shows, in one line."""
+    """A cell's text, in one line; times are local."""
     if value is None:
         return "-"
     if isinstance(value, datetime):
@@ -62,7 +62,7 @@ def cell_text(value: object) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], width: int, file: TextIO) -> None:
-    """A table within this width. Short columns are shown whole; where longer ones have no room, each row is a record."""
+    """Write a table of at most this width. If its longer columns have no room, each row is written as a record."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -84,19 +84,19 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], width:
         )
     for row in cells:
         drawn.add_row(*(Text(cell) for cell in row))
-    # With a height, too, or Rich takes any dumb terminal to be 80 columns wide.
+    # The height is given, too: without it Rich takes any dumb terminal to be 80 columns wide.
     Console(file=file, width=width, height=FALLBACK[1]).print(drawn)
 
 
 def _least(texts: Sequence[str]) -> int:
-    """How narrow a column may be: as its longest text where that is short, else as its longest word."""
+    """The least width of a column: its longest text if that is short, else its longest word."""
     longest = max(map(len, texts))
     words = max((len(word) for text in texts for word in text.split()), default=0)
     return longest if longest <= SHORT else max(NARROW, words)
 
 
 def _records(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Each row as lines of name and value, with an empty line between two."""
+    """Each row as lines of name and value, with an empty line between rows."""
     label = max(map(len, columns))
     for number, row in enumerate(cells):
         if number:

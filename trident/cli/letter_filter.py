@@ -1,21 +1,20 @@
-"""Which dead letters a command is about: the filters of `dead-letters list|requeue|drop`."""
+"""The filters of `dead-letters list|requeue|drop`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Final
 
 from stormproof.core.errors import UsageError
 from stormproof.core.source.dead_letter import DeadLetter, error_class
 from stormproof.core.source.files.rows import shown_payload
-from stormproof.trident.cli.repair import parse_age
+from stormproof.trident.cli.options import parse_age
 
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Each field that is not None must hold; texts are equal but for `match`, which is found in the error or payload."""
+    """Each field that is not None must hold: texts must be equal, and `match` be found in the error or the payload."""
 
     source: str | None = None
     reason: str | None = None
@@ -44,39 +43,32 @@ class LetterFilter:
 
 
 def component_of(letter: DeadLetter) -> str:
-    """The component that failed it last."""
+    """The component of its last failure."""
     found = [entry["component"] for entry in letter.history if entry.get("component")]
     return str(found[-1]) if found else ""
 
 
 def class_of(letter: DeadLetter) -> str:
-    """The kind of error that it died of."""
+    """The class of its last error."""
     return error_class(letter.reason, letter.error)
 
 
-_TIMES: Final = ("since", "until")
-
-
-def filter_of(given: LetterFilter, where: Sequence[str], since: str | None, until: str | None) -> LetterFilter:
-    """The filter that a command's options name: each on its own, and as `--where KEY=VALUE`.
+def filter_of(where: Sequence[str], **given: str | None) -> LetterFilter:
+    """The filter that a command's options name: each option on its own, and `--where KEY=VALUE` for any of them.
 
     Raises:
-        UsageError: a key is not known, stands twice, or a time cannot be read.
+        UsageError: a key is unknown or given twice, or a time cannot be read.
     """
-    texts = {"since": since, "until": until}
-    found: dict[str, str] = {name: text for name, text in texts.items() if text is not None}
-    known = [field.name for field in fields(LetterFilter)]
-    found |= {name: text for name in known if name not in _TIMES and (text := getattr(given, name)) is not None}
+    found = {name: text for name, text in given.items() if text is not None}
     for one in where:
         key, equals, value = one.partition("=")
         name = key.strip().replace("-", "_")
-        if not equals or name not in known:
-            keys = ", ".join(one.replace("_", "-") for one in known)
+        if not equals or name not in given:
+            keys = ", ".join(one.replace("_", "-") for one in given)
             raise UsageError(f"--where {one}: write KEY=VALUE with one of the keys {keys}", where=one)
         if name in found:
             raise UsageError(f"--where {one}: {key.strip()} is given twice", where=one)
         found[name] = value.strip()
-    times = {name: _moment(name, text) for name, text in found.items() if name in _TIMES}
     get = found.get
     return LetterFilter(
         get("source"),
@@ -84,13 +76,13 @@ def filter_of(given: LetterFilter, where: Sequence[str], since: str | None, unti
         get("component"),
         get("error_class"),
         get("match"),
-        times.get("since"),
-        times.get("until"),
+        _moment("since", found["since"]) if "since" in found else None,
+        _moment("until", found["until"]) if "until" in found else None,
     )
 
 
 def _moment(name: str, text: str) -> datetime:
-    """A time as ISO 8601 (local where it names no zone), or an age before now."""
+    """A time in ISO 8601 (local if it names no zone), or an age before now."""
     from stormproof.core.clock import SystemClock
 
     try:

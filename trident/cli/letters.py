@@ -1,4 +1,4 @@
-"""`dead-letters list|show|edit|requeue|drop`: what failed too often, and what an operator decides about it."""
+"""`dead-letters list|show|edit|requeue|drop`: messages that failed too often, and an operator's decisions about them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from stormproof.core.source.spouts import shown, sources_in, unshown
 from stormproof.trident import audit
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
+from stormproof.trident.cli.layout import cell_text, counted
 from stormproof.trident.cli.letter_filter import LetterFilter, class_of, component_of
-from stormproof.trident.cli.output import Exit, counted, emit, finish, note, say, table, written
-from stormproof.trident.cli.stores import Stores, opened, operator
+from stormproof.trident.cli.output import Exit, emit, finish, note, say, table, written
+from stormproof.trident.cli.reports import end_text, hashes_text, opening_text
+from stormproof.trident.cli.stores import Stores, opened
 
 SHOWN_LETTERS: Final = 50
-"""How many dead letters a person is shown where no limit is named."""
+"""How many dead letters are shown if no limit is given."""
 
 PAYLOAD_CHARACTERS: Final = 60
 ERROR_CHARACTERS: Final = 160
@@ -41,7 +43,7 @@ ERROR_CHARACTERS: Final = 160
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter with its id as the topology shows it, and its source's name."""
+    """A dead letter, with its id in the topology (with the spout, if there are several), and its source's name."""
 
     topology: str
     id: str
@@ -50,7 +52,7 @@ class Letter:
 
     @property
     def state(self) -> str:
-        """What an operator decided, or that nobody did."""
+        """What an operator decided, or `undecided`."""
         return "undecided" if self.letter.disposal is None else _DECIDED[self.letter.disposal.value]
 
 
@@ -59,13 +61,13 @@ _DECIDED: Final = {"requeue": "requeued", "edit": "edited", "drop": "dropped"}
 
 @dataclass(frozen=True, slots=True)
 class _Letters:
-    """The dead letters of a topology's source, or of the sources of its spouts, which then stand before the ids."""
+    """The dead letters of a topology's source; or of the sources of its spouts, whose names then begin the ids."""
 
     topology: str
     sources: Mapping[str | None, DeadLetters]
 
     def all(self, chosen: LetterFilter | None = None, *, undecided: bool = False) -> list[Letter]:
-        """Every dead letter that the filter admits, source by source, oldest first."""
+        """The dead letters that the filter admits, source by source, oldest first."""
         return [
             Letter(self.topology, _shown(spout, letter.shown_id), source.name, letter)
             for spout, source in self.sources.items()
@@ -75,7 +77,7 @@ class _Letters:
         ]
 
     def dispose(self, ids: Sequence[str], *, requeue: bool, by: str, why: str) -> list[str]:
-        """Requeue or drop; returns those that were dead."""
+        """Requeue or drop; returns those that were undecided dead letters."""
         done: list[str] = []
         for spout, source in self.sources.items():
             act = source.requeue if requeue else source.drop
@@ -84,7 +86,7 @@ class _Letters:
         return done
 
     def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
-        """Requeue with another payload; whether it was a dead letter."""
+        """Requeue with another payload; False if it was no undecided dead letter."""
         return any(
             source.edit(inner, payload, by=by, why=why)
             for spout, source in self.sources.items()
@@ -97,7 +99,7 @@ def _shown(spout: str | None, inner: str) -> str:
 
 
 def _inner(spout: str | None, message: str) -> str | None:
-    """A message's id in the source of a spout; None where it is another spout's."""
+    """A message's id in the source of a spout; None if it is another spout's."""
     if spout is None:
         return message
     named = unshown(message)
@@ -106,7 +108,7 @@ def _inner(spout: str | None, message: str) -> str | None:
 
 @contextmanager
 def _letters_of(stores: Stores, topology: str) -> Generator[_Letters]:
-    """The topology's sources, under its subscriptions; fences nobody."""
+    """The dead letters of a topology's sources, under its subscriptions. Fences no driver."""
     with ExitStack() as stack:
         sources: dict[str | None, DeadLetters] = {}
         for spout, evidence in _evidence(stores.audit, topology).items():
@@ -118,7 +120,7 @@ def _letters_of(stores: Stores, topology: str) -> Generator[_Letters]:
 
 
 def _evidence(ledger: AuditLedger, topology: str) -> Mapping[str | None, PendingEvidence]:
-    """The topology's sources, by spout; by None where it has only one."""
+    """The records of the topology's sources, by spout; by None if it has no spouts."""
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
         found = stored_source(snapshot, row)
@@ -128,8 +130,8 @@ def _evidence(ledger: AuditLedger, topology: str) -> Mapping[str | None, Pending
         if not members:
             raise UsageError(
                 f"topology {topology!r} reads {row.source!r}, which keeps nothing in the ledger's database. "
-                "Its dead letters are in that source, where no command reaches them: call the source's dead_letters(), "
-                "requeue(), edit() and drop() in the process that has it",
+                "No command reaches its dead letters: call the source's dead_letters(), requeue(), edit() and drop() in "
+                "the process that has it",
                 topology=topology,
             )
         elsewhere = [spout for spout in sources_in(row.source) if spout not in members]
@@ -144,7 +146,7 @@ def _evidence(ledger: AuditLedger, topology: str) -> Mapping[str | None, Pending
 def list_letters(
     topology: str | None, chosen: LetterFilter, *, undecided: bool, count: bool, limit: int | None, as_json: bool
 ) -> None:
-    """Dead letters of one topology, or of all, one by one or counted by what they died of."""
+    """List the dead letters of one topology, or of all; or count them by class of error."""
     with opened() as stores:
         found: list[Letter] = []
         for name in _topologies(stores, topology):
@@ -179,7 +181,7 @@ def _topologies(stores: Stores, topology: str | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class LetterClass:
-    """Dead letters that died of the same: `undecided` ones wait for an operator."""
+    """The dead letters of one topology, class of error, reason and component; `undecided` ones wait for an operator."""
 
     topology: str
     error_class: str
@@ -190,7 +192,7 @@ class LetterClass:
 
 
 def classes_of(found: Sequence[Letter]) -> list[LetterClass]:
-    """The dead letters counted by topology, class of error, reason and component; the most frequent first."""
+    """The dead letters by class; the class with the most undecided ones first."""
     waiting, decided = Counter[tuple[str, str, str, str]](), Counter[tuple[str, str, str, str]]()
     for one in found:
         key = (one.topology, class_of(one.letter), one.letter.reason, component_of(one.letter))
@@ -263,7 +265,7 @@ def _classes_text(found: Sequence[Letter], classes: Sequence[LetterClass]) -> No
 
 
 def cut(text: str, characters: int) -> str:
-    """A text in one line, of at most so many characters; whatever a terminal would act on is escaped."""
+    """A text in one line, of at most so many characters, with control characters escaped."""
     line = " ".join(storable_text(text).split())
     return line if len(line) <= characters else f"{line[: characters - 3]}..."
 
@@ -272,7 +274,7 @@ def cut(text: str, characters: int) -> str:
 
 
 def show_letter(topology: str, message: str, *, as_json: bool) -> None:
-    """All that is known of one message that died: payload, failures, decisions, batches."""
+    """Show all that is known of a dead letter: payload, failures, decisions, batches."""
     with opened() as stores, _letters_of(stores, topology) as letters:
         found = [one for one in letters.all() if one.id == message]
         if not found:
@@ -303,23 +305,21 @@ def _payload_fields(prefix: str, payload: bytes) -> dict[str, object]:
 
 
 def _event(entry: Mapping[str, Json]) -> dict[str, Json]:
-    """A history's entry, with the txid in which it happened."""
+    """An entry of the history, with the txid in which it happened."""
     owner = entry.get("owner")
     txid = owner.rpartition("/")[2] if isinstance(owner, str) else ""
     return {**entry, "txid": int(txid) if txid.isdecimal() else None}
 
 
 def _show_text(one: Letter, earlier: Sequence[Letter], traced: audit.MessageReport) -> None:
-    from stormproof.trident.cli.reports import end_text
-
     letter = one.letter
     say(f"message {one.id} of {one.topology}, from {one.source}: {one.state}; now {end_text(traced.end)}")
     say(
-        f"dead since {_local(letter.dead_at)}, failed {counted(letter.times_failed, 'time')}, "
+        f"dead since {cell_text(letter.dead_at)}, failed {counted(letter.times_failed, 'time')}, "
         f"opened {counted(letter.times_opened, 'time')}: {letter.reason} ({class_of(letter)})"
     )
     if letter.disposal is not None:
-        at = "" if letter.disposed_at is None else f" {_local(letter.disposed_at)}"
+        at = "" if letter.disposed_at is None else f" {cell_text(letter.disposed_at)}"
         say(f"{one.state}{at} by {letter.by}: {letter.why or 'no reason given'}")
     _payload_text("payload", letter.payload)
     if letter.new_payload is not None:
@@ -327,10 +327,9 @@ def _show_text(one: Letter, earlier: Sequence[Letter], traced: audit.MessageRepo
     for entry in map(_event, letter.history):
         _event_text(entry)
     for opening in traced.openings:
-        how = ", failed there" if opening.failed else ", returned from there" if opening.returned else ""
-        say(f"opened in txid {opening.txid}{' (a retry)' if opening.retry else ''}: {opening.state}{how}")
+        say(opening_text(opening))
     for before in earlier:
-        say(f"a dead letter before, since {_local(before.letter.dead_at)}: {before.state} by {before.letter.by}")
+        say(f"a dead letter before, since {cell_text(before.letter.dead_at)}: {before.state} by {before.letter.by}")
     if letter.disposal is None:
         for verb in ("requeue", "edit", "drop"):
             say(f"to {verb} it: stormproof dead-letters {verb} {one.topology} {one.id}")
@@ -345,23 +344,15 @@ def _payload_text(name: str, payload: bytes) -> None:
 def _event_text(entry: Mapping[str, Json]) -> None:
     at = datetime.fromisoformat(str(entry["at"]))
     if "by" in entry:
-        hashes = (
-            f"; payload {str(entry['payload_sha256'])[:12]} replaced by {str(entry['new_payload_sha256'])[:12]}"
-            if "payload_sha256" in entry
-            else ""
-        )
-        say(f"{_local(at)} {entry['reason']} by {entry['by']}: {entry.get('why') or 'no reason given'}{hashes}")
+        hashes = hashes_text(entry.get("payload_sha256"), entry.get("new_payload_sha256"))
+        say(f"{cell_text(at)} {entry['reason']} by {entry['by']}: {entry.get('why') or 'no reason given'}{hashes}")
         return
     txid = "" if entry["txid"] is None else f" in txid {entry['txid']}"
     verb = "returned, no failure counted" if entry.get("returned") else "failed"
-    say(f"{_local(at)} {verb}{txid}, in {entry.get('component') or '-'}: {entry['reason']}")
+    say(f"{cell_text(at)} {verb}{txid}, in {entry.get('component') or '-'}: {entry['reason']}")
     written(str(entry.get("error") or ""), indent="    ")
     if entry.get("input"):
         written(f"input: {entry['input']}", indent="    ")
-
-
-def _local(at: datetime) -> str:
-    return at.astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def _not_dead(letters: _Letters, topology: str, message: str) -> UsageError:
@@ -381,7 +372,6 @@ def edit_letter(
     topology: str, message: str, payload: str | None, *, exact: bool, by: str, why: str, as_json: bool
 ) -> None:
     """Requeue a dead letter with another payload: from a file, from standard input, or from the user's editor."""
-    by = by or operator()
     with opened() as stores, _letters_of(stores, topology) as letters:
         found = [one for one in letters.all() if one.id == message]
         if not found:
@@ -391,14 +381,14 @@ def edit_letter(
         before = editable(newest.letter.payload)
         given = _edited_by_hand(newest, before) if payload is None else _read(payload)
         if not exact and given.endswith(b"\n") and not before.endswith(b"\n"):
-            given = given.removesuffix(b"\n").removesuffix(b"\r")  # which editors and `echo` put there
+            given = given.removesuffix(b"\n").removesuffix(b"\r")  # editors and `echo` add it
         if given == before:
             raise UsageError(
                 f"message {message} of topology {topology!r}: the payload is the old one, and nothing was done. To try it "
                 f"again: stormproof dead-letters requeue {topology} {message}",
                 message=message,
             )
-        if not letters.edit(message, given, by=by, why=storable_text(why)):
+        if not letters.edit(message, given, by=by, why=why):
             _require_undecided([one for one in letters.all() if one.id == message][-1])
         after = [one for one in letters.all() if one.id == message and one.letter.new_payload is not None][-1].letter
     assert after.new_payload is not None
@@ -426,10 +416,10 @@ def edit_letter(
 def _require_undecided(one: Letter) -> None:
     letter = one.letter
     if letter.disposal is not None:
-        at = "" if letter.disposed_at is None else f" {_local(letter.disposed_at)}"
+        at = "" if letter.disposed_at is None else f" {cell_text(letter.disposed_at)}"
         raise UsageError(
-            f"message {one.id} of topology {one.topology!r} was {one.state}{at} by {letter.by}: it is no dead letter now. "
-            f"What became of it: stormproof audit message {one.topology} {one.id}",
+            f"message {one.id} of topology {one.topology!r} was {one.state}{at} by {letter.by}, and is no dead letter any "
+            f"more. What became of it: stormproof audit message {one.topology} {one.id}",
             message=one.id,
         )
 
@@ -465,47 +455,46 @@ def _edited_by_hand(one: Letter, before: bytes) -> bytes:
 # -- requeue, drop -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """Which dead letters are to be disposed of: those named, those that a filter admits, or all; and whether to ask."""
+def dispose(
+    topology: str,
+    ids: Sequence[str],
+    where: LetterFilter,
+    *,
+    every: bool,
+    yes: bool,
+    requeue: bool,
+    by: str,
+    why: str,
+    as_json: bool,
+) -> None:
+    """Requeue or drop dead letters: the named ones, those that the filter admits, or all.
 
-    ids: Sequence[str]
-    where: LetterFilter
-    every: bool
-    yes: bool
-
-
-def dispose(topology: str, chosen: Chosen, *, requeue: bool, by: str, why: str, as_json: bool) -> None:
-    """Requeue or drop dead letters; status 1 where one of those named was not a dead letter any more."""
-    if sum((bool(chosen.ids), not chosen.where.is_empty, chosen.every)) != 1:
+    Ends with status 1 if one of the named messages is no undecided dead letter.
+    """
+    if sum((bool(ids), not where.is_empty, every)) != 1:
         raise UsageError(
             "name the messages' ids, or --all, or a filter such as --reason or --match, and only one of these"
         )
-    by = by or operator()
     verb, done_word = ("requeue", "requeued") if requeue else ("drop", "dropped")
     with opened() as stores, _letters_of(stores, topology) as letters:
-        if chosen.ids:
-            ids = list(chosen.ids)
-        else:
-            found = letters.all(chosen.where, undecided=True)
-            ids = [one.id for one in found]
-            if ids and not chosen.yes:
-                _ask(topology, verb, found, every=chosen.every, as_json=as_json)
-        done = letters.dispose(ids, requeue=requeue, by=by, why=storable_text(why))
-    missed = [one for one in ids if one not in set(done)]
+        chosen = list(ids)
+        if not ids:
+            found = letters.all(where, undecided=True)
+            chosen = [one.id for one in found]
+            if found and not yes:
+                _ask(topology, verb, found, every=every, as_json=as_json)
+        done = letters.dispose(chosen, requeue=requeue, by=by, why=why)
+    missed = [one for one in chosen if one not in set(done)]
     report = {"topology": topology, done_word: done, "not_dead": missed, "by": by}
-    emit(
-        report,
-        as_json=as_json,
-        text=lambda: say(f"{topology}: {counted(len(done), 'dead letter')} {done_word} by {by}"),
-    )
+    text = f"{topology}: {counted(len(done), 'dead letter')} {done_word} by {by}"
+    emit(report, as_json=as_json, text=lambda: say(text))
     if missed:
-        note(f"stormproof: not dead letters (any more): {', '.join(missed[:10])}")
+        note(f"stormproof: not dead letters, or decided about already: {', '.join(missed[:10])}")
         finish(Exit.FAILED)
 
 
 def _ask(topology: str, verb: str, found: Sequence[Letter], *, every: bool, as_json: bool) -> None:
-    """Have a person confirm what a filter chose; a script says `--yes`, or `--all`, which names its extent itself."""
+    """Have a person confirm what a filter chose. A script passes `--yes`, or `--all`, which leaves nothing to confirm."""
     number = counted(len(found), "dead letter")
     if as_json or not sys.stdin.isatty():
         if not every:

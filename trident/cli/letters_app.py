@@ -13,18 +13,16 @@ app = typer.Typer(
 )
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The messages' ids.")]
-All = Annotated[bool, typer.Option("--all", help="Every dead letter of the topology that nobody decided about.")]
+All = Annotated[bool, typer.Option("--all", help="Every undecided dead letter of the topology.")]
 OfSource = Annotated[str | None, typer.Option("--source", help="Of this source (or spout) only.")]
-OfReason = Annotated[str | None, typer.Option("--reason", help="Failed for this reason last: error, bad_message, ...")]
-OfComponent = Annotated[str | None, typer.Option("--component", help="Failed in this component last.")]
+OfReason = Annotated[
+    str | None, typer.Option("--reason", help="Its last failure has this reason: error, bad_message, ...")
+]
+OfComponent = Annotated[str | None, typer.Option("--component", help="Its last failure was in this component.")]
 OfClass = Annotated[str | None, typer.Option("--error-class", help="Died of this class of error, as in ValueError.")]
-Matching = Annotated[
-    str | None, typer.Option("--match", metavar="TEXT", help="TEXT stands in the error or the payload.")
-]
-Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="Dead since then: a time, or an age as 2h.")]
-Until = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="Dead before then: a time, or an age as 2h.")
-]
+Matching = Annotated[str | None, typer.Option("--match", metavar="TEXT", help="TEXT is in the error or the payload.")]
+Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="Dead since this time, or age as 2h.")]
+Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Dead before this time, or age as 2h.")]
 Where = Annotated[
     list[str] | None, typer.Option("--where", metavar="KEY=VALUE", help="The same filters, as in reason=error.")
 ]
@@ -43,10 +41,10 @@ def letters_list(
     since: Since = None,
     until: Until = None,
     where: Where = None,
-    undecided: Annotated[bool, typer.Option("--undecided", help="Only those that nobody decided about.")] = False,
-    count: Annotated[bool, typer.Option("--count", help="Only count them, by what they died of.")] = False,
+    undecided: Annotated[bool, typer.Option("--undecided", help="Only those that no operator decided about.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Only count them, by class of error.")] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Most that are shown; default: 50, and with --json all.")
+        int | None, typer.Option(min=1, help="Show at most so many; default: 50, and with --json all.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,17 +52,25 @@ def letters_list(
 
     Example: stormproof dead-letters list orders --error-class ValueError --since 2h
     """
-    from stormproof.trident.cli.letter_filter import LetterFilter, filter_of
+    from stormproof.trident.cli.letter_filter import filter_of
     from stormproof.trident.cli.letters import list_letters
 
-    given = LetterFilter(source, reason, component, error_class, match)
-    chosen = filter_of(given, where or (), since, until)
+    chosen = filter_of(
+        where or (),
+        source=source,
+        reason=reason,
+        component=component,
+        error_class=error_class,
+        match=match,
+        since=since,
+        until=until,
+    )
     list_letters(topology, chosen, undecided=undecided, count=count, limit=limit, as_json=as_json)
 
 
 @app.command("show")
 def letters_show(topology: TopologyName, message: MessageId, as_json: AsJson = False) -> None:
-    """Show all of one dead letter: its whole payload, each failure with its error, its batches, what was decided."""
+    """Show one dead letter: its whole payload, each failure with its error, its batches, what was decided."""
     from stormproof.trident.cli.letters import show_letter
 
     show_letter(topology, message, as_json=as_json)
@@ -95,63 +101,57 @@ def letters_edit(
     edit_letter(topology, message, payload, exact=exact, by=by, why=why, as_json=as_json)
 
 
-@app.command("requeue")
-def letters_requeue(
-    topology: TopologyName,
-    ids: Ids = None,
-    *,
-    every: All = False,
-    source: OfSource = None,
-    reason: OfReason = None,
-    component: OfComponent = None,
-    error_class: OfClass = None,
-    match: Matching = None,
-    since: Since = None,
-    until: Until = None,
-    where: Where = None,
-    yes: Yes = False,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
+def _disposing(name: str, help_: str, *, requeue: bool) -> None:
+    """Add the command `requeue` or `drop`, which have the same options."""
+
+    @app.command(name, help=help_)
+    def letters_dispose(
+        topology: TopologyName,
+        ids: Ids = None,
+        *,
+        every: All = False,
+        source: OfSource = None,
+        reason: OfReason = None,
+        component: OfComponent = None,
+        error_class: OfClass = None,
+        match: Matching = None,
+        since: Since = None,
+        until: Until = None,
+        where: Where = None,
+        yes: Yes = False,
+        by: By = "",
+        why: Why = "",
+        as_json: AsJson = False,
+    ) -> None:
+        from stormproof.trident.cli.letter_filter import filter_of
+        from stormproof.trident.cli.letters import dispose
+
+        chosen = filter_of(
+            where or (),
+            source=source,
+            reason=reason,
+            component=component,
+            error_class=error_class,
+            match=match,
+            since=since,
+            until=until,
+        )
+        dispose(topology, ids or (), chosen, every=every, yes=yes, requeue=requeue, by=by, why=why, as_json=as_json)
+
+
+_disposing(
+    "requeue",
     """Hand dead letters out again: those named, those that a filter chooses, or all.
 
     Example: stormproof dead-letters requeue orders --where reason=error --where since=2h
-    """
-    from stormproof.trident.cli.letter_filter import LetterFilter, filter_of
-    from stormproof.trident.cli.letters import Chosen, dispose
-
-    given = LetterFilter(source, reason, component, error_class, match)
-    chosen = Chosen(ids or (), filter_of(given, where or (), since, until), every, yes)
-    dispose(topology, chosen, requeue=True, by=by, why=why, as_json=as_json)
-
-
-@app.command("drop")
-def letters_drop(
-    topology: TopologyName,
-    ids: Ids = None,
-    *,
-    every: All = False,
-    source: OfSource = None,
-    reason: OfReason = None,
-    component: OfComponent = None,
-    error_class: OfClass = None,
-    match: Matching = None,
-    since: Since = None,
-    until: Until = None,
-    where: Where = None,
-    yes: Yes = False,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
+    """,
+    requeue=True,
+)
+_disposing(
+    "drop",
     """Give dead letters up for good: those named, those that a filter chooses, or all. That is recorded.
 
     Example: stormproof dead-letters drop orders 753-12 --why "a test message"
-    """
-    from stormproof.trident.cli.letter_filter import LetterFilter, filter_of
-    from stormproof.trident.cli.letters import Chosen, dispose
-
-    given = LetterFilter(source, reason, component, error_class, match)
-    chosen = Chosen(ids or (), filter_of(given, where or (), since, until), every, yes)
-    dispose(topology, chosen, requeue=False, by=by, why=why, as_json=as_json)
+    """,
+    requeue=False,
+)

@@ -1,4 +1,4 @@
-"""Loads `FILE.py:NAME`: a topology, or a function that makes one of named parameters."""
+"""Loads `FILE.py:NAME`, a topology or a function that makes one of named parameters; and imports plugins."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from stormproof.core.errors import StormproofError, UsageError
 from stormproof.core.graph.topology import TopologyGraph
@@ -53,7 +55,7 @@ def load_topology(target: str, parameters: Sequence[str]) -> tuple[TopologyGraph
 
 
 def import_plugins(plugins: str) -> None:
-    """Import the modules that the setting `plugins` names, each once; one that registers sinks does so as it is imported.
+    """Import the modules that the setting `plugins` names, each once. A plugin registers its sinks when it is imported.
 
     Raises:
         UsageError: there is no such module or file, or importing it raised an error.
@@ -81,7 +83,7 @@ def _loaded(file: str) -> ModuleType:
 
 
 def _topologies(module: ModuleType) -> list[str]:
-    """The names of a module's topologies and of functions that say they return one; without any, of every function."""
+    """The names of a module's topologies and of functions annotated to return one; if there are none, of all functions."""
     functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
     makers = [n for n, f in functions.items() if "Topology" in str(f.__annotations__.get("return"))]
     named = [n for n, value in vars(module).items() if isinstance(value, TopologyGraph)]
@@ -92,7 +94,7 @@ def _topologies(module: ModuleType) -> list[str]:
 def _blaming_the_file(file: str, when: str) -> Generator[None]:
     """Turn what a user's file raises into an error that names the file, the line and the next step.
 
-    Ours pass: they name the thing themselves. So does an interrupt.
+    Stormproof's own errors pass: they name the thing themselves. So does an interrupt.
     """
     try:
         yield
@@ -127,7 +129,7 @@ def _blaming_the_file(file: str, when: str) -> Generator[None]:
 
 
 def _place(error: BaseException, file: str) -> str:
-    """The file and the line in it that the error came through, as far in as the user's folder reaches."""
+    """The last line of a file in the user's folder that the error came through."""
     folder = str(Path(file).absolute().parent)
     own = [f for f in traceback.extract_tb(error.__traceback__) if os.path.dirname(f.filename).startswith(folder)]
     own = [f for f in own if f"{os.sep}site-packages{os.sep}" not in f.filename and _OURS not in f.filename] or own
@@ -135,13 +137,17 @@ def _place(error: BaseException, file: str) -> str:
 
 
 def _shown(file: str) -> str:
-    """A path as a person would write it here."""
+    """A path, relative to the working folder if it is below that."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def parse_parameters(parameters: Sequence[str]) -> dict[str, str]:
-    """`KEY=VALUE` each; raises UsageError where one is not, or stands twice."""
+    """Parameters given as `KEY=VALUE`.
+
+    Raises:
+        UsageError: one is not of this form, or a key is given twice.
+    """
     given: dict[str, str] = {}
     for parameter in parameters:
         key, equals, value = parameter.partition("=")
@@ -180,23 +186,14 @@ def bind_parameters(function: Callable[..., Any], given: Mapping[str, str], targ
     return {key: _converted(key, value, named[key].annotation if key in named else str) for key, value in given.items()}
 
 
-_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-def _converted(key: str, value: str, annotation: object) -> object:
+def _converted(key: str, value: str, annotation: Any) -> object:
+    """A parameter's text as a value of these types; of any other type, the text itself."""
+    if annotation not in (int, float, bool, Path):
+        return value
     try:
-        if annotation is int:
-            return int(value)
-        if annotation is float:
-            return float(value)
-        if annotation is bool:
-            return _BOOLEANS[value.lower()]
-        if annotation is Path:
-            return Path(value)
-    except (ValueError, KeyError):
-        kind = getattr(annotation, "__name__", str(annotation))
-        raise UsageError(f"--param {key}={value}: that is not of type {kind}") from None
-    return value
+        return TypeAdapter(annotation).validate_python(value)
+    except ValidationError:
+        raise UsageError(f"--param {key}={value}: that is not of type {annotation.__name__}") from None
 
 
 def _load_module(path: Path) -> ModuleType:

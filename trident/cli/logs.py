@@ -1,4 +1,4 @@
-"""The log's lines on standard error, and a line of progress below them where that is a terminal."""
+"""The log on standard error; if that is a terminal, with a line of progress below it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def facts_of(text: str) -> tuple[str, dict[str, Any]] | None:
-    """The word and the facts of a line such as ``txn {"txid": 1}``; None where it is a sentence."""
+    """The word and the facts of a line such as ``txn {"txid": 1}``; None if it is a sentence."""
     word, _, facts = text.partition(" ")
     if not facts.startswith("{"):
         return None
@@ -29,7 +29,7 @@ def facts_of(text: str) -> tuple[str, dict[str, Any]] | None:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; the facts of a txid or a recovery stand under that word."""
+    """One JSON object a line. The facts of a line are under its word: ``txn``, ``recovered``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON."""
@@ -50,7 +50,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """A line for people: the time, what happened in words, and the level where it is more than information."""
+    """Lines for people: the time, the level if it is above INFO, and what happened in words."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as text."""
@@ -64,7 +64,7 @@ class TextLines(logging.Formatter):
 
 @contextmanager
 def logging_to_stderr(level: str, form: Literal["auto", "text", "json"]) -> Generator[Callable[[str], None]]:
-    """Log Stormproof's own lines; yields what shows progress (nothing, where standard error is no terminal)."""
+    """Log Stormproof's own lines; yields a function that shows progress, if standard error is a terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -86,9 +86,9 @@ def logging_to_stderr(level: str, form: Literal["auto", "text", "json"]) -> Gene
 
         def show(text: str) -> None:
             status.update(Text(text, no_wrap=True, overflow="ellipsis"))
-            status.start()  # not before there is something to show: a JVM that starts writes lines of its own
+            status.start()  # not earlier: a starting JVM writes lines of its own
 
-        # Lines go through the console, or they would be drawn over by the progress.
+        # Lines go through the console: else the progress would overwrite them.
         handler = _ConsoleHandler(console)
         handler.setFormatter(formatter)
         logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""What an operator decides: `retry`, `dead-letters list|requeue|drop`; each is recorded with who and why."""
+"""An operator's decisions that let a topology go on: `retry`, `ledger adopt`, `ledger accept-change`; each is recorded."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from stormproof.core.message import storable_text
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.output import emit, say
-from stormproof.trident.cli.repair import the_ledger
-from stormproof.trident.cli.stores import Stores, opened, operator
-from stormproof.trident.ledger import events, lives, transactions
-from stormproof.trident.ledger.rows import Event, Run
+from stormproof.trident.cli.stores import Stores, opened
+from stormproof.trident.ledger import events, graphs, lives, transactions
+from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
+from stormproof.trident.ledger.rows import Event
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.steps import to_prepared
 from stormproof.trident.transaction import EventKind, OperatorAction, TxnState
@@ -24,32 +24,30 @@ if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import TopologyRow
 
 
-_LIFE: Final = re.compile(r"[^/\s]+/[A-Za-z0-9_.-]+|[0-9a-f]+(-[0-9a-f]+)*")
-"""How a refused start names another life. A streaming query's has the query's id."""
+_OTHER_LIFE: Final = re.compile(r"[^/\s]+/[A-Za-z0-9_.-]+|[0-9a-f]+(-[0-9a-f]+)*")
+"""How a refused start names another incarnation; that of a streaming query contains the query's id."""
 
 
 def retry_txid(topology: str, txid: int, *, by: str, why: str, as_json: bool) -> None:
-    """Blocked to prepared: the topology's next start tries the commit again."""
-    by = by or operator()
+    """Make a blocked batch prepared again: the topology's next start tries to commit it."""
     with opened() as stores:
+        row = stores.topology(topology)
         with stores.audit.snapshot() as snapshot:
-            row = snapshot.topology(topology)
             found = snapshot.txns(row.incarnation, txid, txid)
         if not found or found[0].state is not TxnState.BLOCKED:
             now = f"is {found[0].state}" if found else "does not exist"
             raise UsageError(
                 f"txid {txid} of topology {topology!r} {now}; only a blocked one can be retried", txid=txid
             )
-        ledger = the_ledger(stores)
-        with ledger.transaction(Run(topology, row.incarnation, row.epoch)) as tx:
-            # First the sinks: killed in between, the batch is still blocked, and a further `retry` finds nothing lost.
+        with stores.transaction(row) as tx:
+            # The sinks come first: if this is killed in between, the batch is still blocked, and `retry` can be repeated.
             restored = _restore_lost(stores, tx, row, txid)
             transactions.unblock(tx, txid)
             action = OperatorAction.RETRY
             detail: dict[str, Json] = {
                 "action": action.value,
                 "by": by,
-                "why": storable_text(why),
+                "why": why,
                 "restored": {sink: storable_text(text) for sink, text in restored.items()},
             }
             events.record(tx, [Event(EventKind.OPERATOR, action, txid=txid, reason=f"retry by {by}", detail=detail)])
@@ -70,13 +68,13 @@ def _retry_text(topology: str, txid: int, restored: Mapping[str, str]) -> None:
 
 
 def _restore_lost(stores: Stores, tx: Tx, row: TopologyRow, txid: int) -> dict[str, str]:
-    """Have each sink that holds the batch, and lost files of it to a power loss, go back to what it was before it.
+    """Take the batch back from each sink that holds it and lost files of it in a power loss; what each of them did.
 
     Raises:
         SinkRefused: a sink cannot go back; the batch stays blocked.
     """
     work, _ = transactions.owed_work(tx, txid)
-    _, bindings = stores.bound(row.name)
+    bindings = stores.bindings(row)
     restored: dict[str, str] = {}
     for sink, item in work.items():
         binding = bindings.get(sink)
@@ -85,7 +83,7 @@ def _restore_lost(stores: Stores, tx: Tx, row: TopologyRow, txid: int) -> dict[s
         try:
             described, input_ = described_sink(binding, stores.database)
         except CannotTell:
-            continue  # of a kind that only its own code can open
+            continue  # a kind of sink that only the topology's code can open
         if not described.may_lose_files:
             continue
         with closing(described.inspect(SinkIdentity(row.name, row.incarnation, sink), input_)) as session:
@@ -96,23 +94,33 @@ def _restore_lost(stores: Stores, tx: Tx, row: TopologyRow, txid: int) -> dict[s
 
 
 def adopt_incarnation(topology: str, incarnation: str, *, by: str, why: str, as_json: bool) -> None:
-    """Let a topology write beside what another life of its name left in a table."""
-    by = by or operator()
+    """Let a topology write to a table in which another incarnation left rows."""
     with opened() as stores:
-        with stores.audit.snapshot() as snapshot:
-            row = snapshot.topology(topology)
-        if not _LIFE.fullmatch(incarnation) or incarnation == row.incarnation:
+        row = stores.topology(topology)
+        if not _OTHER_LIFE.fullmatch(incarnation) or incarnation == row.incarnation:
             raise UsageError(
-                f"{incarnation!r} is no other life than {topology}'s own ({row.incarnation}): give INCARNATION or "
-                "NAME/INCARNATION as the refused start names it",
+                f"{incarnation!r} names no incarnation other than that of {topology} ({row.incarnation}): give INCARNATION "
+                "or NAME/INCARNATION, as the refused start names it",
                 incarnation=incarnation,
             )
-        ledger = the_ledger(stores)
-        with ledger.transaction(Run(topology, row.incarnation, row.epoch)) as tx:
-            lives.adopt(tx, incarnation, by=by, why=storable_text(why))
+        with stores.transaction(row) as tx:
+            lives.adopt(tx, incarnation, by=by, why=why)
     report = {"topology": topology, "incarnation": row.incarnation, "adopted": incarnation, "by": by}
-    emit(
-        report,
-        as_json=as_json,
-        text=lambda: say(f"{topology} may write beside what incarnation {incarnation} left; its rows stay as they are"),
-    )
+    text = f"{topology} may write beside the rows of incarnation {incarnation}, which stay as they are"
+    emit(report, as_json=as_json, text=lambda: say(text))
+
+
+def accept_change(topology: str, fingerprint: str, *, by: str, why: str, as_json: bool) -> None:
+    """Let a topology go on with a changed graph; the refused start named the graph's fingerprint."""
+    if len(fingerprint) != SHOWN_CHARACTERS or not set(fingerprint) <= set("0123456789abcdef"):
+        raise UsageError(
+            f"{fingerprint!r} is no fingerprint of a graph; the refused start of {topology!r} names it",
+            fingerprint=fingerprint,
+        )
+    with opened() as stores:
+        row = stores.topology(topology)
+        with stores.transaction(row) as tx:
+            graphs.accept(tx, fingerprint, by=by, why=why)
+    report = {"topology": topology, "incarnation": row.incarnation, "accepted": fingerprint, "by": by, "why": why}
+    text = f"{topology} may start with the graph {fingerprint}; what its tables hold stays as it is"
+    emit(report, as_json=as_json, text=lambda: say(text))

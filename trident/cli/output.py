@@ -1,4 +1,4 @@
-"""What every command prints and how it ends: JSON or tables on standard output, errors in one line on standard error."""
+"""How every command prints and ends: JSON or text on standard output, errors in one line on standard error."""
 
 from __future__ import annotations
 
@@ -15,29 +15,12 @@ from datetime import datetime
 from enum import Enum, IntEnum
 from typing import Any, Final, NoReturn, TextIO
 
-from stormproof.core.errors import CannotTell, Fenced, Json, StormproofError, UsageError
+from stormproof.core.errors import CannotTell, Fenced, StormproofError, UsageError
 from stormproof.core.message import storable_text
-from stormproof.trident.cli.layout import cell_text, counted, print_table, terminal_width, wrapped
-
-__all__ = [
-    "TRACEBACK_VARIABLE",
-    "Exit",
-    "counted",
-    "emit",
-    "exit_status",
-    "finish",
-    "guarded",
-    "note",
-    "printed",
-    "say",
-    "table",
-    "to_json",
-    "written",
-]
+from stormproof.trident.cli.layout import cell_text, print_table, terminal_width, wrapped
 
 TRACEBACK_VARIABLE: Final = "PYTHONFAULTHANDLER"
-"""Python's own switch for more than one line; set, an unexpected error shows where it was raised."""
-
+"""Python's own variable; if it is set, errors are shown with their tracebacks."""
 
 _NEXT_STEPS: Final = {
     errno.EACCES: "make it accessible for this user, or set STORMPROOF_HOME (and staging_dir) to a folder that is",
@@ -64,7 +47,7 @@ class Exit(IntEnum):
 
 
 def exit_status(error: StormproofError) -> Exit:
-    """The exit status that an error ends a command with."""
+    """The exit status of a command that ends with this error."""
     match error:
         case UsageError():
             return Exit.USAGE
@@ -76,52 +59,54 @@ def exit_status(error: StormproofError) -> Exit:
             return Exit.FAILED
 
 
-def to_json(value: object) -> Json:
-    """A report as JSON values: a dataclass's fields by their names, times as ISO 8601."""
+def json_text(report: object) -> str:
+    """A report as JSON: a dataclass by its fields, a time in ISO 8601."""
+    return json.dumps(report, indent=2, default=_jsonable)
+
+
+def _jsonable(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     match value:
-        case Enum():
-            return to_json(value.value)
-        case None | bool() | int() | float() | str():
-            return value
         case datetime():
             return value.isoformat()
+        case Enum():
+            return value.value
         case Mapping():
-            return {str(to_json(key)): to_json(item) for key, item in value.items()}
+            return dict(value)
         case Iterable() if not isinstance(value, bytes):
-            return [to_json(item) for item in value]
+            return list(value)
         case _:
             raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def emit(report: object, *, as_json: bool, text: Callable[[], None]) -> None:
-    """Print a report: as JSON, or as `text` prints it."""
+    """Print a report: as JSON, or by calling `text`."""
     if as_json:
-        printed(json.dumps(to_json(report), indent=2))
+        printed(json_text(report))
     else:
         text()
 
 
 def say(text: str) -> None:
-    """Lines on standard output; on a terminal broken between words."""
+    """Print lines on standard output, wrapped between words if that is a terminal."""
     for line in _fitted(text, sys.stdout):
         sys.stdout.write(f"{line}\n")
 
 
 def written(text: str, indent: str = "") -> None:
-    """A text that is not ours, such as a payload: control characters escaped, each line indented and broken to fit."""
+    """Print a user's text, such as a payload: control characters are escaped, each line is indented and wrapped."""
     for line in storable_text(text, len(text)).expandtabs(4).split("\n"):
         say(f"{indent}{line}")
 
 
 def printed(text: str) -> None:
-    """Text for another program, exactly as it is."""
+    """Print text for another program, unchanged."""
     sys.stdout.write(f"{text}\n")
 
 
 def note(text: str, end: str = "\n") -> None:
-    """Lines on standard error; on a terminal broken between words."""
+    """Print lines on standard error, wrapped between words if that is a terminal."""
     sys.stderr.write("\n".join(_fitted(text, sys.stderr)) + end)
     sys.stderr.flush()
 
@@ -136,7 +121,7 @@ def _fitted(text: str, stream: TextIO) -> Iterator[str]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on standard output, as wide as the terminal; plain tab-separated lines where that is none."""
+    """Print a table on standard output, as wide as the terminal; if that is none, tab-separated lines."""
     if sys.stdout.isatty():
         print_table(columns, rows, terminal_width(), sys.stdout)
         return
@@ -152,9 +137,9 @@ def finish(status: int) -> NoReturn:
 
 @contextmanager
 def guarded(*, as_json: bool, passing: tuple[type[Exception], ...] = ()) -> Generator[None]:
-    """Turn errors into one line and an exit status; `passing` are those that another one shows.
+    """Turn errors into one line and an exit status. Errors of `passing` are raised, for the caller to show.
 
-    What was printed is flushed in here, so that a reader that has gone, or a full disk, is met here and not at exit.
+    Standard output is flushed here, so that a reader that has gone, or a full disk, is met here and not at exit.
     """
     try:
         try:
@@ -173,9 +158,9 @@ def guarded(*, as_json: bool, passing: tuple[type[Exception], ...] = ()) -> Gene
         note("stormproof: interrupted")
         _error_json(as_json, "interrupted", "interrupted", {})
         finish(Exit.INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is, it is shown and ends the command
+    except Exception as error:  # noqa: BLE001 - the outermost frame shows any error
         if isinstance(error, BrokenPipeError) and _reader_has_gone():
-            _discard_output()  # as `head` does; nothing may be written at exit either
+            _discard_output()  # nothing may be written at exit, either
             finish(Exit.FAILED)
         text, kind = f"{type(error).__name__}: {error}", "unexpected"
         if isinstance(error, OSError) and error.errno in _NEXT_STEPS:
@@ -197,21 +182,21 @@ def guarded(*, as_json: bool, passing: tuple[type[Exception], ...] = ()) -> Gene
 
 
 def _environment(error: OSError) -> str:
-    """What the file system refuses, where, and what to do about it."""
+    """What the operating system refuses, where, and what to do about it."""
     where = error.filename or "standard output, or a file that the system does not name"
     where = where.decode(errors="replace") if isinstance(where, bytes) else where
     return f"{error.strerror}: {where}; {_NEXT_STEPS[error.errno or 0]}"
 
 
 def _reader_has_gone() -> bool:
-    """Whether it is our own output that nobody reads any more; else the error is another connection's."""
+    """Whether the broken pipe is our standard output; if not, it is another connection."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _discard_output() -> None:
-    """What is still to be written to standard output goes nowhere."""
+    """Send the rest of standard output nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""`psql` and `db url`: the database behind the settings, for a person and for other programs."""
+"""`psql` and `db url`: the database that the settings name, for a person and for other programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PSQL: Final = "psql"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one statement gave."""
+    """The result of one statement."""
 
     status: str
     columns: tuple[str, ...]
@@ -35,7 +35,7 @@ class Answer:
 
 
 def open_psql(statements: Sequence[str], arguments: Sequence[str], *, as_json: bool) -> None:
-    """Run the statements, or else the program psql until it ends, whose exit status is the command's.
+    """Run the statements; without any, run the program psql, and end with its exit status.
 
     An embedded server runs at least as long as this does.
 
@@ -66,12 +66,12 @@ def open_psql(statements: Sequence[str], arguments: Sequence[str], *, as_json: b
 
 
 def _take_interrupts() -> None:
-    """A program inherits that a signal is ignored, and psql would never see Ctrl-C."""
+    """Undo the ignoring of SIGINT, which a child process inherits, so that psql sees Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def show_url(*, show_password: bool, as_json: bool) -> None:
-    """Print the database's URL, and say of an embedded one how long it runs."""
+    """Print the database's URL; for an embedded one, note on standard error how long it runs."""
     settings = Settings()
     database = settings.resolve_database()
     url = database.url(show_password=show_password)
@@ -112,7 +112,7 @@ def _run(database: Database, statement: str) -> Iterator[Answer]:
 
 
 def _plain(value: object) -> object:
-    """A value that JSON has, or else its text."""
+    """The value if JSON has such a value, else its text."""
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
@@ -129,7 +129,7 @@ def _text(answers: Sequence[Answer]) -> None:
 
 
 def _find_psql(*, prefer_embedded: bool) -> str:
-    """The program psql: for an embedded server its own, which is of the same version; else first the one on PATH."""
+    """The program psql: for an embedded server the one of its version, else preferably the one on PATH."""
     on_path = shutil.which(PSQL)
     try:
         folder = find_binaries().folder
@@ -146,7 +146,7 @@ def _find_psql(*, prefer_embedded: bool) -> str:
 
 
 def _as_environment(database: Database) -> tuple[dict[str, str], str]:
-    """The variables of libpq, which nobody else sees in a list of processes, and what has no variable, as a conninfo."""
+    """The parameters as variables of libpq, which no list of processes shows; and a conninfo of those without a variable."""
     variables = {o.keyword.decode(): o.envvar.decode() for o in pq.Conninfo.get_defaults() if o.envvar}
     known = {variables[key]: value for key, value in database.parameters if key in variables}
     rest = {key: value for key, value in database.parameters if key not in variables}

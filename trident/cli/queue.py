@@ -1,10 +1,10 @@
-"""`queue put|peek|stats|list`."""
+"""`queue put|peek|stats|list|adopt`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -12,22 +12,21 @@ import sqlalchemy as sa
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.source.postgres_queue import PostgresQueue, QueueStats
-from stormproof.trident.cli.output import counted, emit, say, table
+from stormproof.trident.audit import opener_for
+from stormproof.trident.cli.layout import counted
+from stormproof.trident.cli.output import Exit, emit, finish, say, table
 from stormproof.trident.cli.stores import Stores, opened
+from stormproof.trident.queue_adoption import adopt_queue, texts
 
 SHOWN_CHARACTERS = 200
 
 
 def put_lines(queue: str, source: str, *, as_json: bool) -> None:
-    """Put a file's lines; all of them or, where it fails, none."""
+    """Put a file's lines: all of them, or none if it fails."""
     if source != "-" and not Path(source).is_file():
         raise UsageError(f"--lines {source}: there is no such file", file=source)
-    with opened(makes=True) as stores:
-        into = PostgresQueue(queue, database=stores.database)
-        try:
-            receipt = into.put_lines(source)
-        finally:
-            into.close()
+    with opened(makes=True) as stores, closing(PostgresQueue(queue, database=stores.database)) as into:
+        receipt = into.put_lines(source)
     report = {"queue": queue, "messages": receipt.messages, "first": receipt.first, "last": receipt.last}
     ids = {0: "", 1: f", {receipt.first}"}.get(receipt.messages, f", {receipt.first} to {receipt.last}")
     emit(report, as_json=as_json, text=lambda: say(f"{queue}: {counted(receipt.messages, 'message')} put{ids}"))
@@ -35,20 +34,20 @@ def put_lines(queue: str, source: str, *, as_json: bool) -> None:
 
 def peek(queue: str, count: int, *, as_json: bool) -> None:
     """Show the first messages."""
-    with opened() as stores:
-        of = PostgresQueue(queue, database=stores.database)
-        try:
-            found = of.peek(count)
-        finally:
-            of.close()
-    shown = [(m.shown_id, storable_text(m.payload.decode("utf-8", "backslashreplace"))) for m in found]
+    with opened() as stores, closing(PostgresQueue(queue, database=stores.database)) as of:
+        found = of.peek(count)
+    shown = [(m, storable_text(m.payload.decode("utf-8", "backslashreplace"))) for m in found]
     report = {
         "queue": queue,
-        "messages": [
-            {"id": m.shown_id, "bytes": len(m.payload), "text": text} for m, (_, text) in zip(found, shown, strict=True)
-        ],
+        "messages": [{"id": m.shown_id, "bytes": len(m.payload), "text": text} for m, text in shown],
     }
-    emit(report, as_json=as_json, text=lambda: table(["id", "text"], [(i, t[:SHOWN_CHARACTERS]) for i, t in shown]))
+
+    def text() -> None:
+        table(["id", "text"], [(m.shown_id, text[:SHOWN_CHARACTERS]) for m, text in shown])
+        if not shown:
+            say("no messages: the queue is empty, or all of its readers have read what was put")
+
+    emit(report, as_json=as_json, text=text)
 
 
 def stats(queue: str, *, as_json: bool) -> None:
@@ -72,11 +71,11 @@ def stats(queue: str, *, as_json: bool) -> None:
         if found.refused is not None:
             say(f"refused: {found.refused}")
 
-    emit({**_fields(found), "topologies": readers}, as_json=as_json, text=text)
+    emit({**asdict(found), "topologies": readers}, as_json=as_json, text=text)
 
 
 def list_queues(*, as_json: bool) -> None:
-    """Show every queue with its readers; also where there is none yet."""
+    """Show every queue with its readers. An empty database is no error."""
     with opened(may_be_empty=True) as stores:
         names: list[str] = []
         if not stores.is_empty:
@@ -102,7 +101,7 @@ def list_queues(*, as_json: bool) -> None:
         table(["queue", "put", "bytes", "read by", "ready", "pending", "waiting", "dead"], rows)
 
     report = {
-        "queues": [{**_fields(queue), "topologies": {s: readers[s] for s in queue.subscriptions}} for queue in found]
+        "queues": [{**asdict(queue), "topologies": {s: readers[s] for s in queue.subscriptions}} for queue in found]
     }
     emit(report, as_json=as_json, text=text)
 
@@ -112,14 +111,10 @@ def _stats_of(queue: str, stores: Stores) -> QueueStats:
         return of.stats()
 
 
-def _fields(of: QueueStats) -> dict[str, object]:
-    return {field.name: getattr(of, field.name) for field in fields(of)}
-
-
 def _readers(stores: Stores, queues: Sequence[QueueStats]) -> dict[str, str | None]:
-    """The topology behind each subscription, with the spout that reads where there are several; None where none is known.
+    """The topology behind each subscription, with its spout if it has several; None if none is known.
 
-    A topology subscribes under its incarnation, not under its name: a new life of the name begins anew.
+    A topology subscribes under its incarnation, not its name: a new incarnation reads the queue from the start.
     """
     if not queues:
         return {}
@@ -132,3 +127,20 @@ def _readers(stores: Stores, queues: Sequence[QueueStats]) -> dict[str, str | No
         name = names.get(incarnation)
         found[subscription] = name if name is None or not spout else f"{name}:{spout}"
     return found
+
+
+def adopt(queue: str, *, accept_unproven: bool, by: str, why: str, as_json: bool) -> None:
+    """Take a queue's numbering over to this server; status 4 if something is neither proven nor accepted."""
+    with opened() as stores:
+        found = adopt_queue(
+            queue,
+            stores.database,
+            stores.ledger,
+            stores.audit,
+            opener_for(stores.database),
+            by=by,
+            why=why,
+            accept_unproven=accept_unproven,
+        )
+    emit(found, as_json=as_json, text=lambda: say("\n".join(texts(found))))
+    finish(Exit.DONE if found.adopted else Exit.CANNOT_TELL)

@@ -5,52 +5,48 @@ from __future__ import annotations
 from contextlib import closing
 
 from stormproof.core.errors import SinkRefused, UsageError
-from stormproof.core.message import storable_text
 from stormproof.sinks.protocol import PROBLEM, SinkIdentity, SinkProblem
-from stormproof.trident.audit.inspect import described_sink
+from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
-from stormproof.trident.audit.status import DriverState, driver_state
+from stormproof.trident.audit.status import may_be_running
 from stormproof.trident.cli.output import emit, say
-from stormproof.trident.cli.repair import the_ledger
-from stormproof.trident.cli.stores import Stores, opened, operator
+from stormproof.trident.cli.stores import Stores, opened
 from stormproof.trident.ledger import bindings as kept
 from stormproof.trident.ledger import transactions
-from stormproof.trident.ledger.rows import Run
 from stormproof.trident.ledger.tx import Tx
 
 
 def release_table(topology: str, sink: str, *, by: str, why: str, as_json: bool) -> None:
-    """Take the claim off the table, and forget the table.
+    """Remove the topology's claim from the table, and the table from the ledger.
 
     Raises:
         UsageError: a driver may be running, or a batch was written to the sink or is about to be.
     """
-    by, why = by or operator(), storable_text(why)
     with opened() as stores:
-        row, bindings = stores.bound(topology)
-        if sink not in bindings:
-            names = ", ".join(bindings) or "none"
-            raise UsageError(f"topology {topology!r} has no table behind sink {sink!r}; known: {names}", sink=sink)
-        if driver_state(row) in (DriverState.RUNNING, DriverState.UNKNOWN):
+        row = stores.topology(topology)
+        binding = stores.binding(row, sink)
+        if may_be_running(row):
             raise UsageError(
                 f"topology {topology!r}: its driver {row.driver_host}:{row.driver_pid} may be running: stop it first "
-                "(stormproof status)",
+                f"(stormproof status {topology})",
                 sink=sink,
             )
-        ledger, run = the_ledger(stores), Run(topology, row.incarnation, row.epoch)
-        with ledger.transaction(run) as tx:
+        with stores.transaction(row) as tx:
             _require_unused(tx, topology, sink)
-        released = _release(stores, row, bindings[sink])
-        with ledger.transaction(run) as tx:
+        released = _release(stores, row, binding)
+        with stores.transaction(row) as tx:
             _require_unused(tx, topology, sink)
             kept.unbind(tx, sink, by=by, why=why)
-    target = bindings[sink].target
-    report = {"topology": topology, "sink": sink, "table": target, "claim_removed": released, "by": by, "why": why}
-    emit(
-        report,
-        as_json=as_json,
-        text=lambda: say(f"{topology}: sink {sink} has no table any more; {target} is free for another topology"),
-    )
+    report = {
+        "topology": topology,
+        "sink": sink,
+        "table": binding.target,
+        "claim_removed": released,
+        "by": by,
+        "why": why,
+    }
+    text = f"{topology}: sink {sink} no longer has a table; {binding.target} is free for another topology"
+    emit(report, as_json=as_json, text=lambda: say(text))
 
 
 def _require_unused(tx: Tx, topology: str, sink: str) -> None:
@@ -67,9 +63,10 @@ def _require_unused(tx: Tx, topology: str, sink: str) -> None:
 
 
 def _release(stores: Stores, row: TopologyRow, binding: SinkBinding) -> bool:
-    sink, input_ = described_sink(binding, stores.database)
+    """Remove the claim from the table itself; whether there was one."""
+    identity = SinkIdentity(row.name, row.incarnation, binding.sink)
     try:
-        with closing(sink.inspect(SinkIdentity(row.name, row.incarnation, binding.sink), input_)) as session:
+        with closing(open_for_inspection(identity, binding, stores.database)) as session:
             held = session.held()
             if held is not None:
                 raise UsageError(

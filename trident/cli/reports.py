@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from stormproof.trident import audit
 from stormproof.trident.audit.lifecycle import EndState
-from stormproof.trident.audit.message import MessageReport
+from stormproof.trident.audit.message import MessageReport, Opening
 from stormproof.trident.audit.pace import Pace
 from stormproof.trident.audit.replays import ReplaysReport
 from stormproof.trident.audit.report import VerifyReport
 from stormproof.trident.audit.status import DriverState, StatusReport, TopologyStatus
 from stormproof.trident.audit.txn import TxnReport
-from stormproof.trident.cli.layout import cell_text
-from stormproof.trident.cli.output import Exit, counted, emit, finish, say, table
+from stormproof.trident.cli.layout import cell_text, counted
+from stormproof.trident.cli.output import Exit, emit, finish, say, table
 from stormproof.trident.cli.run_text import recovery_text
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.tuning import Figures
 
 
 def show_status(topology: str | None, *, as_json: bool) -> None:
-    """All topologies; or one in detail, with status 1 where something keeps it from going on."""
+    """Show all topologies; or one in detail, with status 1 if something keeps it from going on."""
     with opened() as stores:
         report = audit.status(stores.audit, topology)
     if topology is None:
@@ -56,7 +56,7 @@ def _status_text(report: StatusReport) -> None:
 
 
 def _topology_text(t: TopologyStatus) -> None:
-    """One topology, with what a person has to see to first."""
+    """One topology, its problems first."""
     for problem in t.problems:
         say(f"PROBLEM {problem.kind}: {problem.text}")
         if problem.command is not None:
@@ -158,7 +158,7 @@ def _pace_text(of: str, p: Pace) -> str:
 
 
 def show_verify(topology: str, first: int, last: int | None, *, as_json: bool) -> None:
-    """Verify, one violation a line, and end with the verdict as exit status."""
+    """Verify a topology, and end with the verdict as exit status."""
     with opened() as stores:
         opener = audit.opener_for(stores.database)
         report = audit.verify(stores.audit, topology, opener, first=first, last=last)
@@ -186,7 +186,7 @@ def _verify_text(report: VerifyReport) -> None:
 
 
 def show_replays(topology: str, *, as_json: bool) -> None:
-    """What was replayed."""
+    """Show what was replayed."""
     with opened() as stores:
         report = audit.replays(stores.audit, topology)
     emit(report, as_json=as_json, text=lambda: _replays_text(report))
@@ -228,15 +228,15 @@ def _replays_text(report: ReplaysReport) -> None:
 
 
 def end_text(end: EndState) -> str:
-    """Where a message stands, in words."""
+    """The state of a message, in words."""
     txid = "" if end.txid is None else f" in txid {end.txid}"
-    since = "" if end.since is None else f" since {end.since.isoformat(timespec='seconds')}"
+    since = "" if end.since is None else f" since {cell_text(end.since)}"
     by = f" by {end.by}" if end.by else ""
     return f"{end.kind.value.replace('_', ' ')}{txid}{since}{by}"
 
 
 def show_txn(topology: str, txid: int, *, as_json: bool) -> None:
-    """One batch."""
+    """Show one batch."""
     with opened() as stores:
         report = audit.txn(stores.audit, topology, txid)
     emit(report, as_json=as_json, text=lambda: _txn_text(report))
@@ -273,11 +273,12 @@ def _txn_text(report: TxnReport) -> None:
     if report.replayed:
         say(f"replayed: {', '.join(report.replayed)}")
     for event in report.events:
-        say(" ".join(str(part) for part in (event.at, event.kind, event.sink, event.message, event.text) if part))
+        at = None if event.at is None else cell_text(event.at)
+        say(" ".join(str(part) for part in (at, event.kind, event.sink, event.message, event.text) if part))
 
 
 def show_message(topology: str, message: str, *, as_json: bool) -> None:
-    """One message."""
+    """Show one message."""
     with opened() as stores:
         report = audit.message(stores.audit, topology, message)
     emit(report, as_json=as_json, text=lambda: _message_text(report))
@@ -285,18 +286,28 @@ def show_message(topology: str, message: str, *, as_json: bool) -> None:
 
 def _message_text(report: MessageReport) -> None:
     say(f"message {report.message} of {report.topology}: {end_text(report.end)}")
+    if not report.in_source:
+        say(
+            "the source has no such message now: it was removed after it was read, or never existed (its id fits the slice)"
+        )
     for opening in report.openings:
-        retry = " (a retry)" if opening.retry else ""
-        failed = ", failed there" if opening.failed else ", returned from there" if opening.returned else ""
-        say(f"opened in txid {opening.txid}{retry}: {opening.state}{failed}")
+        say(opening_text(opening))
     for failure in report.failures:
         say(f"failed in txid {failure.txid}, {failure.component}: {failure.reason}: {failure.error[:500]}")
     for returned in report.returned:
         say(f"returned from txid {returned.txid}, no failure counted: {returned.error[:500]}")
     for action in report.operator:
-        hashes = (
-            f"; payload {action.payload_sha256[:12]} replaced by {action.new_payload_sha256[:12]}"
-            if action.payload_sha256 is not None and action.new_payload_sha256 is not None
-            else ""
-        )
+        hashes = hashes_text(action.payload_sha256, action.new_payload_sha256)
         say(f"{action.action} by {action.by}: {action.why or 'no reason given'}{hashes}")
+
+
+def opening_text(opening: Opening) -> str:
+    """One batch that opened a message, in words."""
+    retry = " (a retry)" if opening.retry else ""
+    how = ", failed there" if opening.failed else ", returned from there" if opening.returned else ""
+    return f"opened in txid {opening.txid}{retry}: {opening.state}{how}"
+
+
+def hashes_text(old: object, new: object) -> str:
+    """That an edit replaced a payload, by the SHA-256 of both; empty if there was no edit."""
+    return "" if old is None or new is None else f"; payload {str(old)[:12]} replaced by {str(new)[:12]}"

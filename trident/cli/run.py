@@ -1,4 +1,4 @@
-"""`run`: loads a topology and drives it, with progress, one log line a txid, and an orderly end on a signal."""
+"""`run`: loads a topology and drives it, with progress, a log line for each txid, and an orderly end on a signal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from stormproof.core.errors import UsageError
@@ -27,53 +26,44 @@ ENGINES: Final = ("spark", "inline")
 STOPPED_BY_SIGNAL: Final = "signal"
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 ONE_SIGNAL_S: Final = 0.3
-"""Who ends a process group often signals process and group: that is one wish, not two."""
+"""Two signals within this time count as one: whoever ends a process group often signals process and group."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """The command's options."""
-
-    target: str
-    guarantee: str | None = None
-    until_idle: bool = False
-    parameters: tuple[str, ...] = ()
-    max_messages: int | None = None
-    max_bytes: int | None = None
-    interval_s: float | None = None
-    in_flight: int | None = None
-    latency_target_s: float | None = None
-    engine: str = "spark"
-    max_batches: int | None = None
-    log_format: str | None = None
-    as_json: bool = False
-
-
-def run_topology(request: RunRequest) -> None:
-    """Run, and end with status 130 where a signal ended it."""
-    engine = _engine(request.engine)
-    settings = _settings(request)
-    topology, module = load_topology(request.target, request.parameters)
-    guarantee = as_guarantee(request.guarantee or topology.guarantee or "exactly-once")
+def run_topology(
+    target: str,
+    parameters: Sequence[str],
+    *,
+    guarantee: str | None,
+    engine: str,
+    until_idle: bool,
+    max_batches: int | None,
+    as_json: bool,
+    **chosen: float | str | None,
+) -> None:
+    """Run a topology; end with status 130 if a signal stopped it. `chosen` are settings, those that are not None."""
+    engine_choice = _engine(engine)
+    settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
+    topology, module = load_topology(target, parameters)
+    promised = as_guarantee(guarantee or topology.guarantee or "exactly-once")
     with logging_to_stderr(settings.log_level, settings.log_format) as progress, Stopping() as stopping:
-        if engine == "spark":
+        if engine_choice == "spark":
             _ship_by_value(module)
             note(f"starting Spark ({settings.master}) and reaching Postgres for topology {topology.name!r} ...")
         with driver(
             topology,
-            guarantee,
+            promised,
             settings=settings,
-            engine=engine,
-            options=options_of(settings, guarantee),
-            until_idle=request.until_idle,
-            max_batches=request.max_batches,
+            engine=engine_choice,
+            options=options_of(settings, promised),
+            until_idle=until_idle,
+            max_batches=max_batches,
             on_batch=_progress_of(topology.name, progress),
             on_ready=stopping.attach,
         ) as coordinator:
-            note(f"running {topology.name!r} {guarantee} on {request.engine}; Ctrl-C stops after what is in flight")
+            note(f"running {topology.name!r} {promised} on {engine}; Ctrl-C stops after what is in flight")
             progress("waiting for the first batch ...")
             statistics = coordinator.run()
-    emit(statistics, as_json=request.as_json, text=lambda: say(run_text(statistics)))
+    emit(statistics, as_json=as_json, text=lambda: say(run_text(statistics)))
     finish(Exit.INTERRUPTED if statistics.stopped == STOPPED_BY_SIGNAL else Exit.DONE)
 
 
@@ -85,20 +75,8 @@ def _engine(name: str) -> EngineChoice:
     raise UsageError(f"--engine {name}: known are {', '.join(ENGINES)}")
 
 
-def _settings(request: RunRequest) -> Settings:
-    chosen = {
-        "batch_messages": request.max_messages,
-        "batch_bytes": request.max_bytes,
-        "poll_interval_s": request.interval_s,
-        "max_batches_in_flight": request.in_flight,
-        "latency_target_s": request.latency_target_s,
-        "log_format": request.log_format,
-    }
-    return Settings(**{name: value for name, value in chosen.items() if value is not None})
-
-
 def _ship_by_value(module: ModuleType) -> None:
-    """Executors cannot import a file that was loaded by its path: its functions travel whole."""
+    """Pickle the module's functions whole: executors cannot import a file that was loaded by its path."""
     from pyspark import cloudpickle
 
     register = cast("Callable[[ModuleType], None]", cloudpickle.register_pickle_by_value)
@@ -125,10 +103,10 @@ class Stoppable(Protocol):
 
 
 class Stopping:
-    """SIGINT and SIGTERM stop after the batches in flight, a second one at once: a crash, which the next start recovers.
+    """SIGINT and SIGTERM stop the run after the batches in flight; a second one ends the process at once, as a crash does.
 
-    One that comes while everything starts is kept until then: a JVM whose Python dies before it has said where it
-    listens stays for ever.
+    A signal during the start takes effect once everything has started: a JVM whose Python process dies before the two
+    are connected would stay for ever.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -146,7 +124,7 @@ class Stopping:
             signal.signal(number, handler)
 
     def attach(self, running: Stoppable) -> None:
-        """Everything stands: from here on a signal reaches the run. PySpark put a handler of its own there meanwhile."""
+        """Have signals stop this run, which has started. PySpark has meanwhile installed a handler of its own."""
         self._running = running
         for number in SIGNALS:
             signal.signal(number, self._handle)
@@ -173,7 +151,7 @@ class Stopping:
 
 
 def _end_jvm() -> None:
-    """End Spark's JVM, which may not have begun to watch for our end. An embedded Postgres stays for its other users."""
+    """End Spark's JVM, which may not watch for our end yet. An embedded Postgres keeps running for its other users."""
     import psutil
 
     for child in psutil.Process().children(recursive=True):

@@ -1,4 +1,4 @@
-"""What a run says to a person: a short line for each batch, a running total, and how it ended."""
+"""A run's texts for people: a line for each batch, a running total, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REASON_CHARACTERS: Final = 120
 
 
 def log_line(word: str, facts: Mapping[str, Any]) -> str | None:
-    """A line of the log in words; None where there are none for it."""
+    """A line of the log in words; None if there are no words for it."""
     told = _TOLD.get(word)
     return None if told is None else told(facts)
 
@@ -60,17 +60,17 @@ def _recovery(f: Mapping[str, Any]) -> str:
 
 
 def recovery_text(f: Mapping[str, Any]) -> str:
-    """What a start did about what an earlier one had left undone."""
+    """What a start did about what an earlier run left unfinished."""
     done = [f"{words} {', '.join(map(_txid, f[key]))}" for key, words in _RECOVERED.items() if f.get(key)]
     if f.get("files_swept"):
-        done.append(f"removed {counted(f['files_swept'], 'file')} of attempts that died")
+        done.append(f"removed {counted(f['files_swept'], 'file')} of dead attempts")
     if f.get("in_hand"):
         done.append(f"set {counted(len(f['in_hand']), 'message')} apart that a driver died of")
-    return "; ".join(done) or "nothing was left undone"
+    return "; ".join(done) or "nothing was left unfinished"
 
 
 def _txid(item: object) -> str:
-    """A txid, or one with its sink."""
+    """A txid, or a pair of txid and sink."""
     return f"{item[0]} at {item[1]}" if isinstance(item, list) else str(item)
 
 
@@ -87,7 +87,7 @@ _TOLD: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a run has done so far, for one line of a terminal."""
+    """What a run has done so far, for the line of progress."""
 
     topology: str
     batches: int = 0
@@ -117,7 +117,7 @@ class Progress:
 
 
 def run_text(s: RunStatistics) -> str:
-    """What a run did, why it ended, and the next command."""
+    """A run's summary: what it did, why it ended, and the next command."""
     lines = [
         f"{s.topology} ({s.guarantee}, epoch {s.epoch}): {counted(s.batches, 'batch', 'batches')}, "
         f"{counted(s.messages, 'message')} committed, {counted(s.failed, 'failure')}{_reasons(s)}, "

@@ -10,7 +10,7 @@ from stormproof.trident.grants import grants_sql
 
 
 def migrate_schema(*, as_json: bool) -> None:
-    """Migrate, and say to what."""
+    """Migrate the schema to the newest revision."""
     with opened(checked=False) as stores:
         before = state(stores.engine)
         after = migrate(stores.engine)
@@ -20,7 +20,7 @@ def migrate_schema(*, as_json: bool) -> None:
 
 
 def check_schema(*, as_json: bool) -> None:
-    """Say which revision there is; status 1 where it is not the needed one."""
+    """Show the schema's revision; status 1 if it is not the needed one."""
     with opened(checked=False) as stores:
         found = state(stores.engine)
         where = stores.database.redacted
@@ -31,13 +31,13 @@ def check_schema(*, as_json: bool) -> None:
 
 
 def print_sql(*, as_json: bool) -> None:
-    """The SQL, for a person to run; needs no database."""
+    """Print the schema's SQL, for a person to run; needs no database."""
     lines: list[str] = []
     sql(lines.append)
     emit({"sql": "\n".join(lines)}, as_json=as_json, text=lambda: printed("\n".join(lines)))
 
 
 def print_grants(role: str, kind: RoleKind, driver: str | None, *, as_json: bool) -> None:
-    """The GRANT statements, for a person to run; needs no database."""
+    """Print a role's GRANT statements, for a person to run; needs no database."""
     text = "\n".join(grants_sql(role, kind, driver))
     emit({"sql": text}, as_json=as_json, text=lambda: printed(text))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,17 +14,19 @@ if TYPE_CHECKING:
     from stormproof.core.settings import Settings
     from stormproof.trident.audit import AuditLedger
     from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
+    from stormproof.trident.ledger.ledger import Ledger
+    from stormproof.trident.ledger.tx import Tx
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Settings, database and engine of one command."""
+    """Settings, database and SQLAlchemy engine of one command."""
 
     settings: Settings
     database: Database
     engine: sa.Engine
     is_empty: bool = False
-    """There is no schema yet, and the command was content with that."""
+    """There is no schema yet, which the command accepts."""
 
     @property
     def audit(self) -> AuditLedger:
@@ -34,26 +35,64 @@ class Stores:
 
         return AuditLedger(self.engine)
 
-    def bound(self, topology: str) -> tuple[TopologyRow, dict[str, SinkBinding]]:
-        """A topology, and the tables that the ledger knows, by their sinks' names.
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger, for an operator's decisions: it starts no topology."""
+        from stormproof.core.clock import SystemClock
+        from stormproof.trident.ledger.ledger import Ledger
+
+        def no_incarnation() -> str:
+            raise AssertionError("an operator's command starts no topology")
+
+        return Ledger(self.engine, SystemClock(), no_incarnation)
+
+    @contextmanager
+    def transaction(self, topology: TopologyRow) -> Generator[Tx]:
+        """A ledger transaction under the epoch that the topology had; see `Ledger.transaction`."""
+        from stormproof.trident.ledger.rows import Run
+
+        with self.ledger.transaction(Run(topology.name, topology.incarnation, topology.epoch)) as tx:
+            yield tx
+
+    def topology(self, name: str) -> TopologyRow:
+        """A topology.
 
         Raises:
             UsageError: there is no such topology; names the known ones.
         """
         with self.audit.snapshot() as snapshot:
-            row = snapshot.topology(topology)
-            return row, {binding.sink: binding for binding in snapshot.sinks(row.incarnation)}
+            return snapshot.topology(name)
+
+    def bindings(self, topology: TopologyRow) -> dict[str, SinkBinding]:
+        """The tables that the ledger knows of a topology, by their sinks' names."""
+        with self.audit.snapshot() as snapshot:
+            return {binding.sink: binding for binding in snapshot.sinks(topology.incarnation)}
+
+    def binding(self, topology: TopologyRow, sink: str) -> SinkBinding:
+        """The table behind a sink.
+
+        Raises:
+            UsageError: the ledger knows no table behind such a sink; names the known ones.
+        """
+        from stormproof.core.errors import UsageError
+
+        found = self.bindings(topology)
+        if sink not in found:
+            known = ", ".join(found) or "none"
+            raise UsageError(f"topology {topology.name!r} has no table behind sink {sink!r}; known: {known}", sink=sink)
+        return found[sink]
 
 
 @contextmanager
 def opened(*, checked: bool = True, makes: bool = False, may_be_empty: bool = False) -> Generator[Stores]:
-    """The settings' database; `checked` requires its schema, which is made only where the command `makes` things.
-    Where there is none, and it `may_be_empty`, the command is told.
+    """The database that the settings name; `checked` requires its schema.
+
+    A missing schema is created if the command `makes` things, and reported as `Stores.is_empty` if it `may_be_empty`.
 
     Raises:
-        SettingsError: none is named, or its schema is missing or old (an old one of the embedded database is migrated).
+        SettingsError: no database is named, or its schema is missing or old (that of the embedded database is migrated).
         StoreUnavailable: it cannot be reached.
-        MissingRight: its role may not read the schema, or not make it.
+        MissingRight: its role may not read the schema, or not create it.
     """
     from stormproof.core.postgres.database import connect
     from stormproof.core.settings import Settings
@@ -64,7 +103,7 @@ def opened(*, checked: bool = True, makes: bool = False, may_be_empty: bool = Fa
     settings = Settings()
     import_plugins(settings.plugins)
     database = settings.resolve_database()
-    # First in its own right: this error names the database and the setting, and shows no secret.
+    # Connect without SQLAlchemy first: this error names the database and the setting, and shows no secret.
     connect(database, application_name="stormproof").close()
     engine = ledger_engine(database)
     try:
@@ -74,11 +113,3 @@ def opened(*, checked: bool = True, makes: bool = False, may_be_empty: bool = Fa
         yield Stores(settings, database, engine, is_empty)
     finally:
         engine.dispose()
-
-
-def operator() -> str:
-    """Who is at the keyboard, for the records."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"
