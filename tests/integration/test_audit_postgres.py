@@ -142,7 +142,9 @@ def test_an_untouched_run_verifies_clean_and_every_question_is_answered(done: Sh
     first = done("queue", "peek", "lines", "-n", "1")["messages"][0]
     assert first["text"] == "a m0"
     followed = done("audit", "message", "words", first["id"])
-    assert (followed["end"]["kind"], followed["end"]["txid"]) == ("committed", 1)
+    assert (followed["end"]["kind"], followed["end"]["txid"], followed["in_source"]) == ("committed", 1, True)
+    xid, _, number = first["id"].rpartition("-")
+    assert not done("audit", "message", "words", f"{xid}-{int(number) + 1000}")["in_source"]
     assert {s["sink"] for s in done("audit", "txn", "words", "1")["sinks"]} == {"delta", "pg"}
     done("audit", "message", "words", "1-1", status=2)
 

@@ -48,18 +48,18 @@ def faults() -> list[Fault]:
 
 _HEAD = """# Faults of the environment
 
-A message fails only by its own fault: by what a function, a decoder or a table's rule says of that message. Whatever
-else a run meets is the environment's. Then no message counts a failure, none becomes a dead letter, and the run goes
-on exactly once when the cause is gone.
+A message fails only by its own fault: a function, a decoder or a table's rule refuses that message. All other faults
+belong to the environment. They make no message count a failure and none a dead letter, and once the cause is gone the
+run goes on exactly once.
 
 Made by `tools/faults_doc.py` from the faults that the tests try: do not edit. `make torture ARGS='--only
-environment'` tries all of them, `integration/test_fault_table.py` some at each run, by its seed. Each starts a run by
-the command line, has the fault happen, and checks what the run says and its exit status. Then it checks that no
-message was blamed, takes the cause away, does what the last column says, and compares three tables with the input and
-`audit verify` with both.
+environment'` tries all of them; `integration/test_fault_table.py` tries some, chosen by the run's seed. Each test starts
+a run from the command line, causes the fault, and checks what the run says and its exit status. Then it checks that no
+message was blamed, removes the cause, does what the last column says, and checks three tables against the input and
+with `audit verify`.
 
-A run says what befell it in one line on standard error, which begins with `stormproof:`. `...` stands for what
-differs: a path, a name, a position.
+A run reports the fault in one line on standard error, which begins with `stormproof:`. In the table `...` stands for
+what differs from run to run: a path, a name, a position.
 
 | fault | the run says | exit status | messages blamed | how it goes on |
 | --- | --- | --- | --- | --- |

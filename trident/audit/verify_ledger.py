@@ -210,12 +210,7 @@ def _sink_rows(rows: LedgerRows, findings: Findings) -> None:
             )
             continue
         for txn in missing:
-            findings.violation(
-                ViolationKind.SINK_ROW_MISSING,
-                f"txid {txn.txid} is {txn.state}, and the ledger does not say what it writes to sink {binding.sink!r}",
-                txid=txn.txid,
-                sink=binding.sink,
-            )
+            _row_missing(txn, binding.sink, findings)
     for (txid, sink), work in has.items():
         owner = rows.txns.get(txid)
         if work.outcome is SinkOutcome.SKIPPED:
@@ -229,18 +224,22 @@ def _sink_rows(rows: LedgerRows, findings: Findings) -> None:
             )
 
 
+def _row_missing(txn: Txn, sink: str, findings: Findings) -> None:
+    findings.violation(
+        ViolationKind.SINK_ROW_MISSING,
+        f"txid {txn.txid} is {txn.state}, and the ledger does not say what it writes to sink {sink!r}",
+        txid=txn.txid,
+        sink=sink,
+    )
+
+
 def _by_graph(rows: LedgerRows, fixed: Sequence[Txn], has: Collection[tuple[int, str]], findings: Findings) -> None:
     """Every batch has a row for each sink that the topology had in the batch's epoch."""
     for txn in fixed:
         graph = next(g for g in reversed(rows.graphs) if g.epoch <= txn.epoch)
         for sink in sorted(graph.sinks):
             if (txn.txid, sink) not in has:
-                findings.violation(
-                    ViolationKind.SINK_ROW_MISSING,
-                    f"txid {txn.txid} is {txn.state}, and the ledger does not say what it writes to sink {sink!r}",
-                    txid=txn.txid,
-                    sink=sink,
-                )
+                _row_missing(txn, sink, findings)
     for binding in rows.bindings:
         left = None
         for graph in rows.graphs:

@@ -65,27 +65,18 @@ def _message(trace: Trace, records: Records, findings: Findings) -> None:
         and txn.state is TxnState.COMMITTED
         and not trace.left_out_of(txn)
     ]
+
+    def twice(text: str, txid: int) -> None:
+        findings.violation(
+            ViolationKind.MESSAGE_TWICE, f"message {name} was committed in {text}", txid=txid, message=name
+        )
+
     if len(succeeded) > 1:
-        findings.violation(
-            ViolationKind.MESSAGE_TWICE,
-            f"message {name} was committed in txid {succeeded[0]} and again in txid {succeeded[1]}",
-            txid=succeeded[1],
-            message=name,
-        )
-    if succeeded and trace.txids[-1] > succeeded[0] and len(succeeded) == 1:
-        findings.violation(
-            ViolationKind.MESSAGE_TWICE,
-            f"message {name} was committed in txid {succeeded[0]} and opened again in txid {trace.txids[-1]}",
-            txid=trace.txids[-1],
-            message=name,
-        )
+        twice(f"txid {succeeded[0]} and again in txid {succeeded[1]}", succeeded[1])
+    elif succeeded and trace.txids[-1] > succeeded[0]:
+        twice(f"txid {succeeded[0]} and opened again in txid {trace.txids[-1]}", trace.txids[-1])
     if succeeded and name in records.waiting:
-        findings.violation(
-            ViolationKind.MESSAGE_TWICE,
-            f"message {name} was committed in txid {succeeded[0]} and waits for a retry",
-            txid=succeeded[0],
-            message=name,
-        )
+        twice(f"txid {succeeded[0]} and waits for a retry", succeeded[0])
     end = end_of(trace, records)
     owed = end.kind is EndKind.WAITING and not _waits(name, records)
     if end.kind is EndKind.UNKNOWN or owed:

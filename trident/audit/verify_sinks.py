@@ -214,34 +214,21 @@ class _Comparison:
     def _held_though(self, txn: Txn) -> None:
         """Judge a batch that the sink holds by its state in the ledger."""
         exactly = txn.guarantee is Guarantee.EXACTLY_ONCE
-        where = f"txid {txn.txid}, sink {self._sink!r}"
+
+        def note(kind: NoticeKind, text: str) -> None:
+            where = f"txid {txn.txid}, sink {self._sink!r}"
+            self._findings.notice(kind, f"{where}: {text}", txid=txn.txid, sink=self._sink, messages=txn.messages)
+
         match txn.state:
             case TxnState.COMMITTED:
                 return
             case TxnState.PREPARED | TxnState.BLOCKED:
-                self._findings.notice(
-                    NoticeKind.PENDING_IN_LEDGER,
-                    f"{where}: committed in the sink, pending in the ledger ({txn.state})",
-                    txid=txn.txid,
-                    sink=self._sink,
-                    messages=txn.messages,
-                )
+                note(NoticeKind.PENDING_IN_LEDGER, f"committed in the sink, pending in the ledger ({txn.state})")
             case TxnState.OPEN if not exactly or self._later.may_be_held(txn.txid, self._sink):
-                self._findings.notice(
-                    NoticeKind.PENDING_IN_LEDGER,
-                    f"{where}: written to the sink, still open in the ledger",
-                    txid=txn.txid,
-                    sink=self._sink,
-                    messages=txn.messages,
-                )
+                note(NoticeKind.PENDING_IN_LEDGER, "written to the sink, still open in the ledger")
             case TxnState.ABORTED if not exactly:
-                self._findings.notice(
-                    NoticeKind.DUPLICATE_POSSIBLE,
-                    f"{where}: duplicate possible: the sink holds it, and its {txn.messages} messages were given back",
-                    txid=txn.txid,
-                    sink=self._sink,
-                    messages=txn.messages,
-                )
+                given_back = f"its {txn.messages} messages were given back"
+                note(NoticeKind.DUPLICATE_POSSIBLE, f"duplicate possible: the sink holds it, and {given_back}")
             case TxnState.ABANDONED:
                 return  # `verify_messages` notes how much may be lost
             case _:

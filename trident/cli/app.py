@@ -72,7 +72,7 @@ def run(
     target: Annotated[str, typer.Argument(metavar="FILE.py:NAME", help="A Topology, or a function that returns one.")],
     *,
     guarantee: Annotated[
-        str | None, typer.Option(help="exactly-once, at-least-once or at-most-once; beats the topology's own.")
+        str | None, typer.Option(help="exactly-once, at-least-once or at-most-once; overrides the topology's own.")
     ] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End once nothing is left to read.")] = False,
     param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
@@ -84,18 +84,18 @@ def run(
     in_flight: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Most batches in flight: the next run while the lowest commits. 1, or with a target 4."
+            min=1, help="Most batches in flight: later ones run while the lowest commits. Default: 1, with a target 4."
         ),
     ] = None,
     latency_target: Annotated[
         float | None,
         typer.Option(
             min=0.001,
-            help="Tune size and number of batches, up to these limits, to commit within so many seconds of their open.",
+            help="Tune size and number of batches, within these limits, to commit this many seconds after the open.",
         ),
     ] = None,
     engine: Annotated[str, typer.Option(help="spark, or inline: in this process, for trying things out.")] = "spark",
-    max_batches: Annotated[int | None, typer.Option(min=1, help="End after so many batches.")] = None,
+    max_batches: Annotated[int | None, typer.Option(min=1, help="End after this many batches.")] = None,
     log_format: Annotated[
         str | None,
         typer.Option(help="text: a short line a batch; json: one object a line; default: auto, by the terminal."),
@@ -104,8 +104,8 @@ def run(
 ) -> None:
     """Run a topology: from its source to its sinks, batch by batch, until idle or stopped.
 
-    Exit status: 0 where it ended by itself, 130 where a signal stopped it, 3 where another driver took over, 1 where it met
-    an error, 2 where it cannot start as it is called. Example: stormproof run mine.py:words --param lake=lake --until-idle
+    Exit status: 0 if it ended by itself, 130 if a signal stopped it, 3 if another driver took over, 1 after an error, 2 if
+    it cannot start as it is called. Example: stormproof run mine.py:words --param lake=lake --until-idle
     """
     from stormproof.trident.cli.run import run_topology
 
@@ -131,7 +131,7 @@ def explain(
     target: Annotated[str, typer.Argument(metavar="FILE.py:NAME", help="A Topology, or a function that returns one.")],
     *,
     param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
-    guarantee: Annotated[str | None, typer.Option(help="Under which guarantee; default: the topology's own.")] = None,
+    guarantee: Annotated[str | None, typer.Option(help="The guarantee; default: the topology's own.")] = None,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it as .svg, or as .dot for Graphviz.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -146,10 +146,10 @@ def status(
     topology: Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="One in detail; default: all.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show each topology's driver, backlog, sinks and what is blocked; one in detail, with a status for monitoring.
+    """Show each topology's driver, backlog, sinks and blocked txids; or one in detail, with an exit status for monitoring.
 
-    With TOPOLOGY the exit status is 1 where something keeps it from going on (a blocked txid, a refused start, a driver
-    that is gone), else 0. Example: stormproof status orders --json
+    With TOPOLOGY the exit status is 1 if something keeps it from going on (a blocked txid, a refused start, a driver that
+    is gone), else 0. Example: stormproof status orders --json
     """
     from stormproof.trident.cli.reports import show_status
 
@@ -187,7 +187,7 @@ def doctor(
     ] = RoleKind.DRIVER,
     as_json: AsJson = False,
 ) -> None:
-    """Check all that a run needs, and say what to do about what is missing; exit status 1 where something is."""
+    """Check all that a run needs, and say what to do about what is missing; exit status 1 if a check fails."""
     from stormproof.trident.cli.doctor import examine
 
     examine(spark=spark, kind=kind, as_json=as_json)
@@ -195,7 +195,7 @@ def doctor(
 
 @app.command()
 def init(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder, which is made where it is missing.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder; created if it is missing.")],
     as_json: AsJson = False,
 ) -> None:
     """Write a first topology, its test, its settings and a systemd unit into a folder; overwrites nothing."""
@@ -212,7 +212,7 @@ def jars(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch Delta's jars, once; nothing is done where they are there and whole. Status 1 where they do not come."""
+    """Fetch Delta's jars, unless they are there and whole; exit status 1 if they cannot be fetched."""
     from stormproof.trident.cli.jars import fetch_jars
 
     fetch_jars(folder, as_json=as_json)
@@ -229,7 +229,7 @@ def psql(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Open psql on the settings' database, or run SQL; an embedded Postgres runs meanwhile."""
+    """Open psql on the database that the settings name, or run SQL; an embedded Postgres runs meanwhile."""
     from stormproof.trident.cli.psql import open_psql
 
     open_psql(command or [], arguments or [], as_json=as_json)
@@ -253,7 +253,7 @@ def queue_put(
     lines: Annotated[str, typer.Option("--lines", metavar="FILE", help="One message a line; - is standard input.")],
     as_json: AsJson = False,
 ) -> None:
-    """Put a file's lines into a queue, which is made where it is missing; all of them, or none.
+    """Put a file's lines into a queue, all of them or none; the queue is created if it is missing.
 
     Example: stormproof queue put lines --lines words.txt
     """
@@ -294,13 +294,14 @@ def queue_list(as_json: AsJson = False) -> None:
 def queue_adopt(
     queue: QueueName,
     accept_unproven: Annotated[
-        bool, typer.Option("--accept-unproven", help="Also where something is not proven; needs --why, on record.")
+        bool,
+        typer.Option("--accept-unproven", help="Adopt even if something is not proven; needs --why, and is recorded."),
     ] = False,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take a queue over to this server: after a dump and restore, a fail-over to a standby, or pg_upgrade.
+    """Take a queue over to this server, after a dump and restore, a fail-over to a standby, or pg_upgrade.
 
     Compares ledger, sinks and queue first. Status 0: adopted, or nothing to adopt. Status 4: something is not proven; each
     is named, and nothing was changed.
@@ -319,8 +320,8 @@ def audit_verify(
 ) -> None:
     """Check ledger, sinks and source against each other.
 
-    Exit status: 0 where all was compared and agrees, 1 where there is a violation, 4 where the evidence for an answer is
-    gone. Example: stormproof audit verify orders --first 100
+    Exit status: 0 if all was compared and agrees, 1 if there is a violation, 4 if the evidence for an answer is gone.
+    Example: stormproof audit verify orders --first 100
     """
     from stormproof.trident.cli.reports import show_verify
 
@@ -345,7 +346,7 @@ def audit_txn(topology: TopologyName, txid: Txid, as_json: AsJson = False) -> No
 
 @audit_app.command("message")
 def audit_message(topology: TopologyName, message: MessageId, as_json: AsJson = False) -> None:
-    """Show what became of a message: the batches that had it, its failures, where it stands now.
+    """Show what became of a message: the batches that opened it, its failures, and its state now.
 
     Example: stormproof audit message orders 753-12
     """
@@ -364,7 +365,7 @@ def ledger_migrate(as_json: AsJson = False) -> None:
 
 @ledger_app.command("check")
 def ledger_check(as_json: AsJson = False) -> None:
-    """Say which version the database's schema has; exit status 1 where it is not the needed one."""
+    """Show the version of the database's schema; exit status 1 if this program needs another one."""
     from stormproof.trident.cli.schema import check_schema
 
     check_schema(as_json=as_json)
@@ -378,7 +379,7 @@ def ledger_adopt(
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Let a topology write to a table in which another life left rows: of a lost ledger, or of another topology."""
+    """Let a topology write to a table with rows of another incarnation: of a lost ledger, or of another topology."""
     from stormproof.trident.cli.operate import adopt_incarnation
 
     adopt_incarnation(topology, incarnation, by=by, why=why, as_json=as_json)
@@ -417,7 +418,7 @@ def ledger_accept_change(
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Let a topology go on whose sinks are given other columns, keys or folds than before."""
+    """Let a topology go on although its sinks are given other columns, keys or folds than before."""
     from stormproof.trident.cli.operate import accept_change
 
     accept_change(topology, fingerprint, by=by, why=why, as_json=as_json)
@@ -431,9 +432,9 @@ def ledger_release_table(
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Give a table up that a topology has claimed and never wrote to, so that another topology can have it.
+    """Give up a table that a topology has claimed and never wrote to, so that another topology can claim it.
 
-    The next start of this one claims a table anew, and is refused where another has it by then.
+    The next start of this topology claims a table again, and is refused if another topology has it by then.
     """
     from stormproof.trident.cli.release_table import release_table
 
@@ -446,15 +447,17 @@ def ledger_adopt_table(
     sink: SinkName,
     accept_loss: Annotated[
         bool,
-        typer.Option("--accept-loss", help="Also where rows of committed txids are gone; makes a table that is gone."),
+        typer.Option(
+            "--accept-loss", help="Give up rows of committed txids that are gone; create the table if it is gone."
+        ),
     ] = False,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take a table that was restored from a dump for a sink's own; it must be able to hold what the ledger says.
+    """Make a table that was restored from a dump a sink's own; it must be able to hold what the ledger says.
 
-    Where it is not, what is missing is named; `--accept-loss` gives it up, on record. Its messages do not come again.
+    If rows are missing, they are named; `--accept-loss` gives them up, on record. Their messages are not handed out again.
     """
     from stormproof.trident.cli.adopt_table import adopt_table
 
@@ -465,13 +468,13 @@ def ledger_adopt_table(
 def ledger_prune(
     topology: Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="Default: every topology.")] = None,
     older_than: Annotated[str, typer.Option("--older-than", metavar="AGE", help="As in 30d, 12h, 2w.")] = "30d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     by: By = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take old batches out of the ledger; never what a sink, a message that still waits or an open batch needs.
+    """Remove old batches from the ledger, but nothing that a sink, a waiting message or an open batch needs.
 
-    Rejects, skips and operators' words stay. The audit then begins behind what was pruned, and says so.
+    Rejects, skips and operators' decisions stay. The audit then begins after the pruned txids, and says so.
     """
     from stormproof.trident.cli.prune import prune_ledger
 
