@@ -1,9 +1,8 @@
-"""P8: what a pending message takes in the acker with a million pending, and how many notices it takes a second."""
+"""P8: the acker with a million pending messages: the bytes that each takes, and notices a second."""
 
 from __future__ import annotations
 
 import gc
-import itertools
 import time
 import tracemalloc
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench
+from stormproof.core.arrays import Rows
 from stormproof.core.tracking.acker import Acker
 from stormproof.core.tracking.share import as_signed, as_words, mix64, tokens
 
@@ -22,8 +22,6 @@ PENDING: Final = 1_000_000
 SMALL_CALLS: Final = 4_000
 LARGE_CALLS: Final = 10_000
 """Notices a call: the size of a record batch."""
-COMING_AND_GOING: Final = 160_000
-"""So many messages begin and as many are completed in a run, with a million pending all the while."""
 
 STORM_BYTES: Final = 40.0
 """A leaked entry of Storm 2's acker, as one of its committers measured it."""
@@ -78,13 +76,19 @@ class DictAcker:
             done.append(key)
 
 
+def message_ids(first: int, stop: int, *, rising: bool) -> Rows:
+    """The ids of some messages; none stands there twice, since mix64 is a bijection."""
+    rows = np.arange(first, stop)
+    return rows if rising else as_signed(mix64(as_words(rows)))
+
+
 class Chunk:
     """The `number`-th `size` messages, of two tuples each: as arrays, and as the lists that a loop takes."""
 
     def __init__(self, number: int, size: int, *, rising: bool) -> None:
-        rows = np.arange(number * size, (number + 1) * size)
-        # mix64 is a bijection: random-looking ids, none of them twice.
-        self.ids = rows if rising else as_signed(mix64(as_words(rows)))
+        first, stop = number * size, (number + 1) * size
+        rows = np.arange(first, stop)
+        self.ids = message_ids(first, stop, rising=rising)
         self.token = tokens(rows, 8)
         self.first = tokens(rows, 9)
         self.second = self.token ^ self.first
@@ -93,20 +97,8 @@ class Chunk:
         return self.ids.tolist(), self.token.tolist(), self.first.tolist(), self.second.tolist()
 
 
-def _filled(size: int, *, rising: bool) -> Acker:
-    acker = Acker()
-    for number in range(PENDING // size):
-        chunk = Chunk(number, size, rising=rising)
-        acker.init(chunk.ids, chunk.token)
-    return acker
-
-
-def _filled_dict(size: int, *, rising: bool) -> DictAcker:
-    acker = DictAcker()
-    for number in range(PENDING // size):
-        ids, token, _, _ = Chunk(number, size, rising=rising).lists()
-        acker.init(ids, token)
-    return acker
+def _chunks(size: int, *, rising: bool) -> Iterator[Chunk]:
+    return (Chunk(number, size, rising=rising) for number in range(PENDING // size))
 
 
 def _require(found: int, wanted: int, what: str) -> None:
@@ -115,33 +107,34 @@ def _require(found: int, wanted: int, what: str) -> None:
 
 
 def our_bytes() -> float:
-    """The most that is allocated with a million pending while messages come and go, a call's own work among it."""
+    """The most that is allocated while a million messages begin and an ack comes for each, a call's own work among it."""
+    ids = message_ids(0, PENDING, rising=False)
     gc.collect()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        acker = _filled(SMALL_CALLS, rising=False)
-        tracemalloc.reset_peak()
-        full = PENDING // SMALL_CALLS
-        for number in range(COMING_AND_GOING // SMALL_CALLS):
-            new, old = (Chunk(place, SMALL_CALLS, rising=False) for place in (full + number, number))
-            acker.init(new.ids, new.token)
-            acker.ack(old.ids, old.first)
-            acker.ack(old.ids, old.second)
+        acker = Acker(ids)
+        for chunk in _chunks(SMALL_CALLS, rising=False):
+            acker.tell(chunk.ids, chunk.token)
+            acker.tell(chunk.ids, chunk.first)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    _require(acker.pending, PENDING, "pending")
+    _require(len(acker.incomplete()), PENDING, "pending")
     return (peak - before) / PENDING
 
 
 def dict_bytes() -> float:
-    """What a million entries take, with nothing coming or going."""
+    """What a million entries take, with no notice coming."""
     gc.collect()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        acker = _filled_dict(SMALL_CALLS, rising=False)
+        acker = DictAcker()
+        for chunk in _chunks(SMALL_CALLS, rising=False):
+            ids, token, _, _ = chunk.lists()
+            acker.init(ids, token)
+            del ids, token, chunk
         gc.collect()
         now, _ = tracemalloc.get_traced_memory()
     finally:
@@ -165,37 +158,36 @@ def bytes_case(key: str, other: str, theirs: Callable[[], float] | float) -> Gen
 
 @contextmanager
 def notices_case(key: str, goal: Goal, *, rising: bool) -> Generator[Case]:
-    """Notices/s with a million pending: an init and two acks a message, each in a call of its own."""
-    size, full, rounds = LARGE_CALLS, PENDING // LARGE_CALLS, COMING_AND_GOING // LARGE_CALLS
-    ours, theirs = _filled(size, rising=rising), _filled_dict(size, rising=rising)
-    begun_ours, begun_theirs = itertools.count(full, rounds), itertools.count(full, rounds)
-
-    def chunks(first: int) -> tuple[list[Chunk], list[Chunk]]:
-        begins = [Chunk(number, size, rising=rising) for number in range(first, first + rounds)]
-        return begins, [Chunk(number, size, rising=rising) for number in range(first - full, first - full + rounds)]
+    """Notices/s of a batch of a million messages: an init and two acks each, in calls of their own, up to the verdicts."""
 
     def run_ours() -> float:
-        done, pairs = 0, list(zip(*chunks(next(begun_ours)), strict=True))
+        ids, chunks = message_ids(0, PENDING, rising=rising), list(_chunks(LARGE_CALLS, rising=rising))
         started_s = time.perf_counter()
-        for new, old in pairs:
-            ours.init(new.ids, new.token)
-            ours.ack(old.ids, old.first)
-            done += len(ours.ack(old.ids, old.second).completed)
+        acker = Acker(ids)
+        for chunk in chunks:
+            acker.tell(chunk.ids, chunk.token)
+        for chunk in chunks:
+            acker.tell(chunk.ids, chunk.first)
+        for chunk in chunks:
+            acker.tell(chunk.ids, chunk.second)
+        incomplete = len(acker.incomplete())
         elapsed_s = time.perf_counter() - started_s
-        _require(done, COMING_AND_GOING, "complete")
-        return 3 * done / elapsed_s
+        _require(incomplete, 0, "incomplete")
+        return 3 * PENDING / elapsed_s
 
     def run_theirs() -> float:
-        begins, ends = chunks(next(begun_theirs))
-        done, pairs = 0, [(new.lists(), old.lists()) for new, old in zip(begins, ends, strict=True)]
+        acker, done = DictAcker(), 0
+        lists = [chunk.lists() for chunk in _chunks(LARGE_CALLS, rising=rising)]
         started_s = time.perf_counter()
-        for (new_ids, token, _, _), (ids, _, first, second) in pairs:
-            theirs.init(new_ids, token)
-            theirs.ack(ids, first)
-            done += len(theirs.ack(ids, second))
+        for ids, token, _, _ in lists:
+            acker.init(ids, token)
+        for ids, _, first, _ in lists:
+            acker.ack(ids, first)
+        for ids, _, _, second in lists:
+            done += len(acker.ack(ids, second))
         elapsed_s = time.perf_counter() - started_s
-        _require(done, COMING_AND_GOING, "complete")
-        return 3 * done / elapsed_s
+        _require(done, PENDING, "complete")
+        return 3 * PENDING / elapsed_s
 
     yield Case(
         key=key,

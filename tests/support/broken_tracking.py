@@ -13,13 +13,13 @@ import pytest
 from stormproof.core.arrays import Rows, Words
 from stormproof.core.pending import batches, slices
 from stormproof.core.source.protocol import Expectation
-from stormproof.core.task import acker_task, exchange
+from stormproof.core.task import exchange
 from stormproof.core.task import task as task_module
 from stormproof.core.task.exchange import Received, Way, receive
 from stormproof.core.task.report import TaskReport
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking import attempts
-from stormproof.core.tracking.acker import incomplete
+from stormproof.core.tracking.acker import Acker
 from stormproof.core.tracking.anchors import Anchors
 from stormproof.core.tracking.outcome import Complete
 from stormproof.core.tracking.report import JobReport
@@ -110,11 +110,13 @@ def rows_not_counted(patch: pytest.MonkeyPatch) -> None:
 def verdict_before_init(patch: pytest.MonkeyPatch) -> None:
     """The ackers are content with acks of a message that was never initialised."""
 
-    def content(init_ids: Rows, init_tokens: Words | Rows, ack_ids: Rows, ack_shares: Words | Rows) -> Rows:
-        bad = incomplete(init_ids, init_tokens, ack_ids, ack_shares)
-        return bad[np.isin(bad, init_ids)]
+    incomplete = Acker.incomplete
 
-    patch.setattr(acker_task, "incomplete", content)
+    def content(acker: Acker) -> Rows:
+        bad = incomplete(acker)
+        return bad[np.isin(bad, acker.ids)]
+
+    patch.setattr(Acker, "incomplete", content)
 
 
 def failure_explains_a_loss(patch: pytest.MonkeyPatch) -> None:

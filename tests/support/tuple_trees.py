@@ -1,18 +1,17 @@
-"""Tuple trees as lists, what Storm and we would tell an acker about them, and what the acker should say, by brute force."""
+"""Tuple trees as lists, what Storm and we would tell an acker about them, and which are incomplete, by brute force."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
 from random import Random
 from typing import TypeAlias
 
 import numpy as np
 
 from stormproof.core.arrays import Rows, Words
-from stormproof.core.tracking.acker import Acker, Answers, acker_of
+from stormproof.core.tracking.acker import Acker, acker_of
 from stormproof.core.tracking.share import GAMMA, mix64, split_one, split_runs
 
 WORD = 2**64
@@ -22,17 +21,8 @@ class Fate(StrEnum):
     """What becomes of a tuple at the bolt that received it."""
 
     ACKED = "acked"
-    DROPPED = "dropped"  # neither acked nor failed
+    DROPPED = "dropped"
     TWICE = "acked twice"
-    FAILED = "failed"
-
-
-class Verdict(StrEnum):
-    COMPLETE = "complete"
-    FAILED = "failed"
-    DOUBLED = "doubled"
-    PENDING = "pending"
-    ANSWERED_TWICE = "answered twice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +65,10 @@ class Trees:
         )
         return Trees(self.ids, nodes)
 
-    def brute_force(self) -> dict[int, Verdict]:
-        """Each message's verdict after all notices, by looking at every node of its tree; "twice" counts as not acked.
-
-        Notices are not told apart by the time at which they come: see `replay` for trees with doubled acks.
-        """
-        found: dict[int, Verdict] = {}
-        reached = self.reached()
-        for place, message_id in enumerate(self.ids):
-            fates = {node.fate for node, of in zip(self.nodes, reached, strict=True) if place in of}
-            if Fate.FAILED in fates:
-                found[message_id] = Verdict.FAILED
-            else:
-                found[message_id] = Verdict.COMPLETE if fates <= {Fate.ACKED} else Verdict.PENDING
-        return found
+    def incomplete(self) -> set[int]:
+        """The messages with a node that was not acked just once, found by looking at every node of their trees."""
+        wrong = [of for node, of in zip(self.nodes, self.reached(), strict=True) if node.fate is not Fate.ACKED]
+        return {self.ids[place] for place in frozenset[int]().union(*wrong)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +77,7 @@ class Notice:
 
     kind: str
     id: int
-    value: int = 0
-    node: int | None = None
+    value: int
 
 
 Form: TypeAlias = Callable[[Trees, Random], list[Notice]]
@@ -156,8 +135,7 @@ def open_shares(trees: Trees, rng: Random) -> list[Notice]:
 def split_shares(trees: Trees, rng: Random) -> list[Notice]:
     """Shares of a bolt that knows the number of its children: only nodes without children ack, and what they carry.
 
-    A node with children waits for nothing of its own: it must not fail any more, and a dropped or doubled ack of it is
-    no event.
+    A node with children waits for nothing of its own: a dropped or doubled ack of it is no event.
     """
     notices, carried = _spout_shares(trees, rng)
     children = trees.children()
@@ -170,7 +148,7 @@ def split_shares(trees: Trees, rng: Random) -> list[Notice]:
         pieces.append({message: split_one(share, counts).tolist() for message, share in carried[number].items()})
     given = [carried[number] if children[number] else {} for number in range(len(trees.nodes))]
     # What a node with children would ack is 0, and not sent.
-    return notices + [notice for notice in _endings(trees, carried, given) if notice.kind == "fail" or notice.value]
+    return notices + [notice for notice in _endings(trees, carried, given) if notice.value]
 
 
 def _spout_shares(trees: Trees, rng: Random) -> tuple[list[Notice], list[dict[int, int]]]:
@@ -190,12 +168,10 @@ def _spout_shares(trees: Trees, rng: Random) -> tuple[list[Notice], list[dict[in
 
 def _endings(trees: Trees, carried: list[dict[int, int]], given: list[dict[int, int]]) -> list[Notice]:
     notices: list[Notice] = []
-    for number, (node, own, out) in enumerate(zip(trees.nodes, carried, given, strict=True)):
+    for node, own, out in zip(trees.nodes, carried, given, strict=True):
+        times = {Fate.ACKED: 1, Fate.TWICE: 2, Fate.DROPPED: 0}[node.fate]
         for place, value in own.items():
-            if node.fate is Fate.FAILED:
-                notices.append(Notice("fail", trees.ids[place], node=number))
-            times = {Fate.ACKED: 1, Fate.TWICE: 2}.get(node.fate, 0)
-            notices += [Notice("ack", trees.ids[place], value ^ out.get(place, 0), number)] * times
+            notices += [Notice("ack", trees.ids[place], value ^ out.get(place, 0))] * times
     return notices
 
 
@@ -207,74 +183,22 @@ def words_of(numbers: Iterable[int]) -> np.ndarray[tuple[int], np.dtype[np.uint6
     return np.array([number % WORD for number in numbers], np.uint64)
 
 
-def tell(acker: Acker, notices: Sequence[Notice]) -> dict[int, Verdict]:
-    """Notices of one kind in one call; who was answered what."""
-    ids = ids_of(notice.id for notice in notices)
-    values = words_of(notice.value for notice in notices)
-    call: dict[str, Callable[[], Answers]] = {
-        "init": lambda: acker.init(ids, values),
-        "ack": lambda: acker.ack(ids, values),
-        "fail": lambda: acker.fail(ids),
-    }
-    answers = call[notices[0].kind]()
-    found = dict.fromkeys(answers.completed.ids.tolist(), Verdict.COMPLETE)
-    found |= dict.fromkeys(answers.failed.ids.tolist(), Verdict.FAILED)
-    found |= dict.fromkeys(answers.doubled.ids.tolist(), Verdict.DOUBLED)
+def told(notices: Sequence[Notice], *, at_once: bool = False) -> Acker:
+    """An acker that was told these notices in this order, one a call or (`at_once`) all in one."""
+    acker = Acker(ids_of(notice.id for notice in notices if notice.kind == "init"))
+    for call in [notices] if at_once else [[notice] for notice in notices]:
+        acker.tell(ids_of(notice.id for notice in call), words_of(notice.value for notice in call))
+    return acker
+
+
+def incomplete(notices: Sequence[Notice], ackers: int = 1, *, at_once: bool = False) -> set[int]:
+    """The messages that are not complete, each by its own one of several ackers."""
+    tasks = acker_of(ids_of(notice.id for notice in notices), ackers).tolist()
+    found = set[int]()
+    for task in range(ackers):
+        own = [notice for notice, of in zip(notices, tasks, strict=True) if of == task]
+        found |= set(told(own, at_once=at_once).incomplete().tolist())
     return found
-
-
-def calls(notices: Sequence[Notice], *, at_once: bool) -> list[list[Notice]]:
-    """One notice a call, or (`at_once`) neighbours of one kind in one call."""
-    if at_once:
-        return [list(run) for _, run in groupby(notices, key=lambda notice: notice.kind)]
-    return [[notice] for notice in notices]
-
-
-def replay(
-    trees: Trees, notices: Sequence[Notice], *, at_once: bool = False, leaves_only: bool = False
-) -> dict[int, Verdict]:
-    """Each message's verdict by hand and without XOR: complete as soon as all of its nodes have acked.
-
-    A doubled ack takes the node's ack back, unless the message is complete by then: that much of XOR is in here.
-    `leaves_only` is for the form in which nodes with children tell nothing.
-    """
-    children, reached = trees.children(), trees.reached()
-    needed: dict[int, set[int]] = {message_id: set() for message_id in trees.ids}
-    for number, places in enumerate(reached):
-        for place in places if not (leaves_only and children[number]) else ():
-            needed[trees.ids[place]].add(number)
-    missing = {message_id: set(nodes) for message_id, nodes in needed.items()}
-    begun, failed = set[int](), set[int]()
-    found: dict[int, Verdict] = {}
-    for run in calls(notices, at_once=at_once):
-        for notice in run:
-            if notice.kind == "init":
-                begun.add(notice.id)
-            elif notice.kind == "fail":
-                failed.add(notice.id)
-            elif notice.node is not None:
-                missing[notice.id] ^= {notice.node}
-        for message_id in begun - found.keys():
-            if message_id in failed:
-                found[message_id] = Verdict.FAILED
-            elif not missing[message_id]:
-                found[message_id] = Verdict.COMPLETE
-    return {message_id: found.get(message_id, Verdict.PENDING) for message_id in trees.ids}
-
-
-def deliver(notices: Sequence[Notice], *ackers: Acker, at_once: bool = False) -> dict[int, Verdict]:
-    """Each notice to its acker, one a call or (`at_once`) neighbours of one kind in one call; every message's verdict.
-
-    That is `ANSWERED_TWICE` where there was an answer already: whoever was told "complete" has confirmed the message.
-    """
-    found: dict[int, Verdict] = {}
-    for run in calls(notices, at_once=at_once):
-        tasks = acker_of(ids_of(notice.id for notice in run), len(ackers)).tolist()
-        for task, acker in enumerate(ackers):
-            own = [notice for notice, of in zip(run, tasks, strict=True) if of == task]
-            answered = tell(acker, own) if own else {}
-            found |= answered | dict.fromkeys(answered.keys() & found.keys(), Verdict.ANSWERED_TWICE)
-    return {notice.id: found.get(notice.id, Verdict.PENDING) for notice in notices if notice.kind == "init"}
 
 
 def classic_notices(consumed: Words, new: Words, parent: Rows) -> Words:
@@ -291,8 +215,7 @@ def classic_notices(consumed: Words, new: Words, parent: Rows) -> Words:
 def share_notices(shares: Words, counts: Rows) -> tuple[Words, Words]:
     """The same in the form of shares: the shares of the children, parent by parent, and each consumed tuple's notice.
 
-    The notice of a tuple with children is 0, and not sent: nothing waits for that tuple itself any more. So this is for
-    tuples that cannot fail after their children were sent; else the acker might hear of the failure too late.
-    `counts[i]` is the number of the i-th tuple's deliveries.
+    The notice of a tuple with children is 0, and not sent: nothing waits for that tuple itself any more. `counts[i]` is
+    the number of the i-th tuple's deliveries.
     """
     return split_runs(shares, counts), np.where(counts == 0, shares, np.uint64(0))
