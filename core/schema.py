@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
+import sys
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard
 
 import pyarrow as pa
 import sqlglot
@@ -13,17 +14,10 @@ from sqlglot.errors import SqlglotError
 
 from stormproof.core.errors import TopologyError
 
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
-@runtime_checkable
-class StructTypeLike(Protocol):
-    """The part of a pyspark StructType that is used; pyspark itself is not imported for it."""
-
-    def json(self) -> str:
-        """The type as Spark's JSON."""
-        ...
-
-
-SchemaLike: TypeAlias = str | pa.Schema | StructTypeLike
+SchemaLike: TypeAlias = "str | pa.Schema | StructType"
 
 # Spark's types by every name that its DDL and its JSON have for them; the first name of a type is the one that we write.
 _SCALARS: Final[dict[str, pa.DataType]] = {
@@ -69,8 +63,8 @@ def parse_schema(schema: SchemaLike) -> pa.Schema:
     elif isinstance(schema, pa.Schema):
         parsed = schema
         to_ddl(parsed)  # refuses types without a name here
-    elif isinstance(schema, StructTypeLike) and not isinstance(schema, type):
-        parsed = pa.schema(_struct_type_fields(schema))
+    elif _is_struct_type(schema):
+        parsed = pa.schema(_json_fields(json.loads(schema.json())))
     else:
         raise TopologyError(f"schema is {schema!r:.80}; {FORM}")
     if not parsed.names:
@@ -208,34 +202,32 @@ def _decimal(arguments: list[int], field: str) -> pa.DataType:
     return pa.decimal128(precision, scale)
 
 
-def _struct_type_fields(schema: StructTypeLike) -> list[pa.Field]:
-    read: object = json.loads(schema.json())
-    if not isinstance(read, dict) or "fields" not in read:  # another type, such as an ArrayType
-        raise TopologyError(f"schema is {schema!r:.80}, which is no StructType; {FORM}")
-    return _json_fields(cast("dict[str, object]", read))
+def _is_struct_type(schema: object) -> TypeGuard[StructType]:
+    """Whether it is a StructType of PySpark, which is not imported for this: whoever has made one has imported it."""
+    types = sys.modules.get("pyspark.sql.types")
+    return types is not None and isinstance(schema, types.StructType)
 
 
-def _json_fields(struct: dict[str, object]) -> list[pa.Field]:
-    fields = cast("list[dict[str, object]]", struct["fields"])
-    return [pa.field(str(f["name"]), _json_type(f["type"], str(f["name"])), bool(f["nullable"])) for f in fields]
+def _json_fields(struct: Any) -> list[pa.Field]:
+    """The fields of a struct in Spark's JSON."""
+    return [pa.field(f["name"], _json_type(f["type"], f["name"]), f["nullable"]) for f in struct["fields"]]
 
 
-def _json_type(kind: object, field: str) -> pa.DataType:
-    if isinstance(kind, dict):
-        parts = cast("dict[str, object]", kind)
-        match parts["type"]:
-            case "struct":
-                return pa.struct(_json_fields(parts))
-            case "array":
-                return pa.list_(_json_type(parts["elementType"], field))
-            case "map":
-                return pa.map_(_json_type(parts["keyType"], field), _json_type(parts["valueType"], field))
-            case _:
-                pass
-    elif isinstance(kind, str):
-        name, _, arguments = kind.upper().partition("(")
-        if name == "DECIMAL":
-            return _decimal([int(a) for a in arguments.rstrip(")").split(",") if a], field)
-        if name in _SCALARS:
-            return _SCALARS[name]
+def _json_type(kind: Any, field: str) -> pa.DataType:
+    """A type in Spark's JSON: a name, or an object for a nested type."""
+    match kind:
+        case {"type": "struct"}:
+            return pa.struct(_json_fields(kind))
+        case {"type": "array", "elementType": element}:
+            return pa.list_(_json_type(element, field))
+        case {"type": "map", "keyType": key, "valueType": value}:
+            return pa.map_(_json_type(key, field), _json_type(value, field))
+        case str():
+            name, _, arguments = kind.upper().partition("(")
+            if name == "DECIMAL":
+                return _decimal([int(a) for a in arguments.rstrip(")").split(",") if a], field)
+            if name in _SCALARS:
+                return _SCALARS[name]
+        case _:
+            pass
     raise TopologyError(f"field {field!r} has the unknown type {kind!r}; known: {KNOWN_TYPES}", field=field)
