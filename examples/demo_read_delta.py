@@ -7,24 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from stormproof.core.engine.spark import spark_session
-
-
-@dataclass(frozen=True, slots=True)
-class ForReading:
-    """The settings of a session."""
-
-    master: str
-    home: Path
-    delta_jars_dir: Path | None
+from stormproof.core.settings import Settings
 
 
 def main(table: str, home: str, jars: str) -> None:
     """Read and print all rows."""
-    session = spark_session(ForReading("local[2]", Path(home), Path(jars)))
+    session = spark_session(Settings(master="local[2]", home=Path(home), delta_jars_dir=Path(jars)))
     rows = session.read.format("delta").load(table).select("word", "n").collect()
     sys.stdout.write(json.dumps([(row["word"], row["n"]) for row in rows]))
     session.stop()

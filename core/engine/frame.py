@@ -1,7 +1,7 @@
 """Writes the rows of a Spark DataFrame through sinks' writers, in one job: for micro-batches, whose rows are no messages.
 
-The public DataFrame API alone. There are no shares here: what a task wrote is what its one summary row says, and Spark
-gives the summary of each partition's one successful task.
+It uses the public DataFrame API only. There are no shares here: each task's one summary row says what it wrote, and Spark
+returns the summary of each partition's one successful task.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -23,14 +23,9 @@ from stormproof.core.arrow_compute import pc
 from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import packed
-from stormproof.core.engine.spark import (
-    SETTINGS,
-    SparkEngine,
-    carried,
-    raised_by_job,
-    require_settings,
-)
-from stormproof.core.errors import StormproofError, UsageError
+from stormproof.core.engine.spark import SETTINGS, SparkEngine, require_settings
+from stormproof.core.engine.spark_error import carried, raised_by_job
+from stormproof.core.errors import UsageError
 from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.message import storable_text
 from stormproof.core.python_to_arrow import nulls_refused
@@ -42,7 +37,7 @@ QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 """Spark sets this local property on the thread that calls `foreachBatch`."""
 
 CHUNK_ROWS: Final = 16 * 1024
-"""Rows are checked and written in chunks of about so many, however small the record batches are that Spark gives."""
+"""Rows are checked and written in chunks of at least this many, however small Spark's record batches are."""
 
 _SUMMARY_DDL: Final = "rows bigint, files string, problems string"
 _SUMMARY: Final = pa.schema([("rows", pa.int64()), ("files", pa.string()), ("problems", pa.string())])
@@ -50,7 +45,7 @@ _SUMMARY: Final = pa.schema([("rows", pa.int64()), ("files", pa.string()), ("pro
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a job wrote. `problems` are rows that a writer could not hold, one text each; then there are no files."""
+    """What a job wrote. `problems` has a text for each row that a sink cannot hold; then `files` is empty."""
 
     rows: int
     files: tuple[PreparedFile, ...]
@@ -59,7 +54,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What every task does. `context` is that of task 0."""
+    """What every task is given. `context` is that of task 0."""
 
     writers: Mapping[str, SinkWriter]
     context: TaskContext
@@ -67,14 +62,14 @@ class _Part:
 
 
 class Frames(Protocol):
-    """What is asked of the engine that hands out micro-batches: Spark, or what stands for it in a test."""
+    """What is asked of the engine that hands out micro-batches: Spark, or a stand-in for it in a test."""
 
     def require(self, frame: Any) -> None:
-        """Refuse a session that lacks what exactly-once rests on."""
+        """Refuse a session without the settings that exactly-once rests on; raises SettingsError."""
         ...
 
     def query_id(self, frame: Any) -> str:
-        """The id of the streaming query that hands out this micro-batch: its checkpoint keeps it over restarts."""
+        """The id of the streaming query that hands out this micro-batch; the query's checkpoint keeps it over restarts."""
         ...
 
     def schema(self, frame: Any) -> pa.Schema:
@@ -82,14 +77,14 @@ class Frames(Protocol):
         ...
 
     def select(self, frame: Any, columns: Sequence[str]) -> Any:
-        """Some of the columns alone."""
+        """The frame with these columns only."""
         ...
 
     def write(self, frame: Any, writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema) -> Written:
-        """Write every row through every writer, as one job; each row's columns are taken by name.
+        """Write every row through every writer, as one job; columns are taken by name.
 
         Guarantee:
-            The files that are named hold each row once, written and synced; those of tasks that failed are not named.
+            The named files hold each row once, written and synced. Files of failed tasks are not named.
 
         Raises:
             JobFailed: a task failed for good, or the job was cancelled.
@@ -98,11 +93,11 @@ class Frames(Protocol):
         ...
 
     def read_in_vain(self, frame: Any) -> None:
-        """Compute rows that nobody takes: the state of a stateful query is written while they are computed."""
+        """Compute the rows and drop them: a stateful query writes its state while they are computed."""
         ...
 
     def engine(self, frame: Any, parallelism: int | None, worker_memory_mb: int | None) -> Engine:
-        """What runs a topology's jobs beside this query."""
+        """The engine that runs a topology's jobs beside this query."""
         ...
 
 
@@ -114,22 +109,22 @@ class SparkFrames:
         require_settings(frame.sparkSession)
 
     def query_id(self, frame: DataFrame) -> str:
-        """Raises UsageError where no streaming query calls."""
+        """Raises UsageError where the caller is no streaming query."""
         found = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID_PROPERTY)
         if not found:
             raise UsageError(
-                "this function is for df.writeStream.foreachBatch(...): Spark calls it, and says on the calling thread "
-                f"for which query (local property {QUERY_ID_PROPERTY}), which it did not. Threads must be pinned (Spark's "
-                "default: PYSPARK_PIN_THREAD is not 'false'); Spark Connect is not supported"
+                "this function is for df.writeStream.foreachBatch(...): Spark calls it, and names the query in the local "
+                f"property {QUERY_ID_PROPERTY} of the calling thread. This thread has no such property. Threads must be "
+                "pinned (Spark's default: PYSPARK_PIN_THREAD is not 'false'); Spark Connect is not supported"
             )
         return str(found)
 
     def schema(self, frame: DataFrame) -> pa.Schema:
-        """Raises TopologyError where a type has no name here."""
+        """Raises TopologyError where a column has a type that is not supported."""
         return parse_schema(frame.schema)
 
     def select(self, frame: DataFrame, columns: Sequence[str]) -> DataFrame:
-        """By name; a dot in one is part of it."""
+        """A dot in a name is part of the name."""
         return frame.select([frame[f"`{column}`"] for column in columns])
 
     def write(
@@ -144,11 +139,11 @@ class SparkFrames:
         return written_of(summary.to_pylist())
 
     def read_in_vain(self, frame: DataFrame) -> None:
-        """Spark's own sink that keeps nothing."""
+        """By Spark's `noop` sink."""
         frame.write.format("noop").mode("overwrite").save()
 
     def engine(self, frame: DataFrame, parallelism: int | None, worker_memory_mb: int | None) -> Engine:
-        """In a session of its own: the query's keeps its settings."""
+        """An engine in a session of its own, so that the query's session keeps its settings."""
         session = frame.sparkSession.newSession()
         for key, value in SETTINGS.items():
             if key.startswith("spark.sql.") and "catalog" not in key and session.conf.isModifiable(key):
@@ -157,7 +152,7 @@ class SparkFrames:
 
 
 def written_of(summaries: Sequence[Mapping[str, Any]]) -> Written:
-    """What the tasks of one job wrote, from their summary rows."""
+    """What one job wrote, from its tasks' summary rows."""
     files = [PreparedFile(**file) for row in summaries for file in json.loads(row["files"])]
     problems = [text for row in summaries for text in json.loads(row["problems"])]
     rows = sum(row["rows"] for row in summaries)
@@ -171,10 +166,8 @@ def _run(data: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
     if task is None:
         raise RuntimeError("not inside a Spark task")
     try:
-        part = cast("_Part", unpickled(data))
+        part: _Part = unpickled(data)
         yield write_part(batches, part.writers, replace(part.context, task=task.partitionId()), part.schema)
-    except StormproofError as error:
-        raise RuntimeError(carried(error)) from error
     except Exception as error:
         raise RuntimeError(carried(classified(error, "a task that writes a micro-batch"))) from error
 
@@ -182,7 +175,7 @@ def _run(data: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
 def write_part(
     batches: Iterator[pa.RecordBatch], writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """One task: write these rows, and give its summary row."""
+    """One task: write these rows; returns its summary row."""
     rows, problems, files = 0, list[str](), list[PreparedFile]()
     with ExitStack() as undo:
         open_tasks: dict[str, TaskWriter] = {}
@@ -207,7 +200,7 @@ def _write(rows: pa.RecordBatch, writers: Mapping[str, SinkWriter], tasks: Mappi
     problems = [
         f"sink {name!r}: {text}; the row: {storable_text(repr(rows.slice(row, 1).to_pylist()[0]))[:500]}"
         for name, writer in writers.items()
-        for row, text in _first(writer.check(rows))
+        for row, text in writer.check(rows)[:PROBLEMS_MAX]
     ]
     if not problems:
         for task in tasks.values():
@@ -215,18 +208,14 @@ def _write(rows: pa.RecordBatch, writers: Mapping[str, SinkWriter], tasks: Mappi
     return problems
 
 
-def _first(found: Sequence[tuple[int, str]]) -> Sequence[tuple[int, str]]:
-    return found[:PROBLEMS_MAX]
-
-
 def _conformed(rows: pa.RecordBatch, schema: pa.Schema, problems: list[str]) -> pa.RecordBatch:
-    """The schema's columns, by name and of its types."""
+    """The rows with the schema's columns and types; NULLs that the schema refuses are added to `problems`."""
     columns: list[pa.Array] = []
     for field in schema:
         column = rows.column(field.name)
         if column.type != field.type:
             column = pc.cast(column, field.type)
-        problems += [text for _, text in _first(nulls_refused(column, field))]
+        problems += [text for _, text in nulls_refused(column, field)[:PROBLEMS_MAX]]
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -25,20 +25,20 @@ from stormproof.core.task.task import run_task
 from stormproof.core.tracking.report import JobReport
 
 T = TypeVar("T")
-"""What is shuffled: tasks, or batches of rows."""
+"""What is shuffled: task numbers, or record batches."""
 
 Tamper: TypeAlias = Callable[[int, list[pa.RecordBatch]], list[pa.RecordBatch]]
-"""For tests: what becomes of the wire rows between a stage and the next."""
+"""For tests: changes the wire rows before a stage, whose number it is given."""
 
 
 class InlineEngine:
     """Runs a job's tasks in this process.
 
-    `rng` shuffles the order of the tasks, and the order in which rows arrive: a report may not depend on it. `observe` is
-    told of everything that components emit, also in tasks that fail later.
+    `rng` shuffles the order of the tasks, and the order in which rows arrive: no report may depend on it. `observe` is
+    called with everything that components emit, also in tasks that fail later.
 
-    Threads: any number may run jobs and cancel them. Forks: one may run jobs of its own; a fork that a user's function
-    makes ends where it comes back from it.
+    Threads: any number may run jobs and cancel them. Forks: a fork may run jobs of its own; one that a user's function
+    makes ends when it returns from that function.
     """
 
     name = "inline"
@@ -65,14 +65,14 @@ class InlineEngine:
 
     @property
     def parallelism(self) -> int:
-        """How many source tasks a job should have."""
+        """The number of source tasks that a job should have."""
         return self._parallelism
 
     def run(self, job: Job) -> JobReport:
         """Run one attempt to its end.
 
         Raises:
-            JobFailed: a task ended with an error (which is its cause), or `cancel` was called.
+            JobFailed: a task ended with an error, which is this one's cause, or `cancel` was called.
             MachineUnavailable, MachineUnfit: a task met a fault of this machine.
         """
         if not job.readers:
@@ -89,7 +89,7 @@ class InlineEngine:
         return job_report(rows, parts[0].tasks, {"job": elapsed_ms})
 
     def ask(self, probes: Sequence[Probe]) -> None:
-        """Try everything in this process, which runs all tasks.
+        """Try every probe in this process, which runs all tasks.
 
         Raises:
             MachineUnfit, MachineUnavailable, StoreUnavailable: this machine lacks something.
@@ -99,13 +99,13 @@ class InlineEngine:
             raise fault
 
     def cancel(self, key: JobKey) -> None:
-        """End the job with this key at its next record batch; its `run` raises JobFailed. Without effect where none runs."""
+        """End the job with this key at its next record batch; its `run` raises JobFailed. No effect where none runs."""
         with self._lock:
             if key in self._running:
                 self._running[key].set()
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """There is nothing to release."""
 
     def _run_stage(self, part: StageJob, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         order = self._shuffled(list(range(part.tasks[part.stage])))
@@ -132,7 +132,6 @@ class InlineEngine:
 
     @contextmanager
     def _cancellable(self, job: Job) -> Generator[None]:
-        """This thread's job, until its end."""
         with self._lock:
             self._mine.cancelled = self._running[job.key] = threading.Event()
         try:
@@ -153,13 +152,13 @@ class InlineEngine:
 
 @dataclass(frozen=True, slots=True)
 class _WatchedReader:
-    """A reader that asks before each record batch whether to go on."""
+    """A reader that stops at the next record batch once the job is cancelled."""
 
     reader: SliceReader
     go_on: Callable[[], None]
 
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """Read on, unless the job was cancelled."""
+        """What the reader gives; `go_on` raises where the job is cancelled."""
         self.go_on()
         for batch in self.reader.read(seed, excluded, batch_rows):
             self.go_on()

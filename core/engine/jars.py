@@ -1,4 +1,4 @@
-"""Delta's jars: where they are looked for, whether they are whole, and how they are fetched once."""
+"""Delta's jars: find them, check that they are whole, and fetch them once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import zipfile
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import filelock
 
@@ -39,7 +39,7 @@ _TELLING_LINES: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class FetchedJars:
-    """What `fetch` found or brought."""
+    """What `fetch` found or fetched."""
 
     folder: Path
     jars: tuple[Path, ...]
@@ -53,15 +53,16 @@ def spark_line() -> str:
 
 
 def user_jars_folder() -> Path:
-    """This user's folder for the jars of this Delta and this Spark; errors as `user_cache`."""
+    """This user's folder for the jars of this Delta and this Spark; raises as `user_cache` does."""
     return user_cache() / "jars" / f"delta-{DELTA_VERSION}-spark-{spark_line()}"
 
 
 def delta_jars(folder: Path | None = None) -> list[Path]:
-    """Delta's jars, for `spark.jars`: in `folder`, else in `.jars` here, in the clone's, or where `fetch` puts them.
+    """Delta's jars, for `spark.jars`: from `folder`; else from the first of these that is whole: `.jars` in the working
+    folder, `.jars` in the clone, the folder that `fetch` fills.
 
-    A folder that was filled by `fetch` is checked against its list; in any other, Delta's two main jars must be there.
-    A `.jars` of the working folder is used only where nobody else can have put it there.
+    A folder that `fetch` has filled is checked against its list. Any other must have Delta's two main jars. The working
+    folder's `.jars` is used only where no other user can have put it there.
 
     Raises:
         SettingsError: they are missing or incomplete, or another user could have written them; says what to do.
@@ -99,7 +100,7 @@ def _missing(folder: Path) -> str | None:
         absent = [part for part in ("delta-spark", "delta-storage") if not any(part in name for name in found)]
         return f"no jar of {', '.join(absent)}" if absent else None
     try:
-        listed = cast("dict[str, int | str]", json.loads(manifest.read_text())["jars"])
+        listed: dict[str, int | str] = json.loads(manifest.read_text())["jars"]
     except (ValueError, KeyError):
         return f"{MANIFEST} cannot be read"
     wrong = sorted(name for name, mark in listed.items() if name not in found or not _is_whole(found[name], mark))
@@ -107,7 +108,7 @@ def _missing(folder: Path) -> str | None:
 
 
 def _is_whole(jar: Path, mark: int | str) -> bool:
-    """Whether a jar is the one that was fetched: by its SHA-256, or by its size as older lists have it."""
+    """Whether a jar is the one that was fetched: by its SHA-256, or in older lists by its size."""
     return _sha256(jar) == mark if isinstance(mark, str) else jar.stat().st_size == mark
 
 
@@ -117,10 +118,10 @@ def _sha256(jar: Path) -> str:
 
 
 def fetch(folder: Path | None = None) -> FetchedJars:
-    """Delta's jars in `folder`, by default this user's; from the network only where they are not there and whole.
+    """Delta's jars in `folder`, by default this user's; the network is used only where they are not there and whole.
 
-    One process at a time fetches. Spark's own resolver does it, so a mirror or proxy set up for that is used, and the
-    registry's checksums are compared. The list that makes the folder valid is written last.
+    One process at a time fetches. Spark's own resolver does the work, so it uses the mirror or proxy that is set up for it,
+    and compares the registry's checksums. The list that makes the folder valid is written last.
 
     Raises:
         SettingsError: there is no Java or no bash, or the folder cannot be written; nothing was changed.
@@ -135,7 +136,7 @@ def fetch(folder: Path | None = None) -> FetchedJars:
                 _fill(folder)
     except filelock.Timeout as error:
         raise StoreUnavailable(
-            f"another process has fetched jars into {folder} for {2 * _TIMEOUT_S} s; see who with: fuser {folder}/.lock",
+            f"another process has fetched jars into {folder} for {2 * _TIMEOUT_S} s; find it with: fuser {folder}/.lock",
             path=str(folder),
         ) from error
     except OSError as error:
@@ -161,15 +162,15 @@ def _fill(folder: Path) -> None:
 
 
 def _resolve(work: Path) -> list[Path]:
-    """Let spark-submit resolve the package into a private folder: two runs on a shared one kill each other."""
+    """The package's jars, resolved by spark-submit into a private folder: two runs in one folder break each other."""
     if shutil.which("bash") is None:
         raise SettingsError(
             "there is no bash here, which Spark's starter needs; install it, as in: apt-get install bash"
         )
     problem = ""
     for attempt in ("shared", "private"):
-        # First with the user's own Maven folder, which may be a machine's only supply; but a half-filled one there (a
-        # description without its jar) ends the resolver, so once more without it.
+        # First with the user's own Maven folder, which may be the machine's only supply. An incomplete package in there (a
+        # description without its jar) ends the resolver, so the second try is without that folder.
         ivy = work / attempt
         options = [] if attempt == "shared" else [f"-Duser.home={work}"]
         answer = _submit(ivy, options, work)

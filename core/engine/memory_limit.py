@@ -14,7 +14,7 @@ from typing import Final
 
 LEAST_MB: Final = 1024
 SHARE: Final = 0.5
-"""How much of a machine's memory all its workers together may take by default; the rest is the JVM's and the stores'."""
+"""The share of a machine's memory that its workers may take together by default; the JVM and the stores have the rest."""
 
 _MB: Final = 1 << 20
 _STATUS: Final = Path("/proc/self/status")
@@ -32,7 +32,7 @@ def default_worker_mb() -> int:
 
 
 class _Limit:
-    """What this process had when it was limited first, and what it was limited to."""
+    """The memory that this process had at its first limit, and the present limit."""
 
     def __init__(self) -> None:
         self.base: int | None = None
@@ -54,16 +54,16 @@ _limit: Final = _Limit()
 
 
 def limit_memory(megabytes: int | None = None) -> None:
-    """Let this process allocate so much on top of what it has at the first call; None: `default_worker_mb`.
+    """Limit this process to `megabytes` (None: `default_worker_mb`) above what it has at the first call.
 
-    *Not guaranteed*: only Linux enforces it. A library that does not check what it is given may end the process instead
-    of raising MemoryError; then the worker is lost, and its batch is bisected.
+    *Not guaranteed*: only Linux enforces the limit. A library that does not check its allocations may crash instead of
+    raising MemoryError; then the worker is lost, and its batch is bisected.
     """
     _limit.apply(default_worker_mb() if megabytes is None else megabytes)
 
 
 def _data_bytes() -> int:
-    """Private writable memory of this process, as the kernel counts it for RLIMIT_DATA; 0 where it does not say."""
+    """The private writable memory of this process, as the kernel counts it for RLIMIT_DATA; 0 where it is not known."""
     if not _STATUS.is_file():
         return 0
     sizes = [line.split() for line in _STATUS.read_text().splitlines() if line.startswith("VmData:")]

@@ -1,4 +1,4 @@
-"""What an engine does: run one batch of a compiled topology, and report what came of it."""
+"""What an engine does: it runs jobs, and reports the outcome of each."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ class Engine(Protocol):
 
     @property
     def parallelism(self) -> int:
-        """How many source tasks a job should have."""
+        """The number of source tasks that a job should have."""
         ...
 
     def run(self, job: Job) -> JobReport:
         """Run one attempt to its end. Several threads may run jobs at once.
 
         Raises:
-            JobFailed: the job ended without a report; nothing of it counts, its files belong to a dead attempt. Where an
-                error outside user code ended it, the detail `outside` names that one.
-            MachineUnavailable, MachineUnfit: a task met what is a machine's fault; no message may be blamed for it.
+            JobFailed: the job ended without a report. Nothing of it counts, and its files belong to a dead attempt. Where an
+                error outside user code ended it, the detail `outside` names that error.
+            MachineUnavailable, MachineUnfit: a task met a fault of its machine; no message may be blamed for it.
         """
         ...
 
     def ask(self, probes: Sequence[Probe]) -> None:
         """Have the machines that run tasks try what every task needs, before any message is opened.
 
-        Each slot of the engine is asked once, where it is free; no more than that is promised of machines that are busy or
-        come later.
+        Guarantee:
+            Each free slot of the engine is asked once.
+        Not guaranteed:
+            A machine that is busy, or that joins later, may not be asked.
 
         Raises:
-            MachineUnfit: one cannot run tasks; names it, and what to do.
-            MachineUnavailable, StoreUnavailable: one lacks what may come back.
+            MachineUnfit: a machine cannot run tasks; names it, and what to do.
+            MachineUnavailable, StoreUnavailable: a machine lacks something that may come back.
         """
         ...
 
     def cancel(self, key: JobKey) -> None:
-        """End the job with this key, from another thread; its `run` raises JobFailed. Without effect where none runs."""
+        """End the job with this key, from another thread; its `run` raises JobFailed. No effect where none runs."""
         ...
 
     def close(self) -> None:
-        """Let the engine's resources go."""
+        """Release the engine's resources."""
         ...

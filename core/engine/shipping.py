@@ -1,7 +1,7 @@
 """What travels to Spark's workers: pickled with the user's own modules, refused by name where it cannot be.
 
-A function that holds what no process can be sent (a connection, a lock, an open file, `random.SystemRandom()`) is found
-when a run starts, on every engine: a test on the inline engine finds it, too.
+A function that holds something that cannot be sent to another process (a connection, a lock, an open file,
+`random.SystemRandom()`) is refused when a run starts, on every engine, so that a test on the inline engine finds it, too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import Any, Final
 from pyspark import cloudpickle
 
 from stormproof.core.errors import StormproofError, TopologyError
+from stormproof.core.graph.aggregation import GroupBy
+from stormproof.core.graph.aggregators import UserAggregation
 from stormproof.core.graph.plan import BoltNode, CombineNode, GatherNode, OperationNode, Plan, SendNode
 from stormproof.core.message import storable_text
 from stormproof.core.user_functions import name_of, place_of_function
 
 DEPTH_MAX: Final = 12
-"""How deep a culprit is looked for: a global of a function of an attribute of a bolt is three."""
+"""How deep a culprit is searched for: a global of a function of an attribute of a bolt is at depth three."""
 
 _cloudpickle: Final[Any] = cloudpickle  # it has no types
 _INSTEAD: Final = (
@@ -34,7 +36,7 @@ _INSTEAD: Final = (
 
 
 class _UserModules:
-    """Registers, once each, the loaded modules that are neither installed nor ours, to be pickled by value."""
+    """Registers the loaded modules that are neither installed nor ours, once each, to be pickled by value."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -43,7 +45,7 @@ class _UserModules:
         self._installed = tuple(f"{path}{os.sep}" for path in paths)
 
     def register(self) -> None:
-        """Look at the modules that were loaded since the last time."""
+        """Register those that were loaded since the last call."""
         with self._lock:
             for name in set(sys.modules) - self._seen:
                 self._seen.add(name)
@@ -58,7 +60,7 @@ _by_value: Final = _UserModules()
 
 
 def packed(value: object) -> bytes:
-    """For a worker; the user's own modules travel with it, since workers need not have them.
+    """A value as bytes for a worker. The user's own modules are packed with it, since workers need not have them.
 
     Raises:
         Exception: whatever pickling a user's object raises.
@@ -69,10 +71,10 @@ def packed(value: object) -> bytes:
 
 
 def require_shippable(plan: Plan) -> bytes:
-    """A topology's functions, packed as workers will be sent them.
+    """A topology's functions, packed as they are sent to workers.
 
     Raises:
-        TopologyError: names the component, its function, what in it cannot be sent, and what to do.
+        TopologyError: one cannot be sent; names the component, its function, the culprit in it, and what to do.
     """
     try:
         return packed((plan.stages, dict(plan.decoders)))
@@ -104,7 +106,7 @@ def unshippable(plan: Plan, error: Exception) -> TopologyError:
 
 
 def _code_of(plan: Plan) -> Iterator[tuple[str, str, object]]:
-    """The user's code in a plan: component, what it is there, and the code."""
+    """The user's code in a plan: the component, the code's role in it, and the code."""
     for stage in plan.stages:
         for node in stage.nodes.values():
             match node:
@@ -113,22 +115,24 @@ def _code_of(plan: Plan) -> Iterator[tuple[str, str, object]]:
                 case BoltNode():
                     yield node.component, "bolt", node.bolt
                 case CombineNode() | GatherNode():
-                    for aggregation in node.group.aggregations:
-                        yield node.group.component, "aggregate", getattr(aggregation, "code", aggregation)
+                    yield from _aggregates_of(node.group)
                 case SendNode():
                     yield node.component, "grouping", node.grouping.function
                 case _:
                     continue
         for entry in stage.entries:
             if entry.edge is not None and entry.edge.group is not None:
-                for aggregation in entry.edge.group.aggregations:
-                    yield entry.edge.group.component, "aggregate", getattr(aggregation, "code", aggregation)
+                yield from _aggregates_of(entry.edge.group)
     for spout, decoder in plan.decoders.items():
         yield spout, "decoder", decoder
 
 
+def _aggregates_of(group: GroupBy) -> Iterator[tuple[str, str, object]]:
+    return ((group.component, "aggregate", a.code) for a in group.aggregations if isinstance(a, UserAggregation))
+
+
 def _refusal(value: object) -> Exception | None:
-    """What pickling raises; None where it can be pickled."""
+    """The error that pickling a value raises; None where it can be pickled."""
     try:
         packed(value)
     except StormproofError:
@@ -139,7 +143,7 @@ def _refusal(value: object) -> Exception | None:
 
 
 def _culprit(value: object, error: Exception) -> tuple[list[str], object, Exception]:
-    """The innermost part that cannot be pickled: the way to it, itself, and why."""
+    """The innermost part that cannot be pickled: the path to it, the part, and the error."""
     path: list[str] = []
     seen = {id(value)}
     while len(path) < DEPTH_MAX:
@@ -156,7 +160,7 @@ def _culprit(value: object, error: Exception) -> tuple[list[str], object, Except
 
 
 def _parts(value: Any) -> Iterator[tuple[str, object]]:
-    """What pickling a value pickles with it, named as people know it."""
+    """The parts that are pickled with a value, with a description for people of each."""
     if isinstance(value, functools.partial):
         yield "the function of a partial", value.func
         for number, argument in enumerate(value.args):
@@ -197,7 +201,7 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
 
 
 def _names_in(code: CodeType) -> list[str]:
-    """The globals that a function's code names, and that of functions inside it."""
+    """The globals that are named by a function's code, or by a function inside it."""
     names = list(code.co_names)
     for constant in code.co_consts:
         if inspect.iscode(constant):

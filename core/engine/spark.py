@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import logging
 import os
-import re
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -32,11 +29,10 @@ from stormproof.core.engine.jars import delta_jars
 from stormproof.core.engine.java import find_java
 from stormproof.core.engine.memory_limit import limit_memory
 from stormproof.core.engine.shipping import packed, unshippable
-from stormproof.core.engine.spark_error import what_happened
+from stormproof.core.engine.spark_error import carried, fault_in, raised_by_job, what_happened
 from stormproof.core.errors import (
     FatalError,
     JobFailed,
-    Json,
     SettingsError,
     StormproofError,
     TransientError,
@@ -45,8 +41,9 @@ from stormproof.core.errors import (
 from stormproof.core.forks import process_life
 from stormproof.core.graph.plan import Plan
 from stormproof.core.job import Job, JobKey
-from stormproof.core.machine_faults import classified, fault_told_by_spark, unpickled
+from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.preflight import Probe, first_fault
+from stormproof.core.settings import Settings
 from stormproof.core.task.cut import StageJob, stage_jobs
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task
@@ -56,8 +53,8 @@ from stormproof.core.tracking.report import JobReport
 log = logging.getLogger("stormproof.spark")
 
 REQUIRED: Final = {
-    # User code need not be deterministic, and Spark believes that it is: a repeated map task with another output is
-    # found out by its checksum, and everything that read the old one runs again.
+    # User code need not be deterministic, and Spark assumes that it is. These checksums detect a repeated map task whose
+    # output differs; everything that read the old output then runs again.
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
     "spark.shuffle.push.enabled": "false",  # turns the checksums off
@@ -67,7 +64,7 @@ REQUIRED: Final = {
 
 SETTINGS: Final = {
     **REQUIRED,
-    "spark.sql.adaptive.enabled": "false",  # would fuse the tasks after a small exchange into one
+    "spark.sql.adaptive.enabled": "false",  # it would merge the tasks after a small exchange into one
     "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "64",  # a row between stages is a chunk of thousands of rows
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
@@ -75,7 +72,7 @@ SETTINGS: Final = {
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.python.sql.dataFrameDebugging.enabled": "false",  # a call to the JVM for every column's place in the code
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # it calls the JVM once for each column that is named
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "2",
@@ -83,37 +80,16 @@ SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.log.level": "OFF",  # what fails is in the error that the driver raises
+    "spark.log.level": "OFF",  # the error that the driver raises says what failed
 }
 
 _ANSWER: Final = pa.schema([("fault", pa.string())])
-_CARRIED: Final = "stormproof-error"
-_CARRIED_PATTERN: Final = re.compile(rf"<{_CARRIED}>(.*?)</{_CARRIED}>", re.DOTALL)
 
 Between: TypeAlias = Callable[[int, DataFrame], DataFrame]
-"""For tests: what becomes of the wire rows before a stage."""
+"""For tests: changes the wire rows before a stage."""
 
 
-class SparkSettings(Protocol):
-    """What a session needs of `stormproof.core.settings.Settings`."""
-
-    @property
-    def master(self) -> str:
-        """Spark's master."""
-        ...
-
-    @property
-    def home(self) -> Path:
-        """The folder for what Spark keeps."""
-        ...
-
-    @property
-    def delta_jars_dir(self) -> Path | None:
-        """Where Delta's jars are."""
-        ...
-
-
-def spark_session(settings: SparkSettings, **more: str) -> SparkSession:
+def spark_session(settings: Settings, **more: str) -> SparkSession:
     """The process's Spark session, started if there is none; the first start takes 5 to 10 seconds.
 
     `more` are further Spark settings, with `__` for dots. The session lives until the process ends, or `stop()`.
@@ -121,7 +97,7 @@ def spark_session(settings: SparkSettings, **more: str) -> SparkSession:
     Raises:
         SettingsError: there is no Java or there are no Delta jars, or Spark does not start.
     """
-    # Workers are started by Spark's JVM, which inherits all this: the same Python, and whom a failpoint has to kill.
+    # Spark's JVM starts the workers, and they inherit this: which Python they run, and which process a failpoint kills.
     os.environ[failpoint.ENV_DRIVER_PID] = str(os.getpid())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -153,7 +129,7 @@ def spark_session(settings: SparkSettings, **more: str) -> SparkSession:
 
 
 def require_settings(session: SparkSession) -> None:
-    """Refuse a session that lacks what exactly-once rests on. Where it says nothing, Spark's own defaults count.
+    """Refuse a session without the settings that exactly-once rests on. A setting that is not given has Spark's default.
 
     Raises:
         SettingsError: names the setting, what it is and what it has to be.
@@ -170,7 +146,7 @@ def require_settings(session: SparkSession) -> None:
 
 @dataclass(slots=True)
 class _Running:
-    """A job that Spark knows by this tag."""
+    """A running job, and its tag on Spark."""
 
     tag: str
     cancelled: bool = False
@@ -179,8 +155,8 @@ class _Running:
 class SparkEngine:
     """Runs a job's tasks on Spark. Closing it leaves the session to whoever made it.
 
-    `worker_memory_mb` bounds what a worker may allocate on top of its start: see `stormproof.core.engine.memory_limit`.
-    `between` is for tests.
+    `worker_memory_mb` bounds how much memory a worker may allocate: see `stormproof.core.engine.memory_limit`. `between` is
+    for tests.
 
     Threads: any number may run jobs and cancel them. Forks: none may use it, since the session belongs to its process.
     """
@@ -208,18 +184,18 @@ class SparkEngine:
 
     @property
     def parallelism(self) -> int:
-        """How many source tasks a job should have."""
+        """The number of source tasks that a job should have."""
         return self._parallelism
 
     def run(self, job: Job) -> JobReport:
         """Run one attempt to its end.
 
         Raises:
-            JobFailed: a task failed more often than Spark tries it, a worker or the JVM died, or `cancel` was called.
-            FatalError: the JVM was gone before.
+            JobFailed: a task failed more often than Spark repeats it, a worker or the JVM died, or `cancel` was called.
+            FatalError: the JVM had died before.
             TopologyError: a function cannot be sent to a worker.
             MachineUnavailable, MachineUnfit: a task, or Spark itself, met a fault of a machine.
-            StormproofError: what a task raised of these.
+            StormproofError: another one that a task raised.
         """
         if not job.readers:
             raise UsageError("a job needs at least one reader")
@@ -242,11 +218,11 @@ class SparkEngine:
         return job_report(rows, parts[0].tasks, {"job": elapsed_ms})
 
     def ask(self, probes: Sequence[Probe]) -> None:
-        """Have a task in each of Spark's slots try everything, as one small job.
+        """Have a task in each of Spark's slots try every probe, as one small job.
 
         Raises:
             MachineUnfit: a machine cannot run tasks (it cannot import the package, say); names it, and what to do.
-            MachineUnavailable, StoreUnavailable: a machine lacks what may come back.
+            MachineUnavailable, StoreUnavailable: a machine lacks something that may come back.
             FatalError: the JVM is gone.
         """
         slots = max(self._session.sparkContext.defaultParallelism, self._parallelism)
@@ -256,10 +232,10 @@ class SparkEngine:
         faults = [fault_in(text) for batch in rows for text in batch.column(0).to_pylist()]
         found = [fault for fault in faults if fault is not None]
         if found:
-            raise min(found, key=lambda fault: isinstance(fault, TransientError))  # what no wait mends comes first
+            raise min(found, key=lambda fault: isinstance(fault, TransientError))  # one that no wait mends comes first
 
     def cancel(self, key: JobKey) -> None:
-        """End the job with this key, from another thread; its `run` raises JobFailed. Without effect where none runs."""
+        """End the job with this key, from another thread; its `run` raises JobFailed. No effect where none runs."""
         with self._lock:
             running = self._running.get(key)
             if running is None:
@@ -271,12 +247,12 @@ class SparkEngine:
                 log.warning("a job could not be cancelled: %s", what_happened(str(error)))
 
     def close(self) -> None:
-        """Nothing to let go: the session is not the engine's own."""
+        """There is nothing to release: the session is not the engine's own."""
 
     def _planned(self, plan: Callable[[], DataFrame]) -> DataFrame:
         try:
             return plan()
-        except (Py4JError, OSError) as error:  # no job runs yet: it is Spark itself that does not answer
+        except (Py4JError, OSError) as error:  # no job runs yet, so Spark itself does not answer
             raise FatalError(
                 f"Spark is gone: its JVM has died, or the session was stopped ({what_happened(str(error))}). No message is "
                 "to blame, and nothing is lost or half written; start the run again. Where it dies again, look for the "
@@ -301,9 +277,10 @@ class SparkEngine:
         try:
             context.addJobTag(running.tag)
             try:
-                if running.cancelled:  # while the job was being put together; there was nothing to cancel on Spark then
+                if running.cancelled:  # before Spark knew of the job
                     raise JobFailed("the job was cancelled")
-                return cast("list[pa.RecordBatch]", frame.toArrow().to_batches())
+                made: list[pa.RecordBatch] = frame.toArrow().to_batches()
+                return made
             finally:
                 context.removeJobTag(running.tag)
         except (PySparkException, Py4JError, OSError) as error:
@@ -324,7 +301,7 @@ def _task_of(
 
 
 def _answer(data: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One machine's answer to a preflight, inside a worker."""
+    """One slot's answer to a preflight, inside a worker."""
     end_in_silence_when_idle()
     for _ in batches:
         try:
@@ -343,8 +320,6 @@ def _run(data: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) 
         limit_memory(memory_mb)
         part = unpickled(data)
         yield from _run_part(part, batches)
-    except StormproofError as error:
-        raise RuntimeError(carried(error)) from error
     except Exception as error:
         raise RuntimeError(carried(classified(error, "a task"))) from error
     _loaded.freeze()
@@ -365,53 +340,21 @@ def _run_part(part: StageJob, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
 
 
 class _LoadedModules:
-    """Takes what this worker has imported out of the garbage collector's sight.
+    """Takes the modules that this worker has imported out of the garbage collector's sight.
 
-    PySpark's worker collects garbage after every task, before the next one can start: some 30 to 70 ms over the objects
-    of pyarrow, numpy and pandas, in each stage of each batch. None of those ever goes away.
+    PySpark's worker collects garbage after every task, before the next one can start: 30 to 70 ms over the objects of
+    pyarrow, numpy and pandas, in each stage of each batch. None of those objects is ever garbage.
     """
 
     def __init__(self) -> None:
         self._count = 0
 
     def freeze(self) -> None:
-        """Do so if a module was imported since the last time."""
+        """Do so if a module was imported since the last call."""
         if len(sys.modules) != self._count:
             self._count = len(sys.modules)
-            gc.collect()  # else cycles that are garbage by now would be kept for ever
+            gc.collect()  # else a cycle that is garbage already would be kept for ever
             gc.freeze()
 
 
 _loaded: Final = _LoadedModules()
-
-
-def fault_in(text: str | None) -> StormproofError | None:
-    """The error of ours that a text carries."""
-    found = None if text is None else _CARRIED_PATTERN.search(text)
-    return None if found is None else _brought(found[1])
-
-
-def raised_by_job(error: Exception) -> StormproofError:
-    """What a Spark job ended with: what a task raised of ours, a machine's fault that Spark tells of, or JobFailed."""
-    text = str(error)
-    found = fault_in(text)
-    if found is not None:
-        return found
-    told = what_happened(text)
-    return fault_told_by_spark(text, told) or JobFailed(f"the Spark job failed: {told}", error=type(error).__name__)
-
-
-def carried(error: StormproofError) -> str:
-    """An error as text that survives Spark's wrapping of it."""
-    parts: list[Json] = [error.kind.value, error.message, dict(error.details)]
-    return f"<{_CARRIED}>{json.dumps(parts).replace('<', chr(92) + 'u003c')}</{_CARRIED}>"
-
-
-def _brought(text: str) -> StormproofError:
-    kind, message, details = cast("tuple[str, str, dict[str, Json]]", json.loads(text))
-    todo: list[type[StormproofError]] = [StormproofError]
-    for cls in todo:  # grows: parents before children, so the class that has the kind first is its own
-        if cls.kind.value == kind:
-            return cls(message, **details)
-        todo.extend(cls.__subclasses__())
-    return JobFailed(message, **details)

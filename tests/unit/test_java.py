@@ -53,7 +53,7 @@ def test_one_that_spark_does_not_run_on_is_passed_over(monkeypatch: pytest.Monke
     on_path, old = fake_java(tmp_path / "a", "17"), fake_java(tmp_path / "b", "1.8")
     monkeypatch.setenv("PATH", f"{on_path}/bin:/bin")
     monkeypatch.setenv("JAVA_HOME", str(old))
-    assert java.java_home() == on_path
+    assert java.find_java().home == on_path
 
 
 def test_none_at_all_says_what_was_seen_and_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

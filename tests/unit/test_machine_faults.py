@@ -17,6 +17,7 @@ from support.memory_run import World
 from stormproof.core import machine_faults
 from stormproof.core.clock import SystemClock
 from stormproof.core.engine.inline import InlineEngine
+from stormproof.core.engine.spark_error import fault_told_by_spark
 from stormproof.core.errors import (
     JobFailed,
     MachineUnavailable,
@@ -27,7 +28,7 @@ from stormproof.core.errors import (
 )
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
-from stormproof.core.machine_faults import OUTSIDE, classified, fault_told_by_spark, unpickled
+from stormproof.core.machine_faults import OUTSIDE, classified, unpickled
 from stormproof.core.postgres.database import Database
 from stormproof.core.preflight import DatabaseProbe, PackageProbe, Probe, first_fault, marked, package_fingerprint
 from stormproof.core.source.protocol import SliceReader
