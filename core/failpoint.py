@@ -4,12 +4,12 @@ Off unless the environment variable ``STORMPROOF_FAILPOINT`` names one with an a
 ``NAME=ACTION@K`` for the K-th time that the place is reached (default 1), several joined by ``;``. Actions:
 
 ``kill``   SIGKILL to this process; in a Spark worker, to the driver (its pid stands in ``STORMPROOF_DRIVER_PID``)
-``worker`` SIGKILL to this very process, also where it is a Spark worker
-``pause``  SIGSTOP to this process, until somebody sends SIGCONT
+``worker`` SIGKILL to this process, also in a Spark worker
+``pause``  SIGSTOP to this process, until another sends SIGCONT
 ``raise``  `FailpointReached`, which is a `TransientError`
-``error``  `FailpointError`, which is no `StormproofError`: what a broken task or a bug would raise
+``error``  `FailpointError`, which is no `StormproofError`, as from a broken task or a bug
 
-Where ``STORMPROOF_FAILPOINT_LOG`` names a file, each place that is reached appends its name there.
+Where ``STORMPROOF_FAILPOINT_LOG`` names a file, each place that is reached appends its name to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ACTIONS: Final = ("kill", "worker", "pause", "raise", "error")
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """One place. `scope` says which runs reach it, so that a test matrix knows which cells exist.
+    """One place. `scope` says which runs reach it, so that a test matrix knows its cells.
 
     ``every`` batch; a ``recovery`` that finds something; an ``abort``; a ``retry`` of a job; a ``delta`` or ``postgres``
     sink; a ``state``; a micro-batch of a ``stream``; the ``queue`` itself; the ``journal`` of a server that redelivers; an
@@ -110,7 +110,7 @@ class FailpointError(RuntimeError):
 
 
 class _State:
-    """What this process has read of the environment, and how often each place was reached."""
+    """The failpoints that are armed in this process, and how often each place was reached."""
 
     def __init__(self) -> None:
         self.source: str | None = None
@@ -141,8 +141,8 @@ def armed(text: str) -> Generator[None]:
 
 @contextmanager
 def watched(watcher: Callable[[str], None]) -> Generator[None]:
-    """Have `watcher` called with the name of each place that is reached in this process, before anything else is done
-    there; what it raises goes through. For simulations, whose seed decides where a driver ends.
+    """Call `watcher` with the name of each place that is reached in this process, before the place's failpoint acts. What it
+    raises is raised there. For simulations, whose seed decides where a driver ends.
     """
     before, _state.watcher = _state.watcher, watcher
     try:
@@ -186,7 +186,7 @@ def failpoint(name: str) -> None:
     if not text:
         return
     with _state.lock:
-        if text != _state.source:  # newly armed: count from here
+        if text != _state.source:  # newly armed, so counting begins here
             _state.source, _state.armed = text, parse(text)
             _state.reached.clear()
         if name not in _state.armed:
@@ -202,7 +202,7 @@ def failpoint(name: str) -> None:
         case "worker":
             os.kill(os.getpid(), signal.SIGKILL)
         case "pause":
-            # To this thread: where another one takes the signal, this one goes on until the whole process stands still.
+            # To this thread: if another thread took the signal, this one would go on until the whole process is stopped.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         case "error":
             raise FailpointError(f"failpoint {name}")

@@ -1,4 +1,4 @@
-"""A job: one attempt at one batch, as an engine is given it."""
+"""A job: one attempt at one batch, in the form that an engine runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ JobKey: TypeAlias = tuple[str, int, int]
 class Job:
     """One attempt at one batch; everything in it is picklable.
 
-    `readers` has one entry a source task. `writers` has one entry a sink, by the sink's name. `tracked` is off under
-    at-most-once: no tokens, no shares; the counts of rows between stages are kept all the same. `excluded` are messages
-    that are left out: they failed in an earlier attempt. `per_message` has every message get a verdict of its own, from
-    ackers that their shares are routed to. `pulse` is the folder in which tasks say how far they are (see
-    `stormproof.core.pulse`); None: they do not. `careful` has row-wise functions also note the message in hand there, for
-    a batch whose job died before.
+    `readers` has one entry a source task, `writers` one a sink, by the sink's name. `tracked` is off under at-most-once:
+    there are no tokens and no shares, but rows between stages are counted all the same. `excluded` are messages that are
+    left out, since they failed in an earlier attempt. `per_message` routes shares to ackers, which take a verdict for each
+    message. `pulse` is the folder in which tasks report their progress (see `stormproof.core.pulse`); None: they do not.
+    `careful` makes row-wise functions also note the message in hand there, for a batch whose job died before.
     """
 
     plan: Plan
@@ -42,5 +41,5 @@ class Job:
 
     @property
     def key(self) -> JobKey:
-        """Which attempt at which batch of which life of a topology this is."""
+        """The attempt's identity: incarnation, txid and attempt number."""
         return self.incarnation, self.txid, self.attempt

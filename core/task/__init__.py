@@ -1,9 +1,9 @@
-"""What runs inside a task: the same code for every engine.
+"""The code that runs inside a task, the same for every engine.
 
 A job is `cut` into parts, one a stage. A `task` reads or receives record batches and takes each on a `passage` through the
-stage's `nodes` to their `ends`, where rows are written, combined, sent or kept; its `account` has the messages, shares and
-failures. An `exchange` carries `chunk`s and control rows on the `wire`; each task's `report` reaches the driver. Where
-each message gets a verdict of its own, the last stage is an `acker_task`.
+stage's `nodes` to their `ends`, where rows are written, combined, sent or kept. Its `account` has the messages, shares and
+failures. An `exchange` carries `chunk`s and control rows as rows of the `wire`, and each task's `report` to the driver. In
+per-message mode the last stage is an `acker_task`.
 
 | module | question that it answers |
 | --- | --- |

@@ -1,4 +1,4 @@
-"""What a task accounts for: the messages that it met, the shares that were acked in it, and the messages that failed."""
+"""The account of a task: the messages that it met, the shares that were acked in it, and the messages that failed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows, Words
 from stormproof.core.errors import JobFailed
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.pulse import Pulse
 from stormproof.core.task.exchange import Sender
 from stormproof.core.task.passage import Failed, Passage, Tuples
 from stormproof.core.task.report import TaskReport
@@ -21,10 +22,10 @@ from stormproof.core.tracking.share import as_signed, xor_reduce
 
 
 class Account:
-    """One task's account; `report` is what of it goes to the driver.
+    """One task's account; its `report` goes to the driver.
 
     `ackers` is the number of acker tasks, 0 where only the whole batch gets a verdict. Where there are any, the account also
-    keeps what each message's acker is to be told: its init, and the shares that were acked or that ended in a failure.
+    keeps the notices for them: the init of each message, and the shares that were acked or that ended in a failure.
     """
 
     def __init__(self, stage: int, task: int, ackers: int) -> None:
@@ -37,42 +38,40 @@ class Account:
         self._acks: list[tuple[Rows, Words]] = []
 
     def begin(self, ids: Rows, origins: Rows, tokens: Rows) -> None:
-        """These messages' ackers are to know that they began."""
+        """Note that these messages began, for their ackers."""
         columns = [pa.array(column) for column in (ids, origins, tokens)]
         self.pass_on_init(pa.RecordBatch.from_arrays(columns, schema=INIT_SCHEMA))
 
     def pass_on_init(self, inits: pa.RecordBatch) -> None:
-        """Notices of messages that began, from the stage before."""
+        """Pass notices of messages that began on, from the stage before."""
         self._inits.append(inits)
 
     def pass_on_ack(self, ids: Rows, shares: Words) -> None:
-        """Notices of shares, from the stage before."""
+        """Pass notices of shares on, from the stage before."""
         self._acks.append((ids, shares))
 
-    def ids_of(self, anchors: Anchors) -> Rows | None:
-        """The message id of each tuple, where each has exactly one."""
-        if anchors.row is not None or anchors.message is None or (anchors.message == MANY).any():
-            return None
-        return self.messages.ids(anchors.message)
+    def note(self, pulse: Pulse | None, anchors: Anchors) -> None:
+        """Give a careful pulse the message id of each tuple, before user code gets the tuples one by one."""
+        if pulse is not None and pulse.careful:
+            single = anchors.row is None and anchors.message is not None and not (anchors.message == MANY).any()
+            pulse.at(self.messages.ids(anchors.messages()) if single else None)
 
     def ack(self, anchors: Anchors) -> None:
-        """These tuples ended, and nothing failed."""
+        """Ack these tuples: they ended, and none failed."""
         self.report.ack(anchors.xor())
         if self._ackers and anchors.message is not None and anchors.share is not None:
             self._acks.append((self.messages.ids(anchors.message), anchors.share))
 
     def anchored_together(self, anchors: Anchors) -> None:
-        """Note which messages anchor one tuple together: a failure of the one spreads to the other."""
+        """Note which messages anchor one tuple together: a failure of one spreads to the others."""
         pairs = anchors.together()
         if len(pairs):
             self._together.append(pairs)
 
     def fail_row(self, passage: Passage, anchors: Anchors, row: int, failed: Failed) -> None:
-        """Fail every message that anchors a tuple: early where nothing of it can have gone anywhere, else late."""
+        """Fail every message that anchors a tuple: early where nothing of it can have left the passage, else late."""
         pairs = anchors.pairs_of(row)
         if len(pairs) == 0:
-            if anchors.row is None:
-                raise AssertionError("a tuple has one pair where there is no index")
             self.report.unanchored += 1
             return
         messages = anchors.messages()[pairs]
@@ -97,7 +96,7 @@ class Account:
                     self._acks.append((self.messages.ids(np.array([message])), share))
 
     def fail_rows(self, passage: Passage, tuples: Tuples, bad: Mapping[int, Failed]) -> Tuples:
-        """Fail these rows; gives the rows that are left."""
+        """Fail these rows; returns the tuples that are left."""
         if not bad:
             return tuples
         for row, failed in sorted(bad.items()):
@@ -107,7 +106,7 @@ class Account:
         return passage.alive(tuples.only(good))
 
     def name_early(self, passage: Passage, untracked: npt.NDArray[np.bool_] | None) -> None:
-        """Name the messages that failed early in a passage; `untracked` are those that nobody waits for."""
+        """Name the messages that failed early in a passage, but for those that the source does not track (`untracked`)."""
         for message, failed in sorted(passage.failed.items()):
             if untracked is not None and untracked[message - passage.first]:
                 self.report.unanchored += 1
@@ -115,9 +114,9 @@ class Account:
                 self.report.failures.append(self._named(message, failed))
 
     def close(self) -> None:
-        """The task is at its end: put late failures, and messages that are anchored together, into the report."""
+        """Put late failures, and the messages that are anchored together, into the report; call it at the task's end."""
         found: dict[tuple[int, str, FailureReason], MessageFailure] = {}
-        # A message has a number for each tuple that came over an exchange: it is named once a component and reason.
+        # A message has a number for each tuple that came over an exchange. It is named once for each component and reason.
         for message, failed in sorted(self._late.items()):
             named = self._named(message, failed)
             found.setdefault((named.id, named.component, named.reason), named)
@@ -125,11 +124,11 @@ class Account:
         if self._together:
             pairs = np.concatenate(self._together)
             ids = np.sort(self.messages.ids(pairs.reshape(-1)).reshape(-1, 2), axis=1)
-            # A message has a number for each chunk that it came in, so the two may be one.
+            # A message has a number for each chunk in which it came, so both may be the same message.
             self.report.together = np.unique(ids[ids[:, 0] != ids[:, 1]], axis=0)
 
     def notices(self, sender: Sender) -> Iterator[pa.RecordBatch]:
-        """What the ackers are to know, one ack notice a message and task, towards the acker that each message has."""
+        """Send the notices to the ackers, with one ack notice a message."""
         ackers = self._ackers
         if not ackers:
             return
@@ -141,11 +140,11 @@ class Account:
         shares = np.concatenate([shares for _, shares in self._acks])
         order = np.argsort(ids, kind="stable")
         ids, shares = ids[order], shares[order]
-        starts = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1]))) if len(ids) else np.empty(0, np.int64)
-        if len(starts):
+        ids, starts = np.unique(ids, return_index=True)
+        if len(ids):
             values = as_signed(np.bitwise_xor.reduceat(shares, starts))
-            acks = pa.RecordBatch.from_arrays([pa.array(ids[starts]), pa.array(values)], schema=ACK_SCHEMA)
-            yield from sender.notices(ACK, acks, acker_of(ids[starts], ackers), ackers)
+            acks = pa.RecordBatch.from_arrays([pa.array(ids), pa.array(values)], schema=ACK_SCHEMA)
+            yield from sender.notices(ACK, acks, acker_of(ids, ackers), ackers)
 
     def _named(self, message: int, failed: Failed) -> MessageFailure:
         at = np.array([message])

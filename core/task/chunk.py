@@ -1,7 +1,7 @@
-"""Chunks: rows that cross an exchange, with what anchors them as columns before theirs.
+"""Chunks: rows that cross an exchange, with their anchors in columns before their own.
 
-A chunk has one of four forms: rows alone; one share a row, for rows that were combined; one (message, share) pair a row;
-any number of pairs a row.
+A chunk has one of four forms: rows without anchors; rows with one share each, which were combined; rows with one
+(message, share) pair each; rows with any number of pairs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LISTS: Final = tuple(pa.field(f.name, pa.list_(f.type), nullable=False) for f i
 
 
 class Form(IntEnum):
-    """What a chunk carries beside its rows."""
+    """What a chunk has beside its rows."""
 
     ROWS = 0
     SHARES = 1
@@ -35,7 +35,7 @@ class Form(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows that came over an edge, and what anchors them: `origin` is `MANY_ORIGIN` where a pair stands for many."""
+    """Rows that came over an edge, with their pairs; `origin` is `MANY_ORIGIN` where a pair stands for many."""
 
     rows: pa.RecordBatch
     row: Rows | None
@@ -44,7 +44,7 @@ class Chunk:
     share: Words | None
 
     def anchors(self, messages: MessageTable) -> Anchors:
-        """The rows' anchors, their messages taken into the task's."""
+        """The rows' anchors; their messages are added to the task's."""
         if self.id is None or self.origin is None:
             return Anchors(self.rows.num_rows, self.row, None, self.share)
         first = messages.append(self.id, self.origin)
@@ -54,7 +54,7 @@ class Chunk:
 
 
 def pack(rows: pa.RecordBatch, anchors: Anchors, messages: MessageTable) -> tuple[Form, pa.RecordBatch]:
-    """Rows with their anchors as columns before them."""
+    """Rows with their anchors in columns before their own."""
     columns: list[pa.Array] = []
     fields: list[pa.Field] = []
     if anchors.row is None and anchors.message is None:
@@ -80,7 +80,7 @@ def pack(rows: pa.RecordBatch, anchors: Anchors, messages: MessageTable) -> tupl
 
 
 def packed_schema(form: Form, schema: pa.Schema, *, tracked: bool) -> pa.Schema:
-    """The columns of a chunk of this form, whose rows have this schema."""
+    """The schema of a chunk of this form, whose rows have the given schema."""
     share = [_SHARE] if tracked else []
     match form:
         case Form.ROWS:
@@ -94,7 +94,7 @@ def packed_schema(form: Form, schema: pa.Schema, *, tracked: bool) -> pa.Schema:
 
 
 def unpack(form: Form, packed: pa.RecordBatch, schema: pa.Schema, *, tracked: bool) -> Chunk:
-    """Rows and anchors, parted again."""
+    """The rows and anchors of a packed chunk."""
     first = packed.num_columns - len(schema)
     rows = pa.RecordBatch.from_arrays(packed.columns[first:], schema=schema)
     columns = packed.columns[:first]

@@ -1,10 +1,10 @@
-"""Groups by key: combined batch by batch before an exchange, merged after it, finished at the end."""
+"""Aggregates of groups: combined batch by batch before an exchange, merged after it, finished at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ from stormproof.core.task.reduce import How, Request, failed_for_group, reduced
 from stormproof.core.user_errors import CAUGHT, blame
 
 COMBINE_ROWS_MAX: Final = 262_144
-"""Partial rows that a combiner holds before it combines them among themselves: its memory is bounded by its keys."""
+"""The partial rows that a combiner holds before it merges them, so that its number of keys bounds its memory."""
 
 _COMBINED: Final[Mapping[AggregationKind, tuple[How, ...]]] = {
     AggregationKind.COUNT: (How.ROWS,),
@@ -28,7 +28,7 @@ _COMBINED: Final[Mapping[AggregationKind, tuple[How, ...]]] = {
     AggregationKind.MEAN: (How.SUM, How.VALUES),
     AggregationKind.DISTINCT: (How.SET,),
 }
-"""How rows become partial columns."""
+"""How each aggregate's partial columns are made of rows."""
 
 _MERGED: Final[Mapping[How, How]] = {
     How.ROWS: How.SUM,
@@ -39,19 +39,19 @@ _MERGED: Final[Mapping[How, How]] = {
     How.SET: How.UNION,
     How.FOLD: How.FOLD,
 }
-"""How partial columns become fewer of their kind."""
+"""How partial columns are merged, by how they were made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Rows with what users' combiners made of each; the rows in `failed` hold nothing that may be used."""
+    """Rows with a column for each user's combiner; the rows in `failed` hold nothing that may be used."""
 
     rows: pa.RecordBatch
     failed: Mapping[int, tuple[FailureReason, str]]
 
 
 def prepare(group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None = None) -> Prepared:
-    """Call `init` of users' combiners for every row; what it gives is added as a column of its own."""
+    """Call `init` of users' combiners for every row; the results of each are added as a column."""
     failed: dict[int, tuple[FailureReason, str]] = {}
     for a in group.aggregations:
         if not isinstance(a, UserAggregation) or not a.combines or _prepared(a) in rows.schema.names:
@@ -72,7 +72,7 @@ def prepare(group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None = None) ->
 
 
 def combine(group: GroupBy, rows: pa.RecordBatch) -> pa.Table:
-    """Prepared rows to one partial row a key. NULLs add nothing; a sum of NULLs alone is 0.
+    """One partial row a key, of prepared rows. NULLs add nothing; a sum of nothing but NULLs is 0.
 
     Raises:
         JobFailed: a sum does not fit its type, or a user's `combine` raised.
@@ -90,7 +90,7 @@ def combine(group: GroupBy, rows: pa.RecordBatch) -> pa.Table:
 
 
 def merge(group: GroupBy, parts: Sequence[pa.Table]) -> pa.Table:
-    """Partial rows to one partial row a key, in no particular order."""
+    """One partial row a key, of partial rows; in no particular order."""
     table = pa.concat_tables(parts)
     requests: list[Request] = []
     for a in group.aggregations:
@@ -104,7 +104,7 @@ def merge(group: GroupBy, parts: Sequence[pa.Table]) -> pa.Table:
 
 
 def finish(group: GroupBy, partials: pa.Table) -> pa.RecordBatch:
-    """Merged partial rows to results, in key order."""
+    """The results of merged partial rows, in key order."""
     columns = [partials.column(k) for k in group.keys]
     for a in group.aggregations:
         parts = [partials.column(f.name) for f in group.partials_of(a)]
@@ -113,15 +113,15 @@ def finish(group: GroupBy, partials: pa.Table) -> pa.RecordBatch:
 
 
 def zero(group: GroupBy) -> pa.RecordBatch:
-    """The result of no rows at all, where there are no keys: counts and sums are 0, NULL the others.
+    """The result of no rows, for a group-by without keys: counts and sums are 0, other aggregates NULL.
 
     Raises:
-        JobFailed: a user's `zero` raised, or gave what is not of its type.
+        JobFailed: a user's `zero` raised, or its result is not of its type.
     """
     columns: list[pa.Array] = []
     for a in group.aggregations:
         if isinstance(a, UserAggregation):
-            columns.append(_one_value(group, a, a.code.zero))
+            columns.append(_zero_of(group, a))
             continue
         type_ = group.schema.field(a.output).type
         none = a.kind in {AggregationKind.MIN, AggregationKind.MAX, AggregationKind.MEAN}
@@ -129,17 +129,16 @@ def zero(group: GroupBy) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=group.schema)
 
 
-def _one_value(group: GroupBy, aggregation: UserAggregation, call: Any) -> pa.Array:
-    """What a call of a user's aggregate gives, as a column of one row."""
+def _zero_of(group: GroupBy, aggregation: UserAggregation) -> pa.Array:
     try:
-        value = call()
+        value = aggregation.code.zero()
     except CAUGHT as error:
         raise failed_for_group(group.component, aggregation.name, blame(error)[1]) from error
     return results_column(group, aggregation, [value])
 
 
 def results_column(group: GroupBy, aggregation: UserAggregation, values: Sequence[object]) -> pa.Array:
-    """What a user's aggregate gave for groups, as its column.
+    """The results of a user's aggregate as its column, one for each group.
 
     Raises:
         JobFailed: one is not of its type.
@@ -151,7 +150,7 @@ def results_column(group: GroupBy, aggregation: UserAggregation, values: Sequenc
 
 
 def distinct_keys(group: GroupBy, rows: pa.RecordBatch) -> pa.Table:
-    """The keys, once each."""
+    """The distinct keys."""
     return reduced(group, [rows.column(k) for k in group.keys], [], rows.num_rows)
 
 
@@ -161,7 +160,7 @@ def _prepared(aggregation: UserAggregation) -> str:
 
 @dataclass(slots=True)
 class Combiner:
-    """Partial rows of one group-by in one task, in memory bounded by the number of its keys."""
+    """The partial rows of one group-by in one task; their number of keys bounds its memory."""
 
     group: GroupBy
     share: int = 0
@@ -171,7 +170,7 @@ class Combiner:
     _rows_max: int = COMBINE_ROWS_MAX
 
     def absorb(self, partial: pa.Table) -> None:
-        """Take partial rows in."""
+        """Add partial rows."""
         if partial.num_rows == 0:
             return
         self._parts.append(partial)

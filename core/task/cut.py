@@ -1,4 +1,4 @@
-"""A job cut into the parts that the tasks of its stages are given."""
+"""Cuts a job into one part for each stage."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stormproof.core.source.protocol import Decoder, SliceReader
 
 @dataclass(frozen=True, slots=True)
 class StageJob:
-    """What the tasks of one stage are given: a job's part for that stage. Picklable where the plan is.
+    """A job's part for one stage, which each task of the stage is given. Picklable where the plan is.
 
-    `plan` None is the stage of the ackers, which there is where each message gets a verdict of its own; `ackers` is the
-    number of its tasks, 0 where there is none. `tasks` is the number of tasks of every stage; `parallelism` is how many an
-    exchange leads to where no number was asked for.
+    `plan` None is the stage of the ackers, which exists in per-message mode only; `ackers` is its number of tasks, else 0.
+    `tasks` has the number of tasks of every stage. `parallelism` is the number of tasks behind an exchange for which none
+    was asked.
     """
 
     stage: int
@@ -39,8 +39,8 @@ class StageJob:
 
 
 def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
-    """A job cut into the parts for its stages. The first stage has a task a reader, the others `parallelism`, but for
-    those that were asked to have another number.
+    """The parts of a job, one a stage. The first stage has one task a reader, the others `parallelism` tasks unless the
+    topology asks for another number.
     """
     stages = job.plan.stages
     ackers = (job.plan.ackers or parallelism) if job.per_message and job.tracked else 0

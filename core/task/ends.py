@@ -1,4 +1,4 @@
-"""Where tuples end in a task: they are written to a sink, combined, sent over an exchange, or kept for the task's end.
+"""The ends of tuples in a task: they are written to a sink, combined, sent over an exchange, or kept for the task's end.
 
 Everything is checked before anything is written, so that a message can still fail early here.
 """
@@ -32,7 +32,7 @@ from stormproof.core.tracking.share import signed, split_one
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Tuples at their end, combined or routed where that was needed to check them; good while `failed` have failed."""
+    """Tuples at their end, combined or routed where the check needed that; valid while `failed` messages have failed."""
 
     tuples: Tuples
     failed: int
@@ -41,7 +41,7 @@ class _Checked:
 
 
 class Ends:
-    """The ends of one task. `sender` None: there is no stage behind this one."""
+    """The ends of one task. `sender` None: this is the last stage."""
 
     def __init__(
         self, part: StageJob, plan: StagePlan, task: int, pulse: Pulse | None, account: Account, sender: Sender | None
@@ -62,21 +62,19 @@ class Ends:
                 self._routers[key] = Router(node.grouping, tasks, task, component=node.component)
 
     def is_raw(self, node: CombineNode | GatherNode) -> bool:
-        """Whether rows are not combined before they are all together: a result cannot be made of parts, or each message
-        is to get a verdict of its own.
-        """
+        """Whether rows are kept uncombined until all are there: in per-message mode, or where parts cannot be merged."""
         return bool(self._part.ackers) or not node.group.combines
 
     def waiting(self, key: str) -> list[Tuples]:
-        """The rows that were kept at this node for the task's end; they are the caller's now."""
+        """Take the rows that were kept at this node."""
         return self._waiting.pop(key)
 
     def combiner(self, key: str) -> Combiner:
-        """What was combined at this node; it is the caller's now."""
+        """Take the combiner of this node."""
         return self._combiners.pop(key)
 
     def finish(self, passage: Passage) -> Iterator[pa.RecordBatch]:
-        """A passage is through: check what ends, drop what failed messages have there, then combine, send, write, ack."""
+        """End a passage: check the tuples that end, drop those of failed messages, then combine, send, write and ack."""
         checked = [self._check(passage, key, node, tuples) for key, node, tuples in passage.ends]
         for anchors in passage.acked:
             mask = passage.mask(anchors)
@@ -103,7 +101,7 @@ class Ends:
                 yield from self._send(node, tuples, dest)
 
     def send_combined(self) -> Iterator[pa.RecordBatch]:
-        """What was combined for an exchange, at the task's end."""
+        """Send what was combined for an exchange, at the task's end."""
         for key, combiner in self._combiners.items():
             node = self._plan.nodes[key]
             if not isinstance(node, CombineNode):
@@ -119,12 +117,12 @@ class Ends:
             yield from self._sender.send(node.edge, rows, Anchors(rows.num_rows, None, None, share), dest, tasks)
 
     def close(self) -> Iterator[PreparedFile]:
-        """Close and sync what was written."""
+        """Close and sync the files; returns them."""
         for writer in self._writers.values():
             yield from writer.close()
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the files."""
         for writer in self._writers.values():
             writer.discard()
 
@@ -146,7 +144,7 @@ class Ends:
             yield from self._sender.send(node.edge, tuples.rows, tuples.anchors, dest, tasks)
 
     def _check(self, passage: Passage, key: str, node: End, given: Tuples) -> _Checked:
-        """Fail the messages of rows that could not be held, or have no task to go to."""
+        """Fail the messages of rows that a sink cannot hold, or that have no task to go to."""
         tuples = passage.alive(given)
         match node:
             case WriteNode():
@@ -203,7 +201,7 @@ class Ends:
     def _unheld(
         self, node: CombineNode | GatherNode, rows: pa.RecordBatch, partial: pa.Table | None
     ) -> dict[int, Failed]:
-        """The rows whose keys a sink could not hold. A key is checked once, and traced to its rows only where it is bad."""
+        """The rows whose keys a sink cannot hold. Each key is checked once; only a bad key is traced to its rows."""
         keys = list(node.group.keys)
         unheld: dict[int, Failed] = {}
         for sink in node.sinks if keys else ():
@@ -215,9 +213,8 @@ class Ends:
         return unheld
 
     def _prepared(self, passage: Passage, group: GroupBy, tuples: Tuples) -> Tuples:
-        """What users' combiners make of each row, beside the row; rows that they refuse fail."""
-        if self._pulse is not None and self._pulse.careful:
-            self._pulse.at(self._account.ids_of(tuples.anchors))
+        """The rows with columns for users' combiners; rows for which these raise fail."""
+        self._account.note(self._pulse, tuples.anchors)
         prepared = prepare(group, tuples.rows, self._pulse)
         bad = {
             row: Failed(reason, group.component, error, shown_row(tuples.rows, row))

@@ -1,9 +1,11 @@
-"""An exchange: each task of a stage sends rows to the tasks of the next one, and says what it sent.
+"""An exchange: each task of a stage sends rows to the tasks of the next stage, and a count of what it sent.
 
-Each task sends one control row to every task of the next stage: how many chunks and rows it sent there, and what their XOR
-is; its report travels in one of them. A chunk, notice or control row that is lost, doubled or tripled is seen by whoever
-receives it, with or without shares. Where a task was repeated and sent something else than the first time, its readers may
-have read the one and the other: the control rows carry a mark of all that a run of the task sent, and the marks must agree.
+Each task sends one control row to every task of the next stage: the number of chunks and rows that it sent there, and their
+XOR. Its report travels in one of them. So the receiver sees a chunk, notice or control row that is lost, doubled or
+tripled, with or without shares.
+
+A task that is repeated may send other rows than the first time, and its readers may then have read different runs of it.
+So the control rows have a mark of everything that this run of the task sent, and all readers' marks must agree.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
 class _Sent:
     """What was sent over one edge to one task.
 
-    `mark` stands for its messages, whatever the order: the XOR of their shares, or without shares a sum of their ids.
+    `mark` identifies its messages in any order: the XOR of their shares, or without shares a sum over their ids.
     """
 
     chunks: int = 0
@@ -42,10 +44,16 @@ class _Sent:
     xor: int = 0
     mark: int = 0
 
+    def add(self, row: WireRow, rows: int, xor: int | None) -> None:
+        """Count a wire row. `xor` is the XOR of its shares; None where it has not one a row."""
+        self.chunks += 1
+        self.rows += rows
+        self.xor ^= _checksum(row) if xor is None else xor
 
-def _checksum(source: int, edge: int, seq: int, payload: bytes | pa.Buffer) -> int:
-    """What stands for a chunk in the XOR of an edge without one share a row."""
-    return zlib.crc32(f"{source} {edge} {seq}".encode()) << 32 | zlib.crc32(payload)
+
+def _checksum(row: WireRow) -> int:
+    """What stands for a wire row in an XOR where it has not one share a row."""
+    return zlib.crc32(f"{row.source} {row.edge} {row.seq}".encode()) << 32 | zlib.crc32(row.payload)
 
 
 class Sender:
@@ -63,18 +71,18 @@ class Sender:
     def send(
         self, edge: int, rows: pa.RecordBatch, anchors: Anchors, dest: npt.NDArray[np.int32], tasks: int
     ) -> Iterator[pa.RecordBatch]:
-        """Send rows, each to the task in `dest`, one of `tasks`."""
+        """Send each row to its task in `dest`, which are numbered below `tasks`."""
         if rows.num_rows == 0:
             return
         if (dest[1:] < dest[:-1]).any():
-            # Small integers are sorted by radix, five to ten times as fast.
+            # numpy sorts 16-bit integers by radix, five to ten times as fast.
             order = np.argsort(dest.astype(np.uint16) if tasks <= 1 << 16 else dest, kind="stable")
             rows, anchors, dest = rows.take(pa.array(order)), anchors.take(order), dest[order]
         bounds = np.searchsorted(dest, np.arange(tasks + 1))
         yield from self._chunks(edge, rows, anchors, bounds)
 
     def copies(self, edge: int, rows: pa.RecordBatch, anchors: Anchors, tasks: int) -> Iterator[pa.RecordBatch]:
-        """Send all rows to every task; each copy carries a share of its own."""
+        """Send all rows to every task; each copy has a share of its own."""
         if rows.num_rows == 0:
             return
         for dest, given in enumerate(anchors.deliveries(None, tasks)):
@@ -108,7 +116,7 @@ class Sender:
         sent = self._sent.setdefault((dest, edge), _Sent())
         row = WireRow(dest, self._task, edge << 2 | form, sent.chunks, packed.serialize())
         xor = xor_reduce(anchors.share) if anchors.row is None and anchors.share is not None else None
-        self._count(sent, row, rows.num_rows, xor)
+        sent.add(row, rows.num_rows, xor)
         if anchors.share is not None:
             sent.mark ^= anchors.xor() if xor is None else xor
         elif form is not Form.ROWS:
@@ -117,13 +125,8 @@ class Sender:
             sent.mark = signed(sent.mark + int(np.add.reduce(mix64(words))))
         return row
 
-    def _count(self, sent: _Sent, row: WireRow, rows: int, xor: int | None) -> None:
-        sent.chunks += 1
-        sent.rows += rows
-        sent.xor ^= _checksum(row.source, row.edge, row.seq, row.payload) if xor is None else xor
-
     def notices(self, edge: int, rows: pa.RecordBatch, acker: Rows, ackers: int) -> Iterator[pa.RecordBatch]:
-        """Send notices on their way to the ackers that `acker` names: `edge` is INIT or ACK."""
+        """Send notices towards the ackers that `acker` names; `edge` is INIT or ACK."""
         wire: list[WireRow] = []
         for number in range(ackers):
             part = rows.filter(pa.array(acker == number))
@@ -132,19 +135,19 @@ class Sender:
             dest = number % self._tasks
             sent = self._sent.setdefault((dest, edge), _Sent())
             row = WireRow(dest, self._task, edge, sent.chunks, part.serialize())
-            self._count(sent, row, part.num_rows, None)
+            sent.add(row, part.num_rows, None)
             sent.mark ^= xor_reduce(as_words(part.column("value").to_numpy()))
             wire.append(row)
         if wire:
             yield wire_batch(wire)
 
     def relay(self, passing: Iterable[Passing]) -> Iterator[pa.RecordBatch]:
-        """Pass chunks on to the task of the same number in the next stage."""
+        """Pass chunks on, to the task of the same number in the next stage."""
         wire: list[WireRow] = []
         for chunk in passing:
             sent = self._sent.setdefault((self._task, chunk.row.edge >> 2), _Sent())
             row = WireRow(self._task, self._task, chunk.row.edge, sent.chunks, chunk.row.payload)
-            self._count(sent, row, chunk.rows, chunk.xor)
+            sent.add(row, chunk.rows, chunk.xor)
             wire.append(row)
         if wire:
             yield wire_batch(wire)
@@ -164,7 +167,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """An edge as its receiver knows it: where it comes from, what its rows are, and whether they only pass through."""
+    """An edge for its receiver: the component that emits, its rows' schema, and whether they only pass through."""
 
     component: str
     schema: pa.Schema
@@ -173,7 +176,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """A chunk for a later stage: its number of rows, and the XOR of their shares where it has one a row."""
+    """A chunk for a later stage: its number of rows, and the XOR of their shares; None where it has not one a row."""
 
     row: WireRow
     rows: int
@@ -184,8 +187,8 @@ class Passing:
 class Received:
     """What a task was sent: chunks by edge, in an order that does not depend on their arrival, and reports.
 
-    `passing` are chunks for a later stage; `inits` and `acks` are notices for ackers; `copied` has, once each, the
-    chunks that came more than once; `heard` is one for all marks of the runs that sent all this.
+    `passing` are chunks for a later stage. `inits` and `acks` are notices for ackers. `copied` has each chunk that came
+    more than once, once. `heard` is a digest of the marks of the runs that sent all this.
     """
 
     chunks: dict[int, list[Chunk]]
@@ -201,7 +204,7 @@ class Received:
 def receive(
     batches: Iterable[pa.RecordBatch], stage: int, task: int, sources: int, ways: Mapping[int, Way], *, tracked: bool
 ) -> Received:
-    """Take everything that was sent to a task of a stage by `sources` tasks, checked against their control rows."""
+    """Receive everything that `sources` tasks sent to a task of a stage, checked against their control rows."""
     rows: list[WireRow] = []
     controls: dict[int, list[Any]] = {}
     where = f"task {task} of stage {stage}"
@@ -235,9 +238,7 @@ def receive(
         seen[key] = seen.get(key, 0) + 1
         sent = found.setdefault((row.source, _edge_of(row)), _Sent())
         number, xor = _taken(received, row, ways, tracked=tracked, again=seen[key] == 2)
-        sent.chunks += 1
-        sent.rows += number
-        sent.xor ^= _checksum(row.source, row.edge, row.seq, row.payload) if xor is None else xor
+        sent.add(row, number, xor)
     for source, edge in sorted(told.keys() | found.keys()):
         sent = found.get((source, edge), _Sent())
         here, there = (sent.chunks, sent.rows, sent.xor), told.get((source, edge), (0, 0, 0))
@@ -257,7 +258,7 @@ def _edge_of(row: WireRow) -> int:
 def _taken(
     received: Received, row: WireRow, ways: Mapping[int, Way], *, tracked: bool, again: bool
 ) -> tuple[int, int | None]:
-    """Put a wire row where it belongs; its number of rows, and the XOR of its shares where it has one a row."""
+    """Unpack a wire row into `received`; returns its number of rows, and the XOR of its shares where it has one a row."""
     buffer = pa.py_buffer(row.payload)
     if row.edge in {INIT, ACK}:
         notices = pa.ipc.read_record_batch(buffer, INIT_SCHEMA if row.edge == INIT else ACK_SCHEMA)

@@ -1,4 +1,4 @@
-"""The results of groups whose rows are all there: with the row-wise aggregates that cannot be combined before."""
+"""The results of groups whose rows are all there, with the row-wise aggregates that cannot be combined before."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from stormproof.core.user_errors import CAUGHT, blame
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The results of all groups, group by group in key order.
+    """The results of all groups, in key order.
 
-    `counts` is the number of each group's results; `group_of_row` is the group of each given row, -1 for those in
-    `failed`, which are in no result.
+    `counts` is the number of results of each group. `group_of_row` is the group of each given row; -1 for rows in `failed`,
+    which are in no result.
     """
 
     rows: pa.RecordBatch
@@ -39,15 +39,16 @@ class Evaluated:
 
 
 def evaluate(group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None = None) -> Evaluated:
-    """Group rows, and compute everything of each group.
+    """Group rows, and evaluate every aggregate of each group.
 
-    A row for which a user's aggregate raises is left out, and everything is computed again without it.
+    A row for which a user's aggregate raises is left out, and everything is evaluated again without it.
 
     Guarantee:
-        No result holds anything of a row in `failed`, and users' aggregates were given the rows of the last round only.
+        No result contains anything of a row in `failed`.
 
     Raises:
-        JobFailed: what belongs to no single row: a sum too large, a user's `combine`, `complete` or `zero`.
+        JobFailed: an error that belongs to no single row: a sum is too large, or a user's `combine`, `complete` or `zero`
+            raised.
     """
     failed: dict[int, tuple[FailureReason, str]] = {}
     number = np.arange(rows.num_rows, dtype=np.int64)
@@ -69,7 +70,7 @@ def evaluate(group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None = None) -
 
 
 class _Round:
-    """One try at all groups; rows that make a user's aggregate raise end up in `failed`, and then there is no result."""
+    """One try at all groups. Rows for which a user's aggregate raises are added to `failed`; then there is no result."""
 
     def __init__(self, group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None) -> None:
         self._group, self._rows, self._pulse = group, rows, pulse
@@ -80,7 +81,7 @@ class _Round:
         group, rows = self._group, self._rows
         keys, members = members_of(rows, group.keys)
         groups = members.groups
-        if not groups and not group.keys:  # nothing is a group, too
+        if not groups and not group.keys:  # without keys there is a group even without rows
             groups, members = 1, members.of_nothing()
         order = np.arange(groups)
         if groups > 1:  # as `in_key_order` has them
@@ -122,8 +123,8 @@ class _Round:
     def _over(self, rows: list[int], begin: Callable[[], Any], step: Callable[[Any, int], Any]) -> Any:
         """Fold a group's rows; those that raise are noted, and the fold begins again without them.
 
-        After one that raised, the others are tried on from a new beginning, so that many are found in one go: what it
-        left behind might make others raise.
+        After a row that raised, the remaining rows are folded into a new state, to find further culprits in the same pass.
+        The old state might make innocent rows raise.
         """
         left = [row for row in rows if row not in self.failed] if self.failed else rows
         while True:
@@ -180,7 +181,7 @@ class _Round:
         return list(batch.columns), np.array(counts, np.int64)
 
     def _unblamed(self, a: UserAggregation, what: str, call: Callable[[], Any]) -> Any:
-        """Call what no single row answers for."""
+        """Call a method whose failure is no single row's."""
         try:
             return call()
         except CAUGHT as error:
@@ -191,7 +192,7 @@ class _Round:
 
 
 def _crossed(made: list[tuple[list[pa.Array], Rows]], groups: int) -> tuple[list[pa.Array], Rows]:
-    """Each group's results side by side: where several aggregates gave several rows, each with each, as Trident does."""
+    """Each group's results side by side; several rows of several aggregates are combined each with each, as in Trident."""
     counts = np.ones(groups, np.int64)
     for _, number in made:
         counts = counts * number

@@ -1,4 +1,4 @@
-"""Which rows have which key: rows are put into groups by the exact values of their keys, never by a hash."""
+"""Groups of rows by key: the values of keys are compared exactly, never by a hash alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stormproof.core.python_to_arrow import no_rows
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The rows of each group: `rows` group by group, whose `starts` say where each begins."""
+    """The rows of each group: `rows` has them group by group, and `starts` where each group begins."""
 
     rows: Rows
     starts: Rows
@@ -23,7 +23,7 @@ class Members:
 
     @property
     def groups(self) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         return len(self.starts) - 1
 
     def of_nothing(self) -> Members:
@@ -32,7 +32,7 @@ class Members:
 
     @classmethod
     def of(cls, lists: pa.ChunkedArray, number: int) -> Members:
-        """Of `number` rows, given each group's row numbers as a list."""
+        """The groups of `number` rows, from a list of row numbers for each group."""
         column = lists.combine_chunks()
         lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
         rows = column.flatten().to_numpy()
@@ -42,7 +42,7 @@ class Members:
 
 
 def members_of(rows: pa.RecordBatch, keys: Sequence[str]) -> tuple[pa.Table, Members]:
-    """The distinct keys, in the order in which they come first, and the rows of each; compared exactly, not by hash."""
+    """The distinct keys, in order of first appearance, and the rows of each."""
     columns = [rows.column(k) for k in keys] or [pa.repeat(0, rows.num_rows)]
     names = [f"k{i}" for i in range(len(columns))]
     table = pa.Table.from_arrays([*columns, pa.array(np.arange(rows.num_rows))], names=[*names, "row"])
@@ -66,9 +66,9 @@ def in_key_order(keys: Sequence[str], table: pa.Table) -> pa.RecordBatch:
 def rows_with_keys(
     rows: pa.RecordBatch, keys: Sequence[str], wanted: pa.RecordBatch, numbers: Iterable[int]
 ) -> list[tuple[int, int]]:
-    """The rows whose keys are those of `wanted` with one of these numbers: row by row, with that number.
+    """The rows whose key is one of `wanted`, of which only the given row numbers count: (row, number in `wanted`).
 
-    Whole columns first, so that only rows with a bad value in every key are looked at one by one.
+    Columns are compared as a whole first, so that only rows with a wanted value in every column are compared one by one.
     """
     chosen_numbers = list(numbers)
     if not chosen_numbers:

@@ -1,4 +1,4 @@
-"""Both sides of a join, all rows there: the joined rows, and what each is anchored to."""
+"""Joins two sides whose rows are all there: the joined rows, and their anchors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stormproof.core.tracking.anchors import Anchors, overlaid
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The result: rows, what each subscriber's are anchored to, and the anchors of rows that gave nothing."""
+    """The joined rows, their anchors for each subscriber, and the anchors of input rows that are in no result."""
 
     rows: pa.RecordBatch
     deliveries: list[Anchors]
@@ -25,8 +25,10 @@ class Joined:
 def join_rows(
     on: JoinOn, left: tuple[pa.RecordBatch, Anchors], right: tuple[pa.RecordBatch, Anchors], subscribers: int
 ) -> Joined:
-    """Join both sides. A result row is anchored to both of its rows: each row's share is split over all the results that
-    it is in, for all subscribers; so the shares of a row with no result are in `unmatched`, once.
+    """Join both sides.
+
+    A joined row is anchored to both of its rows. Each input row's share is split over all joined rows that it is in, for all
+    subscribers; the share of one that is in none is in `unmatched`.
     """
     at = matches(on, left[0], right[0])
     made = joined_rows(on, left[0], right[0], at)
@@ -45,9 +47,9 @@ def join_rows(
 
 
 def matches(on: JoinOn, left: pa.RecordBatch, right: pa.RecordBatch) -> tuple[Rows, Rows]:
-    """The row numbers of each side in the result, left rows first and in order; -1 stands for no row.
+    """The row number of each side for every joined row, in order of the left rows; -1 stands for no row.
 
-    Keys are compared exactly; NULL matches nothing; duplicates multiply.
+    Keys are compared exactly. NULL matches nothing. Of duplicate keys each row is joined with each.
     """
     names = [f"k{i}" for i in range(len(on.keys))]
     one = pa.Table.from_arrays(

@@ -1,4 +1,4 @@
-"""Which task a key belongs to: a hash of key columns that is the same in every process, for every slice of an array."""
+"""The task of a key: a hash of key columns that is the same in every process and for every form of an array."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _NULL: Final = np.uint64(0xA3F5C1E29B7D6084)
 def task_numbers(rows: pa.RecordBatch, keys: Sequence[str], tasks: int) -> npt.NDArray[np.int32]:
     """The task, 0 to `tasks` - 1, of each row's key.
 
-    Equal keys have equal tasks, whatever record batch they stand in and however Arrow holds them (a slice, a
-    dictionary, large strings). NULL is a value like any other, equal to itself.
+    Equal keys have equal tasks in any record batch, and in any form of Arrow's (a slice, a dictionary, large strings). NULL
+    is a value like any other, equal to itself.
     """
     if tasks == 1:
         return np.zeros(rows.num_rows, np.int32)
@@ -44,16 +44,16 @@ def _hash_column(column: pa.Array) -> Words:
     if _repeats(column):
         column = column.dictionary_encode()
     hashes = _hash_dictionary(column) if pa.types.is_dictionary(column.type) else _hash_values(column)
-    if column.null_count:  # what lies below a NULL is not its own
+    if column.null_count:  # the value in a NULL's place is arbitrary
         hashes[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
     return hashes
 
 
 def _repeats(column: pa.Array) -> bool:
-    """Whether it pays to hash each distinct text but once: guessed from the first rows; either way gives the same.
+    """Whether it pays to hash each distinct text once only, by an estimate from the first rows. Both ways give one result.
 
-    Of `_SAMPLE` rows drawn from D equally frequent values, about sample^2 / 2D repeat an earlier one. It pays below
-    some half as many values as rows.
+    Of `_SAMPLE` rows drawn from D equally frequent values, about sample^2 / 2D repeat an earlier one. It pays where there
+    are fewer than about half as many values as rows.
     """
     type_ = column.type
     if len(column) <= 2 * _SAMPLE or not (pa.types.is_string(type_) or pa.types.is_binary(type_)):
@@ -63,7 +63,7 @@ def _repeats(column: pa.Array) -> bool:
 
 
 def _hash_dictionary(column: pa.Array) -> Words:
-    """Each value is hashed once. A NULL may be an index or stand in the dictionary."""
+    """Hash each value of the dictionary once. NULL may be an index or a value."""
     if len(column.dictionary) == 0:  # then every index is NULL
         return np.full(len(column), _NULL, np.uint64)
     places: Rows = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
@@ -90,7 +90,7 @@ def _hash_values(column: pa.Array) -> Words:
 
 
 def _hash_bytes(column: pa.Array, offset: np.dtype[Any]) -> Words:
-    """A polynomial over each value's bytes, by prefix: one pass over all bytes, whatever their lengths."""
+    """A polynomial over each value's bytes, for all values in one pass."""
     _, offsets_buffer, data_buffer = column.buffers()
     offsets = np.frombuffer(offsets_buffer, offset)[column.offset : column.offset + len(column) + 1].astype(np.int64)
     hashes = np.zeros(len(column), np.uint64)

@@ -1,4 +1,4 @@
-"""Runs tuples through the nodes of a stage: functions, bolts, groups and joins, up to where they end."""
+"""Runs tuples through the nodes of a stage (functions, bolts, groups, joins) up to their ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stormproof.core.tracking.share import split_one
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A bolt at work in this task. `most` is the largest number of subscribers that any of its streams has."""
+    """A bolt of this task. `most` is the largest number of subscribers of any of its streams."""
 
     runner: BoltRunner
     inputs: BoltInputs
@@ -37,7 +37,7 @@ class _Running:
 
 
 class Nodes:
-    """The nodes of one task. Tuples go from node to node within a passage; what ends is kept there, for `Ends`."""
+    """The nodes of one task. Tuples go from node to node within a passage; those that end are kept there, for `Ends`."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class Nodes:
         self._bolts: dict[str, _Running] = {}
 
     def start(self) -> None:
-        """Prepare the bolts; whatever comes then, `stop` closes those that were prepared."""
+        """Prepare the bolts. Where this raises, `stop` closes those that were prepared."""
         for key, node in self._plan.nodes.items():
             if isinstance(node, BoltNode):
                 self._bolts[key] = self._started(node)
 
     def stop(self) -> None:
-        """The task is given up: close the bolts."""
+        """Close the bolts of a task that is given up."""
         for bolt in self._bolts.values():
             bolt.runner.close()
 
@@ -81,7 +81,7 @@ class Nodes:
         return _Running(runner, BoltInputs(tracked=part.tracked), max(most, 1))
 
     def at_end(self, key: str) -> Passage | None:
-        """What a node gives at the end of the task, once all that it takes from is at its end; None: it gives nothing."""
+        """What a node emits at the end of the task; call it after all nodes that it takes tuples from. None: nothing."""
         passage = Passage()
         match self._plan.nodes[key]:
             case BoltNode() as node:
@@ -104,12 +104,12 @@ class Nodes:
         component: str,
         stream: str = "default",
     ) -> None:
-        """Hand tuples to every subscriber. `counts`: how many of them were made of each of the anchored ones, whose
-        shares are still to be split; None where each tuple has its own. A child is one delivery, so the split counts those.
+        """Hand tuples to every subscriber.
+
+        `counts` is the number of tuples that were made of each anchored one; None: one of each. Shares are split over all
+        deliveries.
         """
-        self._account.report.tuples += tuples.rows.num_rows * len(children)
-        if self._observe is not None:
-            self._observe(component, stream, tuples.rows)
+        self._emitted(component, stream, tuples.rows, len(children))
         for key, anchors in zip(children, tuples.anchors.deliveries(counts, len(children)), strict=True):
             self.hand(passage, key, Tuples(tuples.rows, anchors, tuples.task), component, stream)
 
@@ -129,13 +129,12 @@ class Nodes:
     def evaluated(
         self, passage: Passage, group: GroupBy, parts: list[Tuples], children: tuple[str, ...], component: str
     ) -> None:
-        """Rows that were not combined before, to the results of their groups.
+        """Evaluate the groups of rows that were not combined before, and deliver the results.
 
-        Where each message gets a verdict of its own, a result is anchored to every message that went into its group; else
-        to many together.
+        In per-message mode a result is anchored to every message that went into its group, else to `MANY`.
         """
         rows, anchors = self._put_together(parts, group.given)
-        self._note(anchors)
+        self._account.note(self._pulse, anchors)
         result = evaluate(group, rows, self._pulse)
         if result.failed:
             for row, (reason, error) in sorted(result.failed.items()):
@@ -157,13 +156,13 @@ class Nodes:
         self.deliver(passage, Tuples(result.rows, by_group), result.counts, children, component)
 
     def merged(self, combiner: Combiner) -> Tuples:
-        """Results of groups that were combined: each is anchored to many messages together."""
+        """The results of groups that were combined; each is anchored to `MANY`."""
         rows = combiner.finish()
         share = split_one(combiner.share, rows.num_rows) if self._part.tracked else None
         return Tuples(rows, Anchors(rows.num_rows, None, None, share))
 
     def _gathered(self, passage: Passage, key: str, node: GatherNode) -> None:
-        """What this task grouped for itself, at its end."""
+        """Deliver the results of groups that do not cross an exchange."""
         if self._ends.is_raw(node):
             waiting = self._ends.waiting(key)
             if waiting:
@@ -174,16 +173,13 @@ class Nodes:
             self.deliver(passage, made, None, node.children, node.component)
 
     def _join(self, passage: Passage, node: JoinNode) -> None:
-        """Both sides are there: join them."""
         left, right = (
             self._put_together(self._ends.waiting(f"{node.component}<{side}"), schema)
             for side, schema in ((0, node.on.left), (1, node.on.right))
         )
         made = join_rows(node.on, left, right, len(node.children))
         passage.acked += made.unmatched
-        self._account.report.tuples += made.rows.num_rows * len(node.children)
-        if self._observe is not None:
-            self._observe(node.component, "default", made.rows)
+        self._emitted(node.component, "default", made.rows, len(node.children))
         self._account.anchored_together(made.deliveries[0])
         for key, anchors in zip(node.children, made.deliveries, strict=True):
             self.hand(passage, key, Tuples(made.rows, anchors), node.component, "default")
@@ -193,13 +189,14 @@ class Nodes:
             return no_rows(schema), Anchors.none(0, tracked=self._part.tracked)
         return pa.concat_batches([p.rows for p in parts]), joined([p.anchors for p in parts])
 
-    def _note(self, anchors: Anchors) -> None:
-        """Tell a careful pulse the message of each tuple, before user code gets them one by one."""
-        if self._pulse is not None and self._pulse.careful:
-            self._pulse.at(self._account.ids_of(anchors))
+    def _emitted(self, component: str, stream: str, rows: pa.RecordBatch, subscribers: int) -> None:
+        """Count and show what a component emitted."""
+        self._account.report.tuples += rows.num_rows * subscribers
+        if self._observe is not None:
+            self._observe(component, stream, rows)
 
     def _operate(self, passage: Passage, tuples: Tuples, node: OperationNode) -> None:
-        self._note(tuples.anchors)
+        self._account.note(self._pulse, tuples.anchors)
         applied = apply(node, tuples.rows, self._pulse)
         rows, counts, anchors = applied.rows, applied.counts, tuples.anchors
         if applied.failed:
@@ -209,7 +206,7 @@ class Nodes:
                 self._account.fail_row(passage, anchors, row, failed)
             good = np.ones(tuples.rows.num_rows, np.bool_)
             good[list(applied.failed)] = False
-            # The failed rows' tuples go before anybody sees them; so do those of the same message's other rows.
+            # Failed rows' tuples are dropped before they are delivered, and so are those of the same message's other rows.
             mask = passage.mask(anchors)
             good = good if mask is None else good & mask
             rows = rows.filter(pa.array(good if counts is None else np.repeat(good, counts)))
@@ -224,22 +221,20 @@ class Nodes:
             return
         running = self._bolts[node.component]
         running.inputs.append(tuples.anchors)
-        # An ArrowBolt keeps no state, by contract: as with a function, nothing of a message stays behind in it.
+        # An ArrowBolt, like a function, keeps no state by contract, so nothing of a message stays behind in it.
         if passage.number and tuples.anchors.message is not None and not isinstance(node.bolt, ArrowBolt):
             passage.seen(tuples.anchors.message)
-        self._note(tuples.anchors)
+        self._account.note(self._pulse, tuples.anchors)
         self._ran(passage, node, running, running.runner.run(tuples.rows, component, stream, self._pulse))
 
     def _ran(self, passage: Passage, node: BoltNode, running: _Running, ran: Ran) -> None:
         inputs = running.inputs
         made: list[tuple[str, str, Tuples]] = []
         for stream, emitted in ran.emitted.items():
-            children, number = node.children[stream], emitted.rows.num_rows
-            self._account.report.tuples += number * len(children)
-            if self._observe is not None:
-                self._observe(node.component, stream, emitted.rows)
+            children = node.children[stream]
+            self._emitted(node.component, stream, emitted.rows, len(children))
             deliveries = inputs.emit(
-                number,
+                emitted.rows.num_rows,
                 emitted.anchor_row,
                 emitted.anchor_input,
                 emitted.anchor_ordinal,

@@ -1,15 +1,15 @@
-"""Running users' functions over record batches: tight loops on the way that goes well, names and places on the other.
+"""Runs users' functions over record batches: in tight loops as long as none raises.
 
-A function that raises (sys.exit included; only Ctrl-C goes through), or gives what its schema cannot hold, fails the
-row that it was called with; the other rows go on. Values are checked before anything is combined or written.
+A function that raises (sys.exit included, Ctrl-C not), or returns a value that its schema cannot hold, fails the row that it
+was called with; the other rows go on. Values are checked before anything is combined or written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import NoneType
-from typing import Final, cast
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +27,11 @@ _ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What an operation made of a batch.
+    """The result of an operation on a record batch.
 
-    `counts[i]` is the number of tuples made of input row i, which lie in `rows` input by input; None: one of each.
-    `failed` has the input rows that failed, with the error; tuples of a failed row hold nothing that may be used. The
-    rows in `refused` failed because the function raised FailTuple: their reason is `failed`, not `error`.
+    `counts[i]` is the number of tuples made of input row i; `rows` has them in order of the input; None: one of each.
+    `failed` has the input rows that failed, with the error; their tuples hold nothing that may be used. For the rows in
+    `refused` the function raised FailTuple: their reason is `failed`, not `error`.
     """
 
     rows: pa.RecordBatch
@@ -42,13 +42,13 @@ class Applied:
 
 @dataclass(slots=True)
 class _Failures:
-    """The rows that failed; a row's first failure stands."""
+    """The rows that failed, with the first failure of each."""
 
     texts: dict[int, str] = field(default_factory=dict[int, str])
     refused: set[int] = field(default_factory=set[int])
 
     def raised(self, row: int, error: BaseException) -> None:
-        """The function raised; Ctrl-C goes through."""
+        """Note that the function raised for a row; Ctrl-C is raised again."""
         reason, self.texts[row] = blame(error)
         if reason is FailureReason.FAILED:
             self.refused.add(row)
@@ -60,8 +60,8 @@ class _Failures:
 def apply(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None = None) -> Applied:
     """Run an operation's function over all rows.
 
-    Each call that is made is a sign of life in `pulse`, which also notes the message in hand where it is careful and
-    knows the rows' messages (`Pulse.at`). Arrow-wise functions show life once a call, and nothing is noted for them.
+    Each call is a sign of life in `pulse`. A careful pulse also notes the message in hand, where it knows the rows' messages
+    (`Pulse.at`); for an Arrow-wise function it notes none.
     """
     match node.kind:
         case OperationKind.MAP:
@@ -82,23 +82,22 @@ def apply(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None = None)
 
 
 def input_text(node: OperationNode, rows: pa.RecordBatch, row: int) -> str:
-    """What the function was called with for one row."""
+    """The fields that the function was called with for one row, as text."""
     shown = {name: rows.column(name)[row].as_py() for name in node.fields}
     return storable_text(repr(shown), INPUT_TEXT_MAX)
 
 
-def _arguments(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Iterator[object]:
-    """The single argument of each row, or its arguments as a tuple."""
+def _arguments(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Iterator[Any]:
+    """The argument of each row, or where there are several fields a tuple of them."""
     columns: list[list[object]] = [rows.column(name).to_pylist() for name in node.fields]
     first = iter(columns[0]) if pulse is None else pulse.each(columns[0])
     return first if len(columns) == 1 else zip(first, *columns[1:], strict=True)
 
 
-def _called_with_one(node: OperationNode) -> Callable[[object], object]:
+def _called_with_one(node: OperationNode) -> Callable[[Any], Any]:
+    """The function, to be called with what `_arguments` gives."""
     function = node.function
-    if len(node.fields) == 1:
-        return function
-    return lambda arguments: function(*cast("tuple[object, ...]", arguments))
+    return function if len(node.fields) == 1 else lambda arguments: function(*arguments)
 
 
 def _map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
@@ -128,14 +127,14 @@ def _flat_map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) ->
         try:
             for argument in arguments:
                 result = call(argument)
-                if result.__class__ in _ONE_VALUE:  # iterable as it is, nobody means its letters or keys
+                if result.__class__ in _ONE_VALUE:  # it may be iterable, but its letters or keys are not meant
                     raise TypeError(f"a flat_map's function gives an iterable of values, got {_shown_value(result)}")
-                extend(cast("Iterable[object]", result))
+                extend(result)
                 mark(len(made))
             break
         except CAUGHT as error:
             failed.raised(len(ends), error)
-            del made[ends[-1] if ends else 0 :]  # what an iterable gave before it raised
+            del made[ends[-1] if ends else 0 :]  # the values of an iterable that then raised
             mark(len(made))
     marks = np.array([0, *ends], np.int64)
     counts = marks[1:] - marks[:-1]
@@ -148,7 +147,7 @@ def _flat_map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) ->
 
 
 def _each(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
-    """What the function gives stands beside the tuple's own fields."""
+    """Add the function's results to the tuple's own fields."""
     own = rows.num_columns
     added = replace(node, schema=pa.schema(list(node.schema)[own:]))
     made = (_map if node.kind is OperationKind.EACH else _flat_map)(added, rows, pulse)
@@ -195,7 +194,7 @@ def _filter(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> A
 
 
 def _arrow(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
-    """Run over all rows at once; where that fails, over halves, until the culprits stand alone."""
+    """Call the function with all rows; where it fails, with halves, until the culprits are alone."""
     given = rows.select(list(node.fields))
     failed = _Failures()
     parts: list[tuple[pa.RecordBatch, Rows]] = []

@@ -1,4 +1,4 @@
-"""Tuples on their way through a stage, one record batch at a time, and what failed among them."""
+"""A passage: the tuples of one record batch on their way through a stage, and the messages that failed among them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.tracking.anchors import Anchors
 
 Observer: TypeAlias = Callable[[str, str, pa.RecordBatch], None]
-"""Is told, inside a task, of each run of tuples that a component gave: component, stream, rows."""
+"""Is called inside a task with all tuples that a component emits at once: component, stream, rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuples:
-    """Tuples on their way: the rows, what anchors them, and for a direct stream the task that each one names."""
+    """Tuples: the rows, their anchors, and for a direct stream the task that the emitter named for each."""
 
     rows: pa.RecordBatch
     anchors: Anchors
     task: Rows | None = None
 
     def only(self, mask: npt.NDArray[np.bool_]) -> Tuples:
-        """Those where `mask` is set."""
+        """The tuples where `mask` is set."""
         return Tuples(
             self.rows.filter(pa.array(mask)),
             self.anchors.only(mask),
@@ -38,7 +38,7 @@ class Tuples:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why a message failed, and where; `input` is what the component had in hand."""
+    """Why a message failed, and where; `input` shows what the component was called with."""
 
     reason: FailureReason
     component: str
@@ -54,8 +54,8 @@ End: TypeAlias = CombineNode | GatherNode | JoinSideNode | SendNode | WriteNode
 class Passage:
     """One record batch on its way through a stage; nothing of it is combined, sent or written until its end.
 
-    The messages `first` to `first + number - 1` are fresh: all of their tuples are in here. `escaped` says of each of
-    them, from the first on, whether a bolt which may remember it has seen it: then it is too late to fail early.
+    The messages `first` to `first + number - 1` are fresh: all of their tuples are in this passage. `escaped` tells which of
+    these were given to a bolt that may remember them; such a message can no longer fail early.
     """
 
     first: int = 0
@@ -66,19 +66,19 @@ class Passage:
     ends: list[tuple[str, End, Tuples]] = field(default_factory=list[tuple[str, End, Tuples]])
 
     def is_early(self, message: int) -> bool:
-        """Whether nothing of this message can have gone anywhere."""
-        fresh_ = self.first <= message < self.first + self.number
-        return fresh_ and (self.escaped is None or not self.escaped[message - self.first])
+        """Whether nothing of this message can have left the passage."""
+        fresh = self.first <= message < self.first + self.number
+        return fresh and (self.escaped is None or not self.escaped[message - self.first])
 
     def seen(self, messages: Rows) -> None:
-        """A bolt which may remember them has seen these messages."""
+        """Note that a bolt that may remember them was given these messages."""
         if self.escaped is None:
             self.escaped = np.zeros(self.number, np.bool_)
         local = messages - self.first
         self.escaped[local[(local >= 0) & (local < self.number)]] = True
 
     def mask(self, anchors: Anchors) -> npt.NDArray[np.bool_] | None:
-        """Which of the tuples belong to messages that have not failed early; None: all."""
+        """The tuples of messages that have not failed early, as a mask; None: all of them."""
         if not self.failed or anchors.message is None:
             return None
         bad = np.zeros(self.number, np.bool_)
@@ -99,11 +99,11 @@ class Passage:
 
 
 def shown_row(rows: pa.RecordBatch, row: int) -> str:
-    """A row as text, for a failure's input."""
+    """A row as text, for the input of a failure."""
     try:
         text = repr(rows.slice(row, 1).to_pylist()[0])
-    except UnicodeDecodeError:  # an Arrow-wise function can make text that is none
+    except UnicodeDecodeError:  # an Arrow-wise function can make text that is no UTF-8
         text = f"a row of {', '.join(rows.schema.names)} whose text is not UTF-8"
-    except (ValueError, OverflowError):  # and a date or a time of no year that Python has
+    except (ValueError, OverflowError):  # or a date outside the years that Python knows
         text = f"a row of {', '.join(rows.schema.names)} with a value that Python cannot show"
     return storable_text(text, INPUT_TEXT_MAX)

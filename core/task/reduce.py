@@ -1,4 +1,4 @@
-"""Columns reduced by group: counts, exact sums, extremes, distinct values and users' combiners, over whole columns."""
+"""Reduces columns by group: counts, exact sums, extremes, distinct values and users' combiners, over whole columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class How(StrEnum):
 
     ROWS = "rows"
     VALUES = "values"
-    """The number that are not NULL."""
+    """The number of values that are not NULL."""
     SUM = "sum"
     MIN = "min"
     MAX = "max"
@@ -41,7 +41,7 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One column to reduce by group into a column of `field`; `column` None counts rows."""
+    """A column to reduce by group, into a column of `field`; None where rows are counted."""
 
     how: How
     column: pa.Array | pa.ChunkedArray | None
@@ -52,7 +52,7 @@ class Request:
 def reduced(
     group: GroupBy, keys: Sequence[pa.Array | pa.ChunkedArray], requests: Sequence[Request], rows: int
 ) -> pa.Table:
-    """One row a key, with a column for each request; keys in the order in which they come first.
+    """One row a key, with a column for each request; keys are in order of first appearance.
 
     Raises:
         JobFailed: a sum does not fit its type, or a user's `combine` raised.
@@ -92,7 +92,7 @@ def reduced(
         made.append(tuple(f"{name}_{j}_{function}" for j in range(len(parts))))
     grouped = (
         pa.Table.from_arrays(columns, names=names)
-        .group_by(key_names, use_threads=False)  # first seen, first row: deterministic
+        .group_by(key_names, use_threads=False)  # threads would make the order of keys random
         .aggregate(calls)
     )
     members = Members.of(grouped.column("row_list"), rows) if listed else None
@@ -111,7 +111,7 @@ def reduced(
 def _summands(component: str, request: Request, rows: int) -> list[pa.Array | pa.ChunkedArray]:
     typed = pc.cast(request.column, request.field.type)
     if pa.types.is_integer(typed.type) and _may_overflow(typed, rows):
-        # Sums of the upper and of the lower 32 bits: neither can overflow, and together they are the sum.
+        # The upper and the lower 32 bits are summed apart: neither sum can overflow, and together they are the sum.
         return [pc.shift_right(typed, 32), pc.bit_wise_and(typed, 0xFFFFFFFF)]
     if pa.types.is_decimal(typed.type):
         _refuse_long_decimal(component, typed, request.field.name)
@@ -174,7 +174,7 @@ def _too_large(component: str, output: str, room: str) -> JobFailed:
 
 
 def failed_for_group(component: str, what: str, text: str) -> JobFailed:
-    """What ends a job whose users' code failed where no single message is to blame."""
+    """The error of a job in which user code failed for a whole group, so that no single message is to blame."""
     return JobFailed(
         f"component {component!r}: {what} failed for a group, which belongs to no single message: {text}",
         component=component,
@@ -182,7 +182,7 @@ def failed_for_group(component: str, what: str, text: str) -> JobFailed:
 
 
 def _sets(group: Rows, values: pa.Array, groups: int) -> pa.Array:
-    """The distinct values of each group as a list; NULL is no value."""
+    """The distinct values of each group as a list, without NULL."""
     table = pa.table({"g": pa.array(group), "v": values})
     if values.null_count:
         table = table.filter(values.is_valid())

@@ -1,11 +1,11 @@
-"""What a task has to say, and all that the tasks said as one report of the job."""
+"""The report of a task, and the report of a job, which is made of those of its tasks."""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from stormproof.core.tracking.share import signed, xor_signed
 
 @dataclass(slots=True)
 class TaskReport:
-    """What one task has to say; it counts only where the task succeeded. See `JobReport` for the words."""
+    """The report of one task; it counts only where the task succeeded. `JobReport` explains the fields."""
 
     stage: int
     task: int
@@ -39,56 +39,34 @@ class TaskReport:
     together: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
     unanchored: int = 0
     heard: str = ""
-    """The marks of the runs that it was sent by, of all tasks of the stage before."""
+    """A digest of the marks that it was sent, by all tasks of the stage before."""
 
     def ack(self, xor: int) -> None:
         """Add acked shares, by their XOR."""
         self.ack_xor = signed(self.ack_xor ^ xor)
 
-    def to_json(self) -> list[Json]:
-        """As it travels."""
-        return [
-            self.stage,
-            self.task,
-            self.read_messages,
-            self.read_xor,
-            self.ack_xor,
-            self.tuples,
-            _failures_to_json(self.failures),
-            files_to_json(self.files),
-            list[Json](self.violations),
-            _failures_to_json(self.late),
-            self.late_xor,
-            _failures_to_json(self.lost),
-            base64.b64encode(np.ascontiguousarray(self.together).tobytes()).decode(),
-            self.unanchored,
-            self.heard,
-        ]
+    def to_json(self) -> dict[str, Json]:
+        """The report as it travels; `from_json` reads it."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return plain | {
+            "failures": _failures_to_json(self.failures),
+            "late": _failures_to_json(self.late),
+            "lost": _failures_to_json(self.lost),
+            "files": files_to_json(self.files),
+            "together": base64.b64encode(np.ascontiguousarray(self.together).tobytes()).decode(),
+        }
 
     @classmethod
-    def from_json(cls, parts: Any) -> TaskReport:
-        """As it was sent."""
-        (
-            stage, task, messages, read_xor, ack_xor, tuples, failures, files, violations,
-            late, late_xor, lost, together, unanchored, heard,
-        ) = parts  # fmt: skip
-        return cls(
-            stage,
-            task,
-            messages,
-            read_xor,
-            ack_xor,
-            tuples,
-            _failures_from_json(failures),
-            [PreparedFile(**file) for file in files],
-            violations,
-            _failures_from_json(late),
-            late_xor,
-            _failures_from_json(lost),
-            np.frombuffer(base64.b64decode(together), np.int64).reshape(-1, 2),
-            unanchored,
-            heard,
-        )
+    def from_json(cls, parts: dict[str, Any]) -> TaskReport:
+        """The report that was sent."""
+        read: dict[str, Any] = {
+            "failures": _failures_from_json(parts["failures"]),
+            "late": _failures_from_json(parts["late"]),
+            "lost": _failures_from_json(parts["lost"]),
+            "files": [PreparedFile(**file) for file in parts["files"]],
+            "together": np.frombuffer(base64.b64decode(parts["together"]), np.int64).reshape(-1, 2),
+        }
+        return cls(**(parts | read))
 
 
 def _failures_to_json(failures: Sequence[MessageFailure]) -> list[Json]:
@@ -103,12 +81,12 @@ def _failures_from_json(parts: Any) -> list[MessageFailure]:
 
 
 def summary(stage: int, task: int, reports: Sequence[TaskReport]) -> pa.RecordBatch:
-    """A task of the last stage's one row for the driver."""
+    """The one row that a task of the last stage sends to the driver."""
     return wire_batch([WireRow(0, task, SUMMARY, stage, json.dumps([r.to_json() for r in reports]).encode())])
 
 
 def job_report(batches: Iterable[pa.RecordBatch], tasks: Sequence[int], steps_ms: dict[str, float]) -> JobReport:
-    """All summaries as one report; `tasks` is the number of tasks of each stage, and each must have reported once."""
+    """All summaries as one report. `tasks` is the number of tasks of each stage; each must have reported once."""
     heard: dict[tuple[int, int], TaskReport] = {}
     violations: list[str] = []
     for batch in batches:
@@ -125,8 +103,8 @@ def job_report(batches: Iterable[pa.RecordBatch], tasks: Sequence[int], steps_ms
     for stage in range(1, len(tasks)):
         if len({report.heard for report in reports if report.stage == stage}) > 1:
             violations.append(
-                f"the tasks of stage {stage} did not all read the same run of a task of stage {stage - 1}: it was "
-                "repeated, and sent something else than before, so a function or a reader in it is not deterministic"
+                f"the tasks of stage {stage} did not all read the same run of a task of stage {stage - 1}: the task was "
+                "repeated and sent other rows than before, so a function or a reader in it is not deterministic"
             )
     return JobReport(
         read_messages=sum(r.read_messages for r in reports),

@@ -1,9 +1,7 @@
-"""The router: finds the tasks that tuples go to by a grouping, a record batch at a time."""
+"""The router: finds the task of each tuple by a grouping, a record batch at a time."""
 
 from __future__ import annotations
 
-import os
-import traceback
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -13,22 +11,23 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows
 from stormproof.core.errors import Json, RoutingError
 from stormproof.core.graph.grouping import Grouping, GroupingKind
-from stormproof.core.message import storable_text
 from stormproof.core.task.keyhash import hash_keys, task_numbers
 from stormproof.core.tracking.share import mix64
+from stormproof.core.user_errors import CAUGHT, blame
+from stormproof.core.user_functions import name_of
 
 Tasks: TypeAlias = npt.NDArray[np.int32]
 """Task numbers."""
 
 LEVELLED_PAIRS_MAX: Final = 512
-"""Pairs of candidate tasks that partial_key levels one by one in a batch: all there are with up to 32 tasks."""
+"""How many pairs of candidate tasks partial_key levels one by one in a record batch: all of them, up to 32 tasks."""
 
 _FIRST: Final = np.uint64(0x2545F4914F6CDD1D)
 _SECOND: Final = np.uint64(0xD1342543DE82EF95)
 
 
 class Router:
-    """Finds the tasks of what one emitting task sends to one subscriber; it remembers what it sent.
+    """Finds the tasks of the tuples that one emitting task sends to one subscriber, and remembers how many it sent to each.
 
     `tasks` is the number of the subscriber's tasks, `task` the emitting task's number, `component` the subscriber, for
     errors. The same rows in the same order give the same tasks.
@@ -40,13 +39,13 @@ class Router:
         if tasks < 1 or task < 0:
             raise ValueError(f"task {task} cannot send to {tasks} tasks")
         self._grouping, self._tasks, self._task, self._component = grouping, tasks, task, component
-        # Emitting tasks begin one after the other: their surplus tuples then spread, too, and not all go to task 0.
+        # Each emitting task begins at another task, so that surplus tuples do not all go to task 0.
         self._next = task % tasks
         self._sent = [0] * (tasks if grouping.kind is GroupingKind.PARTIAL_KEY else 0)
 
     @property
     def copies(self) -> bool:
-        """Whether each row goes to every task: `route` then gives `tasks` numbers a row."""
+        """Whether each row goes to every task; then `route` returns `tasks` numbers a row."""
         return self._grouping.kind is GroupingKind.ALL
 
     def route(self, rows: pa.RecordBatch, direct: Rows | None = None) -> Tasks:
@@ -56,9 +55,9 @@ class Router:
         `direct` has the emitter's task of each row, for a direct grouping; others ignore it.
 
         Raises:
-            RoutingError: a custom function raised, or gave no task number for a row; or the emitter of a direct
-                grouping gave none. Its `rows` are the culprits, its `texts` what is wrong with each; the others can be
-                routed without them. The router is as it was before.
+            RoutingError: a custom function raised, or returned no task number for a row; or the emitter of a direct
+                grouping named none. Its `rows` are the culprits, its `texts` say why; the other rows can be routed without
+                them. The router is as it was before.
         """
         number = int(rows.num_rows)
         match self._grouping.kind:
@@ -70,7 +69,7 @@ class Router:
                 return np.tile(np.arange(self._tasks, dtype=np.int32), number)
             case GroupingKind.GLOBAL:
                 return np.zeros(number, np.int32)
-            case GroupingKind.NONE | GroupingKind.LOCAL_OR_SHUFFLE:  # if these are sent at all: to one's own number
+            case GroupingKind.NONE | GroupingKind.LOCAL_OR_SHUFFLE:  # sent, if at all, to the task of the same number
                 return np.full(number, self._task, np.int32) if self._task < self._tasks else self._in_turn(number)
             case GroupingKind.PARTIAL_KEY:
                 return self._less_loaded(rows)
@@ -87,16 +86,16 @@ class Router:
         return tasks
 
     def _less_loaded(self, rows: pa.RecordBatch) -> Tasks:
-        """Two candidates a key; rows with the same two are divided so as to level what was sent to both.
+        """Two candidates a key; rows with the same two are divided to level the loads of both.
 
-        What counts for the loads is not a key but its pair of candidates, of which there are at most
-        tasks * (tasks - 1) / 2, whatever the number of keys or rows.
+        Rows are counted by their pair of candidates, not by key: there are at most tasks * (tasks - 1) / 2 pairs, for any
+        number of keys or rows.
         """
         number = int(rows.num_rows)
         if self._tasks == 1 or number == 0:
             return np.zeros(number, np.int32)
         low, high = candidates(rows, self._grouping.fields, self._tasks)
-        # Small integers are sorted by radix.
+        # numpy sorts 16-bit integers by radix.
         pair = (low * np.int64(self._tasks) + high).astype(np.uint16 if self._tasks <= 256 else np.int64)
         order = np.argsort(pair, kind="stable")
         ordered = pair[order]
@@ -112,8 +111,9 @@ class Router:
     def _divide(self, low: Rows, high: Rows, counts: Rows) -> Rows:
         """How many of each pair's rows go to its first task.
 
-        The pairs with the most rows come last and even out what the others did: they can. Of very many pairs the
-        lighter ones are divided a block at a time by the loads before it, each taking its part of two tasks' gap.
+        The pairs with the most rows come last: they can level what the others left uneven. Beyond `LEVELLED_PAIRS_MAX`
+        pairs, the lighter ones are divided a block at a time, by the loads before the block; each pair levels its part of
+        the difference between its two tasks.
         """
         lightest_first = np.argsort(counts, kind="stable")
         light = max(len(counts) - LEVELLED_PAIRS_MAX, 0)
@@ -123,7 +123,7 @@ class Router:
             block = lightest_first[start : min(start + LEVELLED_PAIRS_MAX, light)]
             one, other, count = low[block], high[block], counts[block]
             part = max(2 * len(block) // self._tasks, 1)  # the pairs of the block that a task has on average
-            odd = np.arange(len(block)) % 2  # of an odd number of rows the last goes to either side in turn
+            odd = np.arange(len(block)) % 2  # where the number of rows is odd, the last row goes to either side in turn
             mine = np.clip((count + (sent[other] - sent[one]) // part + odd) // 2, 0, count)
             to_low[block] = mine
             np.add.at(sent, one, mine)
@@ -142,7 +142,7 @@ class Router:
         return to_low
 
     def _custom(self, rows: pa.RecordBatch) -> Tasks:
-        """Over all rows at once; where the answer is of no use, over halves, until the culprits stand alone."""
+        """Call the function with all rows; where its answer is wrong, with halves, until the culprits are alone."""
         number = int(rows.num_rows)
         tasks, wrong = np.zeros(number, np.int32), dict[int, str]()
         todo = [(0, number)] if number else []
@@ -163,21 +163,21 @@ class Router:
         return tasks
 
     def _answer(self, rows: pa.RecordBatch) -> Tasks:
-        """What the function says of these rows, held to what it should give."""
+        """The function's answer for these rows, checked."""
         function, number = self._grouping.function, int(rows.num_rows)
         if function is None:
             raise self._error("it has no function")
-        name = f"function {storable_text(getattr(function, '__qualname__', repr(function)), 200)}"
+        name = f"function {name_of(function)}"
         try:
             answer: Any = function(rows, self._tasks)
             if isinstance(answer, (pa.Array, pa.ChunkedArray)) and answer.null_count:
                 nulls = answer.is_null().to_numpy(zero_copy_only=False) if len(answer) == number else ()
                 raise self._error(f"{name} gave NULL", np.flatnonzero(nulls))
             numbers: npt.NDArray[Any] = np.asarray(answer)
-        except (RoutingError, KeyboardInterrupt):
+        except RoutingError:
             raise
-        except BaseException as error:  # users' code may raise anything, sys.exit too: its messages answer for it
-            raise self._error(f"{name} raised {_raised(error)}") from error
+        except CAUGHT as error:
+            raise self._error(f"{name} raised {blame(error)[1]}") from error
         return self._checked(numbers, number, f"{name} gave")
 
     def _checked(self, numbers: npt.NDArray[Any], number: int, who: str) -> Tasks:
@@ -214,21 +214,11 @@ class Router:
 def candidates(rows: pa.RecordBatch, fields: tuple[str, ...], tasks: int) -> tuple[Rows, Rows]:
     """The two candidate tasks of each row's key under partial_key, the lower number first; `tasks` is at least 2.
 
-    Two hashes of the key, made apart from the one of fields groupings: where keys come out of such a grouping, an
-    emitting task holds just those keys whose hash there is its own number.
+    They are two hashes of the key, independent of the hash of fields groupings: behind such a grouping, all keys of an
+    emitting task have the same task number there.
     """
     keys = hash_keys(rows, fields)
     one = (mix64(keys ^ _FIRST) % np.uint64(tasks)).astype(np.int64)
     step = (mix64(keys ^ _SECOND) % np.uint64(tasks - 1)).astype(np.int64)
     other = (one + 1 + step) % tasks  # never the same one
     return np.minimum(one, other), np.maximum(one, other)
-
-
-def _raised(error: BaseException) -> str:
-    """An exception's type and text, and where it was raised unless that was here."""
-    text = f"{type(error).__name__}: {storable_text(error)}"
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames or frames[-1].filename == __file__:
-        return text
-    last = frames[-1]
-    return f"{text} ({storable_text(os.path.basename(last.filename))}:{last.lineno} in {last.name})"

@@ -1,9 +1,9 @@
 """A task of a stage: the same code for every engine.
 
 A task of the first stage reads its part of a slice, decodes it, and runs the fused bolts over one record batch of messages
-at a time. A message that fails on the way there fails early: nothing of its record batch was combined, sent or written
-yet, so nothing of it is left anywhere. Behind an exchange, or in a bolt that is an object and may remember what it saw, a
-failure comes late: it is named, the share that ended in it is accounted for, and the coordinator decides.
+at a time. A message that fails there fails early: nothing of its record batch was combined, sent or written yet, so nothing
+of it remains. Behind an exchange, or in a bolt that is an object and may remember its inputs, a failure is late: the report
+names the message, the share that ended in the failure is accounted for, and the coordinator decides.
 """
 
 from __future__ import annotations
@@ -36,24 +36,23 @@ from stormproof.core.tracking.anchors import Anchors
 from stormproof.core.tracking.share import as_words, signed, xor_reduce
 
 BATCH_ROWS: Final = 10_000
-"""Messages in a record batch: enough for whole-column work, few enough for a batch's tuples to stay in the cache."""
+"""Messages in a record batch: enough for whole-column work, and few enough for its tuples to stay in the cache."""
 
 COPIED: Final = 1
-"""What a message's ackers are told when a chunk with its tuples came twice: no share, so that its ack val is not zero."""
+"""The value that a message's acker is told when a chunk with its tuples came twice: no share, so its ack val is not zero."""
 
 
 def run_task(
     part: StageJob, task: int, incoming: Iterable[pa.RecordBatch], observe: Observer | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Run one task: wire rows in (none for the first stage), wire rows out. `observe` is told of everything emitted.
+    """Run one task: takes wire rows (none for the first stage), yields wire rows. `observe` is called with all tuples.
 
     Guarantee:
-        Its prepared files are closed and synced before the row that names them is given out; where it does not get that
+        The files that it wrote are closed and synced before it yields the row that names them. Where it does not get that
         far, they are removed.
 
     Raises:
-        JobFailed: a row failed that belongs to no single message (after a group), or a reader gave something else than it
-            promised.
+        JobFailed: a row failed that belongs to no single message (after a group), or a reader's batches have wrong columns.
     """
     if part.plan is None:
         yield judged(part, task, incoming)
@@ -69,7 +68,7 @@ def run_task(
 
 
 class _Task:
-    """What comes in goes through the nodes to the ends, a passage at a time; what is left comes at the end."""
+    """Takes record batches through the nodes to the ends, a passage each; then whatever nodes and ends have kept."""
 
     def __init__(
         self, part: StageJob, plan: StagePlan, task: int, pulse: Pulse | None, observe: Observer | None
@@ -82,19 +81,19 @@ class _Task:
         self._nodes = Nodes(part, plan, task, pulse, observe, self._account, self._ends)
 
     def discard(self) -> None:
-        """The task is given up: nothing of it stays behind."""
+        """Give the task up, and remove its files."""
         self._ends.discard()
         self._nodes.stop()
 
     def run(self, incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Wire rows in, wire rows out."""
+        """As `run_task`."""
         carried: list[TaskReport] = []
         self._nodes.start()
         if self._part.stage == 0:
             yield from self._read()
         else:
             yield from self._receive(incoming, carried)
-        for key in self._plan.nodes:  # each behind all that it takes from
+        for key in self._plan.nodes:  # in this order every node comes after those that it takes tuples from
             passage = self._nodes.at_end(key)
             if passage is not None:
                 yield from self._ends.finish(passage)
@@ -123,7 +122,7 @@ class _Task:
         if isinstance(reader, SpoutReader):
             (entry,) = (e for e in self._plan.entries if e.component == reader.spout)
         for messages in reader.read(part.seed, part.excluded, BATCH_ROWS):
-            # The payload's type is between the source's reader and its decoder: bytes, or a row of columns.
+            # The payload's type is a matter of the source's reader and its decoder: bytes, or a row of columns.
             if messages.schema.names != READER_SCHEMA.names or messages.schema.types[:3] != READER_SCHEMA.types[:3]:
                 raise JobFailed(
                     f"the reader of {entry.component!r} gave the columns {messages.schema.names} of "
@@ -158,7 +157,7 @@ class _Task:
             passage.acked.append(anchors.only(counts == 0))
             (anchors,) = anchors.deliveries(counts, 1)
         tuples = Tuples(decoded.rows, anchors)
-        if counts is None and passage.failed:  # their rows hold nothing, those of messages that nobody tracks, too
+        if counts is None and passage.failed:  # their rows hold nothing; that includes untracked messages
             good = np.ones(number, np.bool_)
             good[[message - first for message in passage.failed]] = False
             tuples = tuples.only(good)
@@ -205,13 +204,13 @@ class _Task:
                 self._beat(chunk.rows.num_rows)
                 passage = Passage()
                 tuples = Tuples(chunk.rows, chunk.anchors(account.messages))
-                (child,) = entry.children  # they were told to the watcher, and split, where they were emitted
+                (child,) = entry.children  # tuples were observed, and shares split, where they were emitted
                 account.report.tuples += tuples.rows.num_rows
                 self._nodes.hand(passage, child, tuples, entry.component, entry.stream)
                 yield from self._ends.finish(passage)
 
     def _merge(self, entry: Entry, group: GroupBy, chunks: list[Chunk]) -> Iterator[pa.RecordBatch]:
-        # Without keys there is one group, also where nothing is in it; it is the first task's.
+        # Without keys there is one group, even without rows; it is the first task's.
         if not chunks and (group.keys or self._task):
             return
         passage = Passage()

@@ -1,8 +1,8 @@
 """The rows that travel between stages, and from the last stage to the driver.
 
-A wire row is a chunk of one edge's rows for one task, serialised by Arrow, so that no type ever passes through another
-system's conversions (`chunk`); or notices for an acker; or a control row (`exchange`); or, at the end, a task's summary
-(`report`).
+A wire row is one of these: a chunk of one edge's rows for one task (`chunk`), notices for an acker, a control row
+(`exchange`), or a task's summary for the driver (`report`). Arrow serialises the rows of a chunk, so that Spark converts
+none of their types.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def wire_batch(rows: Sequence[WireRow]) -> pa.RecordBatch:
 def _binary(payloads: Sequence[bytes | pa.Buffer]) -> pa.Array:
     """Payloads as an array, copied once.
 
-    Not by `pa.array` of memoryviews: pyarrow 26 never lets those go, so a worker would keep all it has ever sent.
+    `pa.array` of memoryviews is not used: pyarrow 26 never releases them, so a worker would keep all that it ever sent.
 
     Raises:
         OverflowError: they are 2 GiB or more together.
@@ -75,7 +75,7 @@ def _binary(payloads: Sequence[bytes | pa.Buffer]) -> pa.Array:
 
 
 def wire_rows(batch: pa.RecordBatch) -> Iterator[WireRow]:
-    """A record batch's wire rows, their payloads without a copy."""
+    """The wire rows of a record batch; payloads are not copied."""
     if batch.schema.names != WIRE_SCHEMA.names:
         raise ValueError(f"a batch of wire rows has the columns {batch.schema.names}")
     numbers = (batch.column(i).to_pylist() for i in range(4))

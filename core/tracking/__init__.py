@@ -1,22 +1,24 @@
-"""The proof that no message is lost: XOR shares, the acker, the batch verdict, and the attempts that it decides.
+"""The proof that no message is lost: XOR shares, the batch verdict, the acker, and the attempts that the verdict leads to.
 
-Storm gives each tuple a random 64-bit id, and its acker XORs, for each message, every id that is created and every id
-that is acked: the message's tree of tuples is done when the XOR is 0. Here the ids are chosen so that the middle of a
-tree cancels by itself: a tuple hands its children shares that XOR to its own, and only tuples that end are acked. No ack
+Storm gives each tuple a random 64-bit id. Its acker XORs, for each message, every id that is created and every id that is
+acked; when the result is 0, the message's tree of tuples is done. Here the ids are chosen so that the middle of a tree
+cancels by itself: a tuple hands its children shares that XOR to its own share, and only tuples that end are acked. No ack
 is sent between two bolts.
 
-In the order in which a reader needs them:
+The steps of the proof, in the order in which to read them:
 
-| module | what it has |
-| --- | --- |
-| `share` | the arithmetic: a message's token, and how a share is split over children |
-| `anchors` | what a task holds beside its rows: the messages that anchor each tuple, and the shares |
-| `report` | what the tasks of an attempt reported, taken together |
-| `verdict` | the batch verdict: whether acked shares XOR to the tokens of the batch, and whether the counts agree |
-| `acker` | the verdict message by message, for a batch whose own verdict was wrong: Storm's acker, over arrays |
-| `sorted_run` | the acker's memory: entries of 18 bytes, sorted by id |
-| `attempts` | what follows from a verdict: complete, run again, or halve the batch, down to one message |
-| `outcome` | what can become of a batch in the end |
-| `together` | which messages a failure spreads to, where they share tuples |
-| `breaker` | when messages that fail alone are not to blame, and the run stops instead |
+| step | module | what it shows |
+| --- | --- | --- |
+| 1. shares | `share` | the shares of a tuple's children XOR to its own, so a message's acked shares XOR to its token |
+| | `anchors` | a task keeps this for tuples of one message, of several and of none, beside their rows |
+| 2. verdict | `report` | what the tasks of an attempt report, taken together |
+| | `verdict` | a batch is complete only if reads, acks and failures account for every token and every count |
+| 3. acker | `acker` | the same for each message by itself, after a batch whose own verdict was wrong |
+| 4. attempts | `attempts` | a batch is completed, run again, or divided down to one message, in boundedly many attempts |
+| | `outcome` | the ways in which a batch can end |
+| | `together` | a failure spreads to the messages that share a tuple with the failed one |
+| | `breaker` | where unrelated messages fail alone for one reason, the run stops and none is blamed |
+
+An XOR does not see a row that comes three times instead of once. The counts in the control rows between stages do
+(`stormproof.core.task.exchange`); what they find is in the report, as `violations`.
 """

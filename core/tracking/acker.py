@@ -2,7 +2,7 @@
 
 A message's ack val is the XOR of its token (the notice `init`) and of every share that was acked for it (the notices
 `ack`). It is 0 when every tuple anchored to the message was acked, and otherwise only by an accident of 2^-64. XOR commutes,
-so notices may come in any order.
+so notices may come in any order. Only a batch whose own verdict (`verdict`) was wrong runs again with ackers.
 
 After Storm's acker (`Acker.java`, `RotatingMap.java`), with these differences:
 

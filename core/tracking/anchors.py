@@ -1,8 +1,8 @@
-"""What tuples are anchored to: (message, share) pairs beside the rows, as arrays.
+"""The anchors of tuples: (message, share) pairs beside the rows, as arrays.
 
-A tuple has one pair for each message that anchors it. Nearly always that is one, and then pair i is tuple i's; only
-tuples of a bolt that names several anchors, or none, cost an index. A message is named by its number in its task's
-`MessageTable`; `MANY` stands for messages that nobody can tell apart any more, after a group.
+A tuple has one pair for each message that anchors it. Nearly always there is one, and then pair i belongs to tuple i. Only
+the tuples of a bolt that names several anchors, or none, need an index. A message is given by its number in its task's
+`MessageTable`; `MANY` stands for several messages that cannot be told apart after a group.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from stormproof.core.tracking.share import GAMMA, mix64, split_runs, xor_reduce
 _W = TypeVar("_W", np.int64, np.uint64)
 
 MANY: Final = -1
-"""The message of a pair that stands for many: what a group gives is anchored to all that went into it."""
+"""The message of a pair that stands for many: a group's result is anchored to all messages that went into the group."""
 
 MANY_ORIGIN: Final = -1
-"""How the same travels: no source has a message of this origin."""
+"""The origin that stands for `MANY` on the wire: no source has a message of this origin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """The pairs of `rows` tuples. `row` None: pair i belongs to tuple i; else the tuple of each pair, in rising order.
+    """The pairs of `rows` tuples.
 
-    `message` None: every pair stands for many. `share` None: the run is not tracked.
+    `row` is the tuple of each pair, in rising order; None: pair i belongs to tuple i. `message` None: every pair stands for
+    many. `share` None: the run is not tracked.
     """
 
     rows: int
@@ -40,7 +41,7 @@ class Anchors:
 
     @classmethod
     def none(cls, rows: int, *, tracked: bool) -> Anchors:
-        """Tuples that nothing anchors."""
+        """The anchors of tuples that no message anchors."""
         return cls(rows, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64) if tracked else None)
 
     def messages(self) -> Rows:
@@ -65,7 +66,7 @@ class Anchors:
         return np.arange(start, stop)
 
     def only(self, mask: npt.NDArray[np.bool_]) -> Anchors:
-        """Of the tuples where `mask` is set."""
+        """The anchors of the tuples where `mask` is set."""
         rows = int(mask.sum())
         if self.row is None:
             return Anchors(rows, None, _at(self.message, mask), _at(self.share, mask))
@@ -74,7 +75,7 @@ class Anchors:
         return Anchors(rows, row, _at(self.message, kept), _at(self.share, kept))
 
     def take(self, order: Rows) -> Anchors:
-        """Of the tuples with these numbers, in this order."""
+        """The anchors of the tuples with these numbers, in this order."""
         if self.row is None:
             return Anchors(len(order), None, _at(self.message, order), _at(self.share, order))
         starts = np.searchsorted(self.row, np.arange(self.rows + 1))
@@ -85,7 +86,7 @@ class Anchors:
         )
 
     def deliveries(self, counts: Rows | None, subscribers: int) -> list[Anchors]:
-        """What each subscriber gets with the tuples made of these: `counts` of each (None: one of each), in order.
+        """The anchors of the tuples made of these, for each subscriber: `counts` of each (None: one of each), in order.
 
         A child is one delivery: each pair's share is split over all children of all subscribers together.
         """
@@ -121,14 +122,14 @@ class Anchors:
         """Pairs of messages that anchor one tuple together, as a chain a tuple: (n, 2) message numbers."""
         if self.row is None or self.message is None or len(self.row) < 2:
             return np.empty((0, 2), np.int64)
-        known = self.message != MANY  # what stands for many between two messages must not part them
+        known = self.message != MANY  # a pair that stands for many, between two others, must not separate them
         row, message = self.row[known], self.message[known]
         linked = (row[1:] == row[:-1]) & (message[1:] != message[:-1])
         return np.stack([message[:-1][linked], message[1:][linked]], axis=1)
 
 
 def joined(parts: Sequence[Anchors]) -> Anchors:
-    """The pairs of runs of tuples that were put one after the other."""
+    """The anchors of several runs of tuples, one run after the other."""
     if len(parts) == 1:
         return parts[0]
     rows = sum(part.rows for part in parts)
@@ -144,7 +145,7 @@ def joined(parts: Sequence[Anchors]) -> Anchors:
 
 
 def overlaid(rows: int, parts: Sequence[tuple[Anchors, Rows]]) -> Anchors:
-    """The pairs of several runs as those of `rows` tuples: tuple i of a run is anchored as tuple `place[i]`."""
+    """The anchors of `rows` tuples that are each made of tuples of several runs: tuple i of a run goes into `place[i]`."""
     row = np.concatenate([place[anchors.row_of_pairs()] for anchors, place in parts])
     order = np.argsort(row, kind="stable")
     message = np.concatenate([anchors.messages() for anchors, _ in parts])[order]
@@ -154,18 +155,17 @@ def overlaid(rows: int, parts: Sequence[tuple[Anchors, Rows]]) -> Anchors:
 
 
 def child_shares(shares: Words, ordinal: Rows) -> Words:
-    """The shares of children that are made one by one, when their number is not known yet; `ordinal` counts from 0.
+    """The shares of children that are made one by one, while their number is not known yet; `ordinal` counts from 0.
 
-    Such a child does not take its part off a sum that comes out even at the last one: whoever acks the parent acks its
-    share XOR all of theirs.
+    These shares do not XOR to the parent's. So the ack of the parent is its share XOR all of theirs.
     """
     return mix64(shares + GAMMA * (ordinal.astype(np.uint64) + np.uint64(1)))
 
 
 class BoltInputs:
-    """The inputs of one bolt in one task, by handle: their pairs, and of each pair the share that is not passed on yet.
+    """The inputs of one bolt in one task, by handle: their pairs, and for each pair the share that was not passed on yet.
 
-    It only grows, within one batch: 24 bytes a pair.
+    It only grows, and lives for one batch; a pair takes 24 bytes.
     """
 
     def __init__(self, *, tracked: bool) -> None:
@@ -178,7 +178,7 @@ class BoltInputs:
         self._pairs = 0
 
     def append(self, anchors: Anchors) -> None:
-        """Take the next inputs in; they get the next handles."""
+        """Add inputs; they get the next handles."""
         message = anchors.messages()
         counts = (
             np.ones(anchors.rows, np.int64) if anchors.row is None else np.bincount(anchors.row, minlength=anchors.rows)
@@ -206,16 +206,16 @@ class BoltInputs:
         return first + np.arange(int(counts.sum()), dtype=np.int64), counts
 
     def rest(self, handles: Rows) -> Anchors:
-        """What is to be acked, or has failed, with these inputs: each one's share XOR those of its children."""
+        """The anchors to ack or to fail these inputs with: each share is the input's XOR those of its children."""
         pairs, counts = self._pairs_of(handles)
         row = np.repeat(np.arange(len(handles)), counts)
         return Anchors(len(handles), row, self._message[pairs], self._rest[pairs] if self._tracked else None)
 
     def emit(self, rows: int, row: Rows, handle: Rows, ordinal: Rows, subscribers: int, most: int) -> list[Anchors]:
-        """What each subscriber gets with `rows` new tuples.
+        """The anchors of `rows` new tuples, for each subscriber.
 
         Link i anchors tuple `row[i]` (rising) to the input `handle[i]`, as its child number `ordinal[i]`. `most` is the
-        largest number of subscribers that any stream of the bolt has: it keeps the ordinals of deliveries apart.
+        largest number of subscribers of any stream of the bolt; it makes the ordinals of all deliveries differ.
         """
         pairs, counts = self._pairs_of(handle)
         link_row, link_ordinal = np.repeat(row, counts), np.repeat(ordinal, counts)
@@ -232,7 +232,7 @@ class BoltInputs:
 
 
 class MessageTable:
-    """The messages that a task has met: each one's id, origin and token, by its number there."""
+    """The messages that a task has met: the id, origin and token of each, by its number."""
 
     def __init__(self) -> None:
         self._ids = np.empty(0, np.int64)
@@ -241,7 +241,7 @@ class MessageTable:
         self.number = 0
 
     def append(self, ids: Rows, origins: Rows, tokens: npt.NDArray[np.int64] | None = None) -> int:
-        """Take messages in; the number of the first."""
+        """Add messages; returns the number of the first."""
         first, count = self.number, len(ids)
         self._ids = _grown(self._ids, first, count)
         self._origins = _grown(self._origins, first, count)

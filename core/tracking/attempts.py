@@ -1,8 +1,7 @@
 """The attempts at one batch: from its opened slice to its outcome, under each guarantee.
 
-It knows no ledger and no store of its own: a journal is told of each further attempt before its job runs, and whoever
-calls it acts on the outcome. Nothing in here goes on for ever: each way in which an attempt can end is followed by another
-one only so many times.
+It knows no ledger and no store: a journal records each further attempt before its job runs, and the caller acts on the
+outcome. No batch goes on for ever: each way in which an attempt can end leads to another attempt a bounded number of times.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ from stormproof.core.user_errors import lacked_in
 log = logging.getLogger("stormproof.attempts")
 
 UNVERIFIED_MAX: Final = 3
-"""A verdict that does not add up is met by an attempt in per-message mode, a second one by halves, a third stops."""
+"""After a wrong verdict the batch runs in per-message mode, after a second it is halved, and a third stops the run."""
 
 RERUNS_MAX: Final = 3
-"""So often a batch runs again without messages that failed late; then it is split."""
+"""How often a batch runs again without messages that failed late; then it is divided."""
 
 _LOOK_UP_ROWS: Final = 10_000
 _SHOWN_BYTES: Final = 1_000
@@ -63,10 +62,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class JobDied:
-    """A job that ended without a report. `suspects` are ids of messages that were in hand when it died, if it is known.
+    """A job that ended without a report. `suspects` are the ids of messages that were in hand when it died, where known.
 
-    `timed_out`: it was cancelled, for it made no progress. `outside` names the error outside user code that ended it, by
-    its class and place; empty where user code did, or a worker was lost and nothing is known.
+    `timed_out`: it was cancelled since it made no progress. `outside` names the error outside user code that ended it, by
+    class and place. It is empty where user code ended it, or where a worker was lost and nothing is known.
     """
 
     error: str
@@ -76,17 +75,17 @@ class JobDied:
 
     @classmethod
     def of(cls, error: JobFailed, *, suspects: tuple[int, ...] = ()) -> JobDied:
-        """What an engine's error says."""
+        """From the engine's error."""
         return cls(storable_text(error), suspects=suspects, outside=str(error.details.get(OUTSIDE, "")))
 
 
 class Journal(Protocol):
-    """Is told of each further attempt, before its job runs."""
+    """Records each further attempt, before its job runs."""
 
     def next_attempt(self, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]) -> Expectation:
-        """Record how attempt number `ended` ended, and the next one; gives what the next one must find.
+        """Record how attempt number `ended` ended, and the next attempt; returns what the next one must find.
 
-        What it must find is counted by the source, apart from any read.
+        The source counts that apart from any read.
         """
         ...
 
@@ -97,7 +96,7 @@ Attempts: TypeAlias = Generator[Attempt, JobReport | JobDied, Outcome]
 
 @dataclass(slots=True)
 class _InHand:
-    """The batch in hand."""
+    """A batch, its present attempt, its failed messages, and how often each kind of attempt has ended."""
 
     name: str
     slice: Slice
@@ -113,11 +112,11 @@ class _InHand:
 
     @property
     def everything_failed(self) -> bool:
-        """Whether no message is left that did not fail."""
+        """Whether every message failed."""
         return len(self.failed) >= self.slice.expected.messages
 
     def carry(self, failures: Iterable[MessageFailure]) -> None:
-        """Keep these until the batch's end; a message's first failure stands."""
+        """Keep these failures until the batch's end; a message keeps its first one."""
         for failure in failures:
             self.failed.setdefault(failure.id, FailedIn(failure, self.attempt.number))
 
@@ -126,16 +125,17 @@ class BatchRunner:
     """Takes one batch after another from its opened slice to its outcome.
 
     Guarantee:
-        Complete is said only of a batch that adds up: what was read is what was opened, and every share of it was acked
-        or ended in a failure that is named. A failed message never excuses a mismatch of others. Under exactly-once
-        nothing of a named message, or of one that shares a tuple with it, is in what was written.
+        A batch is complete only if it adds up: the messages that were read are those that were opened, and every share
+        was acked or ended in a failure that is named. A failed message never excuses a mismatch of others. Under
+        exactly-once, what was written contains nothing of a named message, nor of one that shares a tuple with it.
 
     Not guaranteed:
         Under at-least-once a message that failed late may have left rows behind: they come again when it is replayed.
 
-    A job that fails is bisected, down to the message that stands alone, which then has failed by name; messages that
-    were in hand when it died are set apart first. Only a message that is named, or that stood alone, counts a failure;
-    where messages stand alone with one error outside user code, as far as `stormproof.core.tracking.breaker` lets it.
+    A batch whose job fails is bisected, down to a message that is alone in its batch; that message has then failed.
+    Messages that were in hand when the job died are set apart first. A failure is counted only of a message that is named
+    or that was alone. Where messages fail alone with one error outside user code, `stormproof.core.tracking.breaker`
+    decides whether their failures count.
     """
 
     def __init__(self, source: Source, guarantee: Guarantee, *, component: str, new_seed: Callable[[], int]) -> None:
@@ -149,15 +149,15 @@ class BatchRunner:
         self._lost_batches = 0
 
     def attempts(self, name: str, slice_: Slice, seed: int, journal: Journal) -> Attempts:
-        """Yields each attempt whose job is to be run, is sent what came of it, and returns the batch's outcome.
+        """Yields each attempt whose job is to be run, is sent the job's result, and returns the batch's outcome.
 
-        `name` is what the batch is called in logs and errors. Journal and source are called by whoever sends.
+        `name` names the batch in logs and errors. Journal and source are called in the thread that sends.
 
         Raises:
-            BatchUnverified: a message that stands alone cannot be read again.
+            BatchUnverified: a message that is alone in its batch cannot be read again.
             TransientError: the journal or the source does not answer; nothing was decided.
         """
-        # A driver died of it before, perhaps of one of these messages: note which.
+        # A driver died while it ran this batch before, perhaps of one message: a careful attempt notes which.
         batch = _InHand(name, slice_, journal, Attempt(1, seed, slice_.expected, careful=slice_.deaths > 0))
         while True:
             batch.unverified_seen = self._unverified
@@ -169,7 +169,7 @@ class BatchRunner:
     def failed_alone(
         self, name: str, slice_: Slice, seed: int, journal: Journal, reason: FailureReason, error: str
     ) -> AllFailed | Broken:
-        """The outcome of a batch of one message that is not to be run any more."""
+        """The outcome of a batch of one message that is not to run again."""
         batch = _InHand(name, slice_, journal, Attempt(1, seed, slice_.expected))
         return self._fail_alone(batch, reason, error)
 
@@ -178,7 +178,7 @@ class BatchRunner:
     def _died(self, batch: _InHand, died: JobDied) -> Outcome | None:
         log.warning("%s attempt %d: %s: %s", batch.name, batch.attempt.number, AttemptEnd.JOB_FAILED, died.error)
         if self._guarantee is Guarantee.AT_MOST_ONCE:
-            self._lost_batches += 1  # its messages are gone: what fails next is unrelated
+            self._lost_batches += 1  # its messages do not come back, so the next batch that fails is unrelated
             if self._breaker.failed_alone(self._lost_batches, died.outside) is Breaks.STOP:
                 return self._broken(batch, died)
             return Abandoned(AttemptEnd.JOB_FAILED, f"{AttemptEnd.JOB_FAILED}: {died.error}", batch.attempt.number)
@@ -199,7 +199,7 @@ class BatchRunner:
     def _fail_alone(
         self, batch: _InHand, reason: FailureReason, error: str, died: JobDied | None = None
     ) -> AllFailed | Broken:
-        """Fail the one message that is left, whatever it was that failed, as far as the breaker lets it."""
+        """Fail the one message that is left, unless the breaker says otherwise. `died` None: do not ask the breaker."""
         attempt = batch.attempt
         for id_, origin, token, payload in self._read(batch.slice, attempt.seed, attempt.excluded, 1):
             breaks = Breaks.COUNT if died is None else self._breaker.failed_alone(id_, died.outside)
@@ -236,10 +236,10 @@ class BatchRunner:
                 return self._judge_exactly_once(batch, report, wrong)
 
     def _without_shortages(self, batch: _InHand, report: JobReport) -> JobReport:
-        """The report, with failures that may be the machine's not counted.
+        """The report, in which failures that may be the machine's fault are not counted.
 
         Raises:
-            MachineUnavailable: unrelated messages' functions met what the machine lacks.
+            MachineUnavailable: the functions of unrelated messages met what the machine lacks.
         """
         lacking = {f.id: f for f in (*report.failures, *report.late) if lacked_in(f.error) is not None}
         held = self._shortages.met_by(lacking.keys())
@@ -269,7 +269,7 @@ class BatchRunner:
         return _complete(batch, report)
 
     def _judge_at_least_once(self, batch: _InHand, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
-        """What was written stays, and messages that failed late come again."""
+        """The verdict where what was written stays, and messages that failed late come again."""
         named = [*report.failures, *report.late, *report.lost]
         if not wrong:
             if self._all_lost(batch, report):
@@ -278,13 +278,13 @@ class BatchRunner:
             self._unverified = 0
             return self._all_failed(batch) if batch.everything_failed else _complete(batch, report)
         if report.lost and not misread(report, batch.attempt.expected) and not self._all_lost(batch, report):
-            # Rows between the stages do not add up, either: whether the lost messages explain that, only a run tells.
+            # Rows between the stages do not add up either. A run without the lost messages tells whether they explain it.
             return self._without(batch, named, wrong)
         return self._does_not_add_up(batch, wrong)
 
     def _judge_exactly_once(self, batch: _InHand, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
-        """Nothing of a failed message may be in what is written, or of those that share a tuple with it."""
-        if misread(report, batch.attempt.expected):  # it may name messages that this batch did not open
+        """The verdict where a failed message, or one that shares a tuple with it, may leave nothing behind."""
+        if misread(report, batch.attempt.expected):  # the report may name messages that this batch did not open
             return self._does_not_add_up(batch, wrong)
         named = _once([*report.failures, *report.late, *report.lost])
         touched = touched_by({failure.id for failure in named}, report.together)
@@ -304,10 +304,10 @@ class BatchRunner:
         return self._without(batch, [*named, *returned], wrong)
 
     def _all_lost(self, batch: _InHand, report: JobReport) -> bool:
-        """Whether no message of several is there that was complete.
+        """Whether the batch has several messages and none of them was complete.
 
-        Then something between the stages loses whatever comes: it must stop the run, not turn all messages into dead
-        letters. Messages that were lost once before, beside others that were not, are believed.
+        Then something between the stages loses every message. That must stop the run, not turn all messages into dead
+        letters. A batch of retries is exempt: its messages were lost before, in batches in which others were complete.
         """
         messages = batch.attempt.expected.messages
         return messages > 1 and not batch.slice.retry and len({failure.id for failure in report.lost}) >= messages
@@ -317,7 +317,7 @@ class BatchRunner:
         log.warning("%s attempt %d: %s: %s", batch.name, batch.attempt.number, AttemptEnd.UNVERIFIED, error)
         batch.unverified += 1
         if self._unverified <= batch.unverified_seen:
-            # Else another batch that ran beside this one has counted: one cause, not two runs one after the other.
+            # Else a batch that ran at the same time has counted already, for the same cause.
             self._unverified += 1
         if max(self._unverified, batch.unverified) >= UNVERIFIED_MAX:
             return GivenUp(error, batch.attempt.number)
@@ -327,7 +327,7 @@ class BatchRunner:
         return None
 
     def _without(self, batch: _InHand, failures: Sequence[MessageFailure], wrong: Sequence[str]) -> Outcome | None:
-        """Run again without these messages, which are carried to the end."""
+        """Run again without these messages; their failures are kept until the batch's end."""
         batch.carry(failures)
         error = _summary(failures, wrong)
         log.info("%s attempt %d: %s: %s", batch.name, batch.attempt.number, AttemptEnd.MOOT, error)
@@ -358,7 +358,7 @@ class BatchRunner:
     def _returned(
         self, batch: _InHand, named: Sequence[MessageFailure], touched: dict[int, int]
     ) -> list[MessageFailure]:
-        """The messages that go back uncounted with those that failed. Their origins are read: a job names ids alone."""
+        """The messages to return, uncounted, with failed ones. Their origins are read again: a report has only ids."""
         if not touched:
             return []
         culprits = {failure.id: failure for failure in named}
@@ -404,7 +404,7 @@ _NOBODY_COMPLETE: Final = "not one message of the batch was complete"
 
 
 def _once(failures: Iterable[MessageFailure]) -> list[MessageFailure]:
-    """One failure a message: several tasks may have named it; the first stands."""
+    """The first failure of each message; several tasks may have named one."""
     found: dict[int, MessageFailure] = {}
     for failure in failures:
         found.setdefault(failure.id, failure)

@@ -1,4 +1,4 @@
-"""What can become of a batch: each outcome is acted on by whoever ran its attempts."""
+"""The ways in which a batch can end. Whoever ran its attempts acts on the outcome."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AttemptEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailedIn:
-    """A message that failed, or was returned with one that failed, and the attempt in which it did."""
+    """A message that failed or was returned with one that failed, and the attempt in which this happened."""
 
     failure: MessageFailure
     attempt: int
@@ -30,7 +30,7 @@ class FailedIn:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Everything adds up: what was written may be committed, and all messages but these be confirmed."""
+    """Everything adds up: what was written may be committed, and every message but the failed ones confirmed."""
 
     report: JobReport
     failed: tuple[FailedIn, ...]
@@ -39,7 +39,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class AllFailed:
-    """No message is left: nothing may be written, and each is to be failed, or returned, as named."""
+    """Every message failed: nothing may be committed, and each message is to be failed or returned as named."""
 
     failed: tuple[FailedIn, ...]
     attempts: int
@@ -47,7 +47,7 @@ class AllFailed:
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """The batch goes back in parts: the suspects alone, or two halves where there are none. No failure counts."""
+    """The batch goes back in parts: each suspect alone, or two halves where there are no suspects. No failure counts."""
 
     end: AttemptEnd
     """How its last attempt ended."""
@@ -58,7 +58,7 @@ class Divided:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The verdict stayed wrong and names nobody: stop, and write nothing."""
+    """The verdict stayed wrong and names no message: stop, and commit nothing."""
 
     error: str
     attempts: int
@@ -66,7 +66,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """Under at-most-once: the one attempt came to nothing, and nothing comes back."""
+    """Under at-most-once: the one attempt failed, and its messages do not come back."""
 
     end: AttemptEnd
     """How the attempt ended."""
@@ -76,7 +76,7 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Unrelated messages, or under at-most-once batches, ended with one error outside user code: stop, blame nobody."""
+    """Unrelated messages (under at-most-once: batches) failed with one error outside user code: stop, and blame none."""
 
     error: str
     outside: str
@@ -87,8 +87,8 @@ class Broken:
         """The error that ends the run."""
         return TasksBroken(
             f"{where}: {self.messages} unrelated messages in a row failed alone with one error outside user code "
-            f"({self.outside}), and nothing else went through in between: {self.error}. No message is to blame, and none "
-            "was counted a failure for it. Repair what the error names, then start the run again: it goes on from there",
+            f"({self.outside}), and nothing else went through in between: {self.error}. No message is to blame, and no "
+            "failure was counted for it. Repair what the error names, then start the run again: it goes on from there",
             error=self.error,
             outside=self.outside,
             messages=self.messages,

@@ -1,4 +1,4 @@
-"""What the tasks of one attempt reported, taken together: what the verdict is given over."""
+"""The reports of the tasks of one attempt, taken together: the verdict is taken over them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from stormproof.core.sink import PreparedFile
 class JobReport:
     """What the successful tasks of one attempt reported.
 
-    `read_messages` and `read_xor` are what the readers returned (messages, XOR of their tokens); `ack_xor` is the XOR
-    of every acked share; `failures` are the messages that failed early; their tuples and acks are in nothing else here.
-    `violations` are rows lost, doubled or tripled between stages, one text each.
+    `read_messages` is the number of messages that the readers returned, `read_xor` the XOR of their tokens. `ack_xor` is
+    the XOR of every acked share. `failures` are the messages that failed early; nothing else in here includes their tuples
+    or acks. `violations` has a text for each loss or copy of rows between stages.
 
-    `late` are failures of messages whose tuples had gone on already (over an exchange, or into a bolt that may keep
-    them): one entry a message and task, so a message may stand there more than once; `late_xor` is the XOR of the shares
-    that ended in them, so that `ack_xor ^ late_xor` still accounts for every share. `together` has an (n, 2) array of the
-    ids of messages that anchor one tuple together. `lost` is for per-message mode: messages whose own verdict was not
-    "complete". `unanchored` is the number of tuples that failed and that no message anchored: nothing is replayed for them.
+    `late` are failures of messages whose tuples had gone on already, over an exchange or into a bolt that may keep them.
+    Each task names a message once, so a message may be named more than once. `late_xor` is the XOR of the shares that ended
+    in these failures: `ack_xor ^ late_xor` accounts for every share. `together` is an (n, 2) array of the ids of messages
+    that anchor one tuple together. `lost` are the messages that were incomplete in per-message mode. `unanchored` is the
+    number of failed tuples that no message anchored: nothing is replayed for them.
     """
 
     read_messages: int

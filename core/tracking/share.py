@@ -2,10 +2,10 @@
 
 A message starts with its token. A tuple with share ``s`` that is split into ``n`` deliveries hands each child a
 random-looking share, and the children's shares XOR to ``s``. A tuple that ends is acked with its share. So the acked
-shares of a message XOR to its token when, and but for an accident of 2^-64 only when, all of its tree was acked.
+shares of a message XOR to its token when its whole tree was acked, and otherwise only by an accident of 2^-64.
 
-A share depends on nothing but its parent's share and the child's ordinal: Spark may run a task twice and believes that
-it is deterministic. An XOR is blind to a row that is tripled and to rows that swap shares: rows are counted, too.
+A share depends on nothing but its parent's share and the child's ordinal, since Spark may run a task twice and expects the
+same rows. An XOR does not see a row that comes three times, nor rows that swap their shares: rows are counted, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def mix64(x: Words) -> Words:
 
 
 def _mix64_in_place(x: Words) -> None:
-    """`mix64` without an array for each step: what this file spends its time on."""
+    """`mix64` without a new array for each step: most of this file's time is spent here."""
     shifted = x >> np.uint64(30)
     x ^= shifted
     x *= np.uint64(0xBF58476D1CE4E5B9)
@@ -97,7 +97,7 @@ def split_shares(shares: Words, parent: Rows, ordinal: Rows, n: Rows) -> Words:
 
 
 def split_runs(shares: Words, counts: Rows) -> Words:
-    """The same shares as `split_shares`, for children that lie parent by parent in ordinal order: half the work.
+    """The same shares as `split_shares` gives, for children in order of parent and ordinal: half the work.
 
     `counts[i]` is the number of children of the tuple in row i.
     """
@@ -108,9 +108,9 @@ def split_runs(shares: Words, counts: Rows) -> Words:
     starts = ends - counts
     has_children = np.flatnonzero(counts)
     first, last = starts[has_children], ends[has_children] - 1
-    if len(first) == total:  # one child each: no value is used but the parents' own
+    if len(first) == total:  # one child each, which carries its parent's share
         return shares[has_children]
-    # share + GAMMA * ordinal, where ordinal = place - start: the start is taken off once a parent, not once a child.
+    # share + GAMMA * ordinal, where ordinal = place - start; the start is subtracted once a parent, not once a child.
     boundary = np.repeat(shares - GAMMA * starts.astype(np.uint64), counts)
     boundary += GAMMA * np.arange(total, dtype=np.uint64)
     _mix64_in_place(boundary)

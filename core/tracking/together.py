@@ -10,11 +10,12 @@ from stormproof.core.message import MessageId
 
 
 def touched_by(failed: set[MessageId], together: npt.NDArray[np.int64]) -> dict[int, int]:
-    """The messages that share a tuple with a failed one, directly or through others, less the failed ones themselves.
+    """The messages that share a tuple with a failed one, directly or through others, without the failed ones themselves.
 
-    Each with the lowest failed message of its component. `together` has the pairs of messages that anchor one tuple. The
-    components are found as in Shiloach and Vishkin (1982): roots hook onto lower roots, then all paths are halved to the
-    root, until every pair has one root; a handful of rounds over whole arrays, however long a chain is.
+    Each is mapped to the lowest failed message of its component. `together` has the pairs of messages that anchor one tuple.
+    The components are found as in Shiloach and Vishkin (1982): roots are attached to lower roots, then all paths are
+    shortened to the root, until both messages of every pair have one root. That takes a few rounds over whole arrays,
+    however long a chain is.
     """
     if not failed or not len(together):
         return {}

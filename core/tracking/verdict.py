@@ -1,7 +1,7 @@
 """The batch verdict: whether the acked shares of a whole batch XOR to the tokens of its messages.
 
-The XOR of many messages' ack vals is again one 64-bit value: zero when every tuple anchored to them was acked, and
-otherwise zero only by an accident of probability 2^-64. An XOR is blind to copies whose number is odd; the counts are not.
+The XOR of many messages' ack vals is again one 64-bit value. It is zero when every tuple anchored to them was acked, and
+otherwise only by an accident of probability 2^-64. An XOR does not see a row that comes an odd number of times; counts do.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from stormproof.core.tracking.report import JobReport
 
 
 def misread(report: JobReport, expected: Expectation) -> tuple[str, ...]:
-    """How the messages that were read differ from those that were opened, one text each.
+    """The differences between the messages that were read and those that were opened, one text each.
 
-    No failure of a message ever explains such a difference.
+    A failed message never explains such a difference.
     """
     found: list[str] = []
     if report.read_messages != expected.messages:
@@ -31,12 +31,12 @@ def mismatches(
 ) -> tuple[str, ...]:
     """What does not add up in an attempt, one text each; empty is the verdict "complete".
 
-    `expected` was computed apart from the read. Messages that failed early are named with their tokens, and only they
-    are taken off: a failed message never explains the loss of another. The shares that ended in late failures were
-    counted where they ended, so acks and late failures together account for every share.
+    `expected` was computed apart from the read. Messages that failed early are named with their tokens, and only those
+    tokens are taken off: a failed message never explains the loss of another. A share that ended in a late failure was
+    counted where it ended, so acks and late failures together account for every share.
 
-    Where ackers gave each message a verdict of its own (`per_message`) and named some as lost, the sum over all of them
-    says nothing more: the verdicts of the others were given one by one.
+    Where ackers took a verdict for each message (`per_message`) and named some as lost, the XOR over all of them is not
+    compared: every other message has a verdict of its own.
     """
     found = [*report.violations, *misread(report, expected)]
     failed_ids = {failure.id for failure in report.failures}

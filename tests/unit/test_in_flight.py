@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.memory_run import World
+from support.pulses import note
 
 from stormproof.core.arrow_compute import pc
 from stormproof.core.clock import ManualClock, SystemClock
@@ -687,9 +688,9 @@ def test_a_message_that_kills_the_driver_is_found_though_four_batches_were_open_
                 folder = pulses / ".".join(map(str, job.key))
                 folder.mkdir(parents=True)
                 notes.append(Pulse(folder, 0, 0, careful=True))
-                notes[-1].note(culprit)
-    for note in notes:
-        note.__exit__(None, None, None)
+                note(notes[-1], culprit)
+    for left in notes:
+        left.__exit__(None, None, None)
     assert len(open_messages) == 3
     assert open_messages[1:] == [4, 1], "another batch ran beside one that a driver had died over"
     assert statistics.dead_letters == 1

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.pulses import note
 
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.clock import SystemClock
@@ -71,7 +72,7 @@ def noting(job: Job, message: int) -> None:
     """A task of the job that fails with this message in hand."""
     assert job.pulse is not None
     with Pulse(job.pulse, 0, 0, careful=job.careful) as pulse:
-        pulse.note(message)
+        note(pulse, message)
         raise JobFailed("the worker is gone")
 
 
@@ -98,7 +99,7 @@ def test_a_job_that_hangs_has_timed_out(tmp_path: Path) -> None:
     def work(engine: Engine, job: Job) -> JobReport:
         assert job.pulse is not None
         with Pulse(job.pulse, 0, 0, careful=job.careful) as pulse:
-            pulse.note(8)
+            note(pulse, 8)
             return engine.hang()
 
     found = run(work, Watch(SOON_S, FAR_S, tmp_path))

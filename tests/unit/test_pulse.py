@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.pulses import note
 
 from stormproof.core import pulse as pulse_module
 from stormproof.core.errors import JobFailed, TransientError
@@ -165,7 +166,7 @@ def test_a_task_that_ended_well_is_no_suspect_and_one_that_failed_is(tmp_path: P
     with Pulse(tmp_path, 0, 0, careful=True) as pulse:
         pulse.at(ids(1, 2))
         assert list(pulse.each("ab")) == ["a", "b"]
-        pulse.note(3)
+        note(pulse, 3)
     assert suspects(tmp_path) == ()
     failing(tmp_path, 1, in_hand(4, 5))
     assert suspects(tmp_path) == (4,)
@@ -188,7 +189,7 @@ def test_nothing_is_noted_after_the_last_row_or_where_nothing_can_be_named(tmp_p
 
 def test_without_careful_nothing_is_noted(tmp_path: Path) -> None:
     failing(tmp_path, 0, in_hand(1, 2), careful=False)
-    failing(tmp_path, 1, lambda pulse: pulse.note(3), careful=False)
+    failing(tmp_path, 1, lambda pulse: note(pulse, 3), careful=False)
     assert suspects(tmp_path) == ()
 
 
