@@ -63,7 +63,7 @@ class SliceAudit(Protocol):
         ...
 
     def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
-        """Overlaps of what was taken, messages before the position that nobody took, and such as nobody can reach.
+        """Overlaps of what was taken, messages before the position that nobody took, and messages that nobody can reach.
 
         `held` has the batches first, in their order. Everything up to the furthest of `trusted` counts as handed out once.
         """

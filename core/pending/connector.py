@@ -72,7 +72,7 @@ class Connector(Source):
 
     @abstractmethod
     def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
-        """The slice as so many disjoint readers (some may be empty), which give the same messages each time."""
+        """The slice as `parallelism` disjoint readers (some may be empty), which give the same messages each time."""
 
     @abstractmethod
     def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
@@ -84,7 +84,7 @@ class Connector(Source):
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Refuse a position that does not fit the store of the messages any more; within the transaction that opens.
 
-        Gives the position as `next` is to have it: with what was seen of the messages by the way, if need be.
+        Returns the position for `next`, to which it may add what it has seen of the messages.
 
         Raises:
             PositionMismatch: messages would be skipped or doubled.
@@ -100,7 +100,7 @@ class Connector(Source):
     def settle(self, at: At, cursor: Any) -> None:
         """A slice was confirmed, in this transaction: its messages are applied, or wait or are dead with their payloads.
 
-        It is called once for each message, when its first slice ends, and may come to nothing: the transaction may fail.
+        It is called once for each message, when its first slice ends. The transaction may still be rolled back.
         """
 
     @classmethod

@@ -94,10 +94,10 @@ class SliceCutter:
 
 
 def inner_ends(messages: int, suspects: Iterable[int]) -> list[int]:
-    """The ordinals at which a slice of so many messages is cut, ascending.
+    """The ordinals at which a slice of this many messages is cut, ascending.
 
-    Each suspect (its ordinal in the slice, from 0) becomes a part of its own, what lies between them others. Where there
-    is none, the slice is cut in halves, of which the first is the larger one; a single message is not cut.
+    Each suspect (its ordinal in the slice, from 0) becomes a part of its own; so does what lies between two suspects.
+    Without suspects the slice is cut in halves, the first of which is the larger one; a single message is not cut.
     """
     cuts = {end for suspect in suspects for end in (suspect, suspect + 1)} - {0, messages}
     if not cuts and messages > 1:

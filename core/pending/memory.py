@@ -41,33 +41,18 @@ _FINISHED_KEPT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class MemorySliceReader:
-    """Messages with their payloads."""
+    """Messages with their payloads. `origins` are 0 where they are left out; `unpack` as in `PendingStore.readers`."""
 
     ids: tuple[int, ...]
     payloads: tuple[bytes, ...]
+    origins: tuple[int, ...] = field(default=(), kw_only=True)
+    unpack: Callable[[Sequence[bytes]], Any] | None = field(default=None, kw_only=True)
 
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the messages, in id order."""
         kept = [row for row, id_ in enumerate(self.ids) if id_ not in excluded]
         ids, payloads = [self.ids[row] for row in kept], [self.payloads[row] for row in kept]
-        yield from batches_of(ids, [0] * len(ids), payloads, seed, batch_rows)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryRetryReader:
-    """Retries with their payloads; see `PendingStore.readers`."""
-
-    retries: tuple[tuple[int, int, bytes], ...]
-    unpack: Callable[[Sequence[bytes]], Any] | None
-
-    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the messages, in id order."""
-        kept = [retry for retry in self.retries if retry[0] not in excluded]
-        ids, origins, payloads = (
-            [id_ for id_, _, _ in kept],
-            [origin for _, origin, _ in kept],
-            [one for *_, one in kept],
-        )
+        origins = [self.origins[row] for row in kept] if self.origins else [0] * len(kept)
         yield from batches_of(ids, origins, payloads, seed, batch_rows, self.unpack)
 
 
@@ -149,8 +134,15 @@ class MemoryPendingStore:
             retries: Mapping[int, _Waiting] = sub.retries
             if slice_id not in sub.slices:
                 retries = dict(sub.finished).get(slice_id, retries)
-            found = [tuple((id_, retries[id_].origin, retries[id_].payload) for id_ in part) for part in parts]
-            return tuple(MemoryRetryReader(part, unpack) for part in found)
+            return tuple(
+                MemorySliceReader(
+                    tuple(ids),
+                    tuple(retries[id_].payload for id_ in ids),
+                    origins=tuple(retries[id_].origin for id_ in ids),
+                    unpack=unpack,
+                )
+                for ids in parts
+            )
 
     def subscriptions(self, kind: str, source: str) -> Sequence[str]:
         """The names of a source's subscriptions, in the order in which they were made."""

@@ -53,7 +53,7 @@ class RetryReader:
 
 
 def fetched(database: Database, what: str, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-    """What a statement gives on a connection of its own, in binary form: for readers, which keep no connection.
+    """A statement's rows, read in binary form over a connection made for it: readers keep no connection.
 
     Raises:
         StoreUnavailable: the database could not be reached or did not answer; `what` could not be read.

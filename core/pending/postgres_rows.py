@@ -105,7 +105,7 @@ class PostgresRows:
 
     def free(self) -> SliceRow | None:
         """The first slice that was returned or whose lease ran out, locked."""
-        # Whether retries are due is seen by the way: so an open that finds neither asks once.
+        # The same statement sees whether retries are due, so that an opening that finds neither asks once.
         found = self._run(
             f"with me as (select id from {SCHEMA}.pending_subscription where {_NAMED}),"
             f" free as (select {_ROW} from {SCHEMA}.pending_slice where subscription = (select id from me) and {_FREE}"

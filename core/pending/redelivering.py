@@ -93,7 +93,7 @@ class RedeliveringSource(NumberedSource):
 
     @abstractmethod
     def receive(self, limit: int) -> Sequence[Delivery]:
-        """Messages that the server has for us now, at most so many; none where there are none."""
+        """At most `limit` messages that the server has for us now; none where there are none."""
 
     @abstractmethod
     def acknowledge(self, handles: Sequence[Any]) -> None:

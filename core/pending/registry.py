@@ -20,7 +20,7 @@ _registered: dict[str, type[PendingSource]] = {}
 def register_source(connector: type[PendingSource]) -> type[PendingSource]:
     """Make a connector's class known to audit and command line under its `KIND`; may stand above the class.
 
-    Only a connector that shows ids in a way of its own, stores payloads otherwise than it was given them, or has messages
+    Only a connector that shows ids in a way of its own, stores payloads in another form than it was given, or has messages
     without plain numbers needs it: others are read by what every numbered source keeps.
 
     Raises:

@@ -137,7 +137,7 @@ class PendingRows(Protocol):
     def lock(self) -> tuple[int, At] | None:
         """Lock the subscription, in a statement of its own; gives its newest epoch and its position. None: none is there.
 
-        A statement that waits for a lock goes on with a snapshot from before the wait: so this one comes first.
+        A statement that waits for a lock continues with a snapshot from before the wait: so this one comes first.
         """
         ...
 
@@ -162,7 +162,7 @@ class PendingRows(Protocol):
         ...
 
     def due(self, messages: int) -> Sequence[Retry]:
-        """Waiting retries whose time has come, at most so many, ascending by number; the longest due are taken first."""
+        """At most `messages` waiting retries whose time has come, the longest due ones; ascending by number."""
         ...
 
     def retries(self, slice_id: int) -> Sequence[Retry]:

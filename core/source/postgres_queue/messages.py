@@ -188,7 +188,7 @@ class MessageTable:
     def drop(self, cursor: Cursor[Any], partition: Partition, unresolved: Callable[[], Sequence[str]]) -> bool:
         """Drop a consumed partition (empty the default one), in a transaction of its own; False where it must stay.
 
-        Looked at again under the exclusive lock: a DROP that waits for a slow producer's lock goes on as soon as that
+        The check is repeated under the exclusive lock: a DROP that waits for a slow producer's lock goes on as soon as that
         producer has committed, and takes its messages along.
 
         Raises:

@@ -234,7 +234,7 @@ def _highest(cursor: Cursor[Any], queue: str, newest: Newest | None) -> int:
 
 
 def adopt(cursor: Cursor[Any], sql: str, found: Standing, *, by: str, why: str, unproven: Sequence[str]) -> None:
-    """Make the queue this server's, all its subscriptions with it; `found` was looked at with `locked` before."""
+    """Make the queue this server's, all its subscriptions with it; `found` comes from `standing(locked=True)`."""
     now = found.now
     query(
         cursor,

@@ -49,7 +49,7 @@ _LOG = logging.getLogger("stormproof.queue")
 PARTITION_MESSAGES = 2_000_000
 MAINTAIN_INTERVAL_S = 10.0
 _DENSE: Final = 1.25
-"""Up to so many ids for each message, equal ranges of ids are parts of about equal length."""
+"""Up to this many ids for each message, equal ranges of ids hold about equal numbers of messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class PostgresQueue(PendingSource):
         return {**position, "now": str(server.snapshot)}
 
     def next(self, position: At, limit: Limit, seed: int, cursor: psycopg.Cursor[Any]) -> Next | None:
-        """The rest of the span in hand, else the messages between its end and now."""
+        """The rest of the span that was cut, else the messages between its end and now."""
         at = Position.of(position)
         for span in at.unopened(Snapshot.parse(str(position["now"]))):
             if not span.conditions():
@@ -299,7 +299,7 @@ class PostgresQueue(PendingSource):
 
     def unopened(self, position: At, cursor: psycopg.Cursor[Any]) -> tuple[int, float | None]:
         """Counted in the message table: the cost grows with them."""
-        # Not up to a snapshot of now: messages that lie above the server's numbers are left, too, though none reaches them.
+        # Without an upper bound: messages above the server's own numbers count, though no reader reaches them yet.
         return unopened(cursor, self.table, Position.of(position).unopened_conditions())
 
     @classmethod

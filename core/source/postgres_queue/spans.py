@@ -78,7 +78,7 @@ def _first(
 
 
 def _within(cursor: Cursor[Any], table: MessageTable, span: Span, size: int) -> Place:
-    """The last message of a span up to which its payloads have at most so many bytes; its first message at least."""
+    """The last message of a span up to which its payloads have at most `size` bytes; its first message at least."""
     row = first_by_index(
         cursor,
         "select xid::text, id from ("
