@@ -1,4 +1,4 @@
-"""What a driver says of its run: the statistics so far, a log line for each batch, and the caller's `on_batch`."""
+"""What a driver reports of its run: the statistics so far, a log line for each batch, and the caller's `on_batch`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from stormproof.core.forks import kept_from_forks
 from stormproof.core.message import storable_text
@@ -26,7 +26,7 @@ class Accounts:
         self._on_batch = on_batch
 
     def suppressed(self, duplicates: int) -> None:
-        """Count commits that a sink held already."""
+        """Count commits of batches that a sink held already."""
         self.statistics = replace(self.statistics, suppressed=self.statistics.suppressed + duplicates)
 
     def recovered(self, report: RecoveryReport) -> None:
@@ -35,27 +35,23 @@ class Accounts:
             return
         self.suppressed(len(report.suppressed))
         self.statistics = replace(self.statistics, recoveries=(*self.statistics.recoveries, report))
-        log.info("recovered %s", json.dumps({"topology": self.statistics.topology, **_summary(report)}))
+        log.info("recovered %s", json.dumps({"topology": self.statistics.topology, **asdict(report)}))
 
     def run_ended(self, elapsed_s: float, stopped: str) -> None:
         """Note how long the run took, and why it ended."""
         self.statistics = replace(self.statistics, elapsed_s=elapsed_s, stopped=stopped)
 
     def note_step(self, step: Step | None) -> None:
-        """Log what the tuner changed."""
+        """Log what the tuner decided, if anything."""
         if step is None:
             return
         level = logging.WARNING if step.below_reach else logging.INFO
-        line = {
-            "topology": self.statistics.topology,
-            "step": str(step),
-            "why": step.why,
-            "below_reach": step.below_reach,
-        }
+        topology, below_reach = self.statistics.topology, step.below_reach
+        line = {"topology": topology, "step": str(step), "why": step.why, "below_reach": below_reach}
         tuning_log.log(level, "tuning %s", json.dumps(line))
 
     def ended(self, result: BatchResult) -> None:
-        """Count a batch, log it, and hand its result to the caller's function."""
+        """Count a batch, log it, and call the caller's function with its result."""
         s = self.statistics
         self.statistics = replace(
             s,
@@ -73,40 +69,15 @@ class Accounts:
             abandoned_batches=s.abandoned_batches + (result.state == TxnState.ABANDONED.value),
         )
         line = {
-            "topology": self.statistics.topology,
-            "txid": result.txid,
-            "state": result.state,
+            "topology": s.topology,
+            "guarantee": s.guarantee,
+            "epoch": s.epoch,
+            **asdict(result),
             "outcome": result.outcome,
-            "guarantee": self.statistics.guarantee,
-            "epoch": self.statistics.epoch,
-            "attempts": result.attempts,
-            "messages": result.messages,
-            "failed": result.failed,
-            "reasons": result.reasons,
-            "dead_letters": result.dead_letters,
-            "cause": result.cause,
             "reason": storable_text(result.reason),
-            "returned": result.returned,
-            "unanchored": result.unanchored,
-            "retry": result.retry,
-            "tuples": result.tuples,
             "steps_ms": {name: round(value, 1) for name, value in result.steps_ms.items()},
         }
         log.info("txn %s", json.dumps(line))
         if self._on_batch is not None:
             with kept_from_forks():
                 self._on_batch(result)
-
-
-def _summary(report: RecoveryReport) -> dict[str, object]:
-    return {
-        "epoch": report.epoch,
-        "took_over_from": report.took_over_from,
-        "rolled_forward": list(report.rolled_forward),
-        "aborted": list(report.aborted),
-        "abandoned": list(report.abandoned),
-        "confirms_repeated": list(report.confirms_repeated),
-        "suppressed": [list(pair) for pair in report.suppressed],
-        "in_hand": list(report.in_hand),
-        "files_swept": report.files_swept,
-    }

@@ -1,4 +1,4 @@
-"""Aggregates for groups: the ready ones, and how users' own ones get their columns."""
+"""Aggregates for groups: the ready ones, and the columns of users' own ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stormproof.core.graph.checks import schema_for
 
 @dataclass(frozen=True, slots=True)
 class ReadyAggregate:
-    """A ready aggregate before it has a name: what `agg(n=count())` is given."""
+    """A ready aggregate without its result's name: the `count()` of `agg(n=count())`."""
 
     kind: AggregationKind
     field: str | None = None
@@ -34,10 +34,10 @@ class ReadyAggregate:
 
 
 OneResult: TypeAlias = ReadyAggregate | CombinerAggregator | ReducerAggregator | UserAggregate
-"""What gives one column, named by its keyword."""
+"""An aggregate with one column, which its keyword names."""
 
 SeveralResults: TypeAlias = Aggregator | UserAggregate
-"""What gives columns by its own names, and any number of rows."""
+"""An aggregate that names its columns itself, and gives any number of rows."""
 
 
 def count() -> ReadyAggregate:
@@ -48,39 +48,39 @@ def count() -> ReadyAggregate:
 def sum_(field: str) -> ReadyAggregate:
     """The sum of a field over a group: a long of integers, a double of floats, a decimal(38,s) of decimals.
 
-    NULLs add nothing; the sum of NULLs alone is 0. A sum that does not fit ends the batch's job with an error that
-    names the column; it never wraps.
+    NULLs add nothing; the sum of only NULLs is 0. A sum that does not fit ends the batch's job with an error that names the
+    column; it never wraps.
     """
     return ReadyAggregate(AggregationKind.SUM, field)
 
 
 def min_(field: str) -> ReadyAggregate:
-    """The least value of a field, text by its bytes; NULL where all are NULL. NaN counts only where no number is."""
+    """The least value of a field, text by its bytes; NULL if all are NULL. NaN counts only if there is no number."""
     return ReadyAggregate(AggregationKind.MIN, field)
 
 
 def max_(field: str) -> ReadyAggregate:
-    """The greatest value of a field, text by its bytes; NULL where all are NULL. NaN counts only where no number is."""
+    """The greatest value of a field, text by its bytes; NULL if all are NULL. NaN counts only if there is no number."""
     return ReadyAggregate(AggregationKind.MAX, field)
 
 
 def mean(field: str) -> ReadyAggregate:
-    """The mean of a field as a double, of an exact sum where it is of integers or decimals; NULL where all are NULL."""
+    """The mean of a field as a double, from an exact sum for integers and decimals; NULL if all are NULL."""
     return ReadyAggregate(AggregationKind.MEAN, field)
 
 
 def distinct_count(field: str) -> ReadyAggregate:
-    """The number of different values of a field, exactly; NULL is none. All different values of a group are held."""
+    """The exact number of different values of a field, without NULL. All different values of a group are kept in memory."""
     return ReadyAggregate(AggregationKind.DISTINCT, field)
 
 
 def named(
     component: str, given: pa.Schema, several: tuple[object, ...], results: dict[str, object]
 ) -> list[AnyAggregation]:
-    """Aggregates behind a component, with the names of their columns, and of all fields where none were named.
+    """The aggregates behind a component with their columns' names; those that name no fields are of all fields.
 
     Raises:
-        TopologyError: one is no aggregate, stands in the wrong place, or does not say what it gives.
+        TopologyError: one is no aggregate, is given with or without a name wrongly, or does not declare its result.
     """
     made: list[AnyAggregation] = []
     where = f"aggregate behind {component!r}"

@@ -1,7 +1,7 @@
 """The coordinator: takes each batch through open, run, prepare, commit and finish, under one of three guarantees.
 
-It holds nothing that a crash could lose: what it knows stands in the ledger, the source or the sinks first. Nothing in
-here knows which engine runs the job, or what kind of source and sinks there are.
+It holds nothing that a crash could lose: everything is recorded in the ledger, the source or the sinks first. It does not
+know which engine runs the jobs, nor the kinds of source and sinks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from stormproof.trident.tuning import AsSet, Setting, Tuner, in_flight_max
 
 SEED_BITS: Final = 62
 DEATHS_ALONE_MAX: Final = 5
-"""Drivers that may end while a message stands alone, before it counts as failed: most ends are no message's fault."""
+"""Drivers that may end while a message runs alone, before it counts as failed: most ends are no message's fault."""
 
 DEATHS_NOTED_MAX: Final = 2
 """The same, where the message is known to have been in hand when the last of them ended."""
@@ -60,7 +60,7 @@ DEATHS_NOTED_MAX: Final = 2
 CANCEL_AGAIN_S: Final = 0.5
 
 RETRY_SHARE: Final = 0.1
-"""While other messages wait, retries take no more than this part of the time: each batch of them costs a whole job."""
+"""The largest part of the time for retries while other messages wait: each batch of retries costs a whole job."""
 
 RETRY_WAIT_MAX_S: Final = 30.0
 
@@ -80,10 +80,10 @@ class Coordinator:
     Not guaranteed:
         Visibility at one instant across sinks: each sink commits on its own.
 
-    The parts are put together by `stormproof.trident.run`; clock and random source are injected. `preflight` asks the
-    machines for what tasks need: it is called again before the next batch where one of them had lacked something.
+    `stormproof.trident.run` puts the parts together; clock and random source are injected. `preflight` asks the machines
+    for what tasks need; after one of them lacked something it is called again before the next batch.
 
-    Threads: `run` belongs to one; `request_stop` and `statistics` may be called from any. Forks: none may use it.
+    Threads: one thread calls `run`; any may call `request_stop` and `statistics`. Forks: a fork may not use it.
     """
 
     def __init__(
@@ -138,13 +138,13 @@ class Coordinator:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def request_stop(self) -> None:
-        """End after the batches in flight; may be called from a signal handler or another thread."""
+        """End the run after the batches in flight; a signal handler or another thread may call this."""
         self._stop.set()
         self._clock.wake()
 
     @property
     def statistics(self) -> RunStatistics:
-        """What was done so far."""
+        """The run's statistics so far."""
         tuned = self._options.latency_target_s is not None
         found = self._accounts.statistics
         return replace(found, tuning=self._tuner.figures) if tuned else found
@@ -152,8 +152,8 @@ class Coordinator:
     def run(self) -> RunStatistics:
         """Recover, then take batches until stopped, idle (`until_idle`) or at `max_batches`.
 
-        A lost connection or a lost answer is met by connecting anew and recovering under the same epoch, with exponential
-        backoff, while stores are away for at most `outage_s` seconds since the last batch that was committed.
+        After a lost connection or answer the run connects again and recovers under the same epoch, with exponential backoff,
+        until stores have been away for `outage_s` seconds since the last batch that was committed.
 
         Raises:
             Fenced: another driver took over.
@@ -181,7 +181,7 @@ class Coordinator:
                 self._give_back()
             raise
         except BaseException:
-            self._cancel_jobs()  # who interrupts does not wait until they are gone
+            self._cancel_jobs()  # an interrupt does not wait for their end
             raise
         finally:
             self._jobs.close()
@@ -191,8 +191,8 @@ class Coordinator:
         return self.statistics
 
     def _give_back(self) -> None:
-        """Return what is open: a run that ends for a machine's fault is no death of a driver, which would count against
-        the messages that it had open. Best effort: what stays open counts one death, and five fail a message.
+        """Return open messages at the end of a run for a machine's fault, so that it does not count as a driver's death
+        against them. Best effort: for messages that stay open it counts as one death, and five fail a message.
         """
         with suppress(StormproofError), own_faults():
             self.recover()
@@ -200,7 +200,7 @@ class Coordinator:
     def recover(self, *, sweep: bool = False) -> RecoveryReport:
         """Bring ledger, source and sinks to one state: see `stormproof.trident.recovery`.
 
-        Batches in flight are dropped, their jobs cancelled: their messages come again.
+        Batches in flight are dropped and their jobs cancelled: their messages are opened again.
         """
         self._drop_in_flight()
         report = recover(self._steps, sweep=sweep)
@@ -209,13 +209,13 @@ class Coordinator:
         return report
 
     def _outlasting_outages(self, step: Callable[[], R]) -> R:
-        """Call `step`; after a transient error drop every connection and recover first, then call it again."""
+        """Call `step`; after a transient error drop every connection, recover, and call it again."""
 
         def guarded_step() -> R:
             try:
                 with own_faults():
                     if self._machines_lacked and self._preflight is not None:
-                        self._preflight()  # before anything is opened again: under at-most-once it would be lost
+                        self._preflight()  # before messages are opened: under at-most-once they would be lost
                     self._machines_lacked = False
                     return step()
             except MachineUnavailable:
@@ -241,7 +241,7 @@ class Coordinator:
         self._steps.drop_connections()
 
     def _wait(self) -> bool:
-        """Wait for messages; False where the run is to end because there is nothing left."""
+        """Wait for messages; False if the run is to end since none are left."""
         backlog = self._source.backlog()
         if self._options.until_idle and backlog.ready == backlog.waiting == backlog.pending == 0:
             return False
@@ -259,11 +259,10 @@ class Coordinator:
     # -- batches in flight -------------------------------------------------------------------------------------------
 
     def step(self) -> BatchResult | None:
-        """Open what there is room for, and take one batch to its end; None where there is none.
+        """Open as many batches as there is room for, and take one batch to its end; None if there is nothing to do.
 
-        Batches commit in txid order, one after the other, and while one does, others are opened and their jobs' ends looked
-        at. One that ends without a commit (all of its messages failed, or it goes back in parts) is ended as soon as that
-        is known: no other batch depends on it.
+        Batches commit in txid order, one after the other; meanwhile others are opened, and their jobs run. A batch without a
+        commit (all its messages failed, or it goes back in parts) ends as soon as that is known: no other depends on it.
 
         Raises:
             TransientError: a step's outcome is unknown; `recover` finds out.
@@ -286,7 +285,7 @@ class Coordinator:
         return most is not None and self._accounts.statistics.batches + len(self._in_flight) >= most
 
     def _has_room(self) -> bool:
-        """Whether one more batch may be opened: a batch that drivers died over runs by itself."""
+        """Whether one more batch may be opened. A batch over which drivers died runs by itself."""
         if self._stop.is_set() or self._is_at_limit():
             return False
         if any(batch.opened.slice.deaths for batch in self._in_flight.values()):
@@ -294,7 +293,7 @@ class Coordinator:
         return len(self._in_flight) < self._tuner.in_flight
 
     def _fill(self) -> bool:
-        """Open a batch if there is room and something to open. An empty source is asked once in `poll_interval_s`."""
+        """Open a batch if there is room and a message. An empty source is asked once in `poll_interval_s`."""
         if not self._has_room():
             return False
         now_s = self._clock.monotonic_s()
@@ -310,7 +309,7 @@ class Coordinator:
         seed = self._rng.getrandbits(SEED_BITS)
         limit, figures = replace(self._tuner.limit, retries=started_s >= self._retries_from_s), self._tuner.figures
         opened = self._steps.open(self._options.guarantee, limit, seed, figures)
-        if opened is None and not limit.retries:  # nothing else waits
+        if opened is None and not limit.retries:  # no other message waits
             self._retries_from_s = started_s
             opened = self._steps.open(self._options.guarantee, self._tuner.limit, seed, figures)
         if opened is None:
@@ -322,15 +321,15 @@ class Coordinator:
         return True
 
     def _begin(self, batch: Flight) -> None:
-        """Have its first job run; see `stormproof.core.tracking.attempts`."""
+        """Start the batch's first job; see `stormproof.core.tracking.attempts`."""
         opened = batch.opened
         name, deaths = f"txid {opened.txid} of topology {self._run.topology!r}", opened.slice.deaths
         journal = self._steps.journal(opened)
         if opened.slice.expected.messages == 1 and (
             deaths >= DEATHS_ALONE_MAX or (deaths >= DEATHS_NOTED_MAX and self._is_noted(opened))
         ):
-            # Slices on which drivers die are opened in parts, so a message that takes its driver down comes to stand
-            # alone: it has failed, without running once more.
+            # Slices over which drivers die are opened in parts, so a message that kills its driver ends up alone. It has
+            # failed, and does not run again.
             error = f"{deaths} drivers ended while they had it in hand"
             reason = FailureReason.WORKER_LOST
             batch.outcome = self._runner.failed_alone(name, opened.slice, opened.seed, journal, reason, error)
@@ -340,7 +339,7 @@ class Coordinator:
         self._start_job(batch, next(batch.attempts))
 
     def _decided(self) -> Flight | None:
-        """The batch that may be committed or ended now: the lowest, or one that commits nothing."""
+        """A batch that may be committed or ended now: the lowest, or one that commits nothing."""
         for txid in sorted(self._in_flight):
             batch = self._in_flight[txid]
             if batch.outcome is None or batch.committing is not None:
@@ -350,9 +349,9 @@ class Coordinator:
         return None
 
     def _await_work(self) -> BatchResult | None:
-        """Wait for the end of a job or a commit, and for no longer than until the source may be asked again.
+        """Wait for the end of a job or a commit, but no longer than until the source may be asked again.
 
-        The batch's result, where it was a commit.
+        Returns the batch's result after a commit.
         """
         with self._held_up():
             ended = self._jobs.wait(self._options.poll_interval_s if self._has_room() else None)
@@ -369,7 +368,7 @@ class Coordinator:
 
     @contextmanager
     def _held_up(self) -> Generator[None]:
-        """Put the time of a wait down to the batch that is being committed, if no other may be opened until then."""
+        """Count the time of a wait as the committing batch's `held_up`, if no other batch may be opened until then."""
         committing = next((batch for batch in self._in_flight.values() if batch.committing is not None), None)
         if committing is None or len(self._in_flight) < self._tuner.in_flight:
             yield
@@ -378,7 +377,7 @@ class Coordinator:
             yield
 
     def _job_ended(self, batch: Flight, result: JobReport | JobDied) -> None:
-        """Have the next attempt's job run, or note the outcome."""
+        """Start the next attempt's job, or keep the outcome."""
         assert batch.attempts is not None
         batch.job = None
         if isinstance(result, JobReport):
@@ -393,13 +392,13 @@ class Coordinator:
             self._start_job(batch, attempt)
 
     def _let_go(self, batch: Flight) -> None:
-        """Its turn has come."""
+        """Stop waiting with a batch whose turn has come: its lease is no longer extended in the background."""
         if self._in_flight_max > 1:
             batch.steps_ms["wait"] = (self._clock.monotonic_s() - batch.ready_s) * 1000
         self._leases.let_go(batch.opened.lease)
 
     def _begin_commit(self, batch: Flight, complete: Complete) -> None:
-        """From a complete verdict to sinks that are adopting the batch, on a thread where there are several in flight."""
+        """Prepare a complete batch and start its commit in the sinks."""
         self._let_go(batch)
         opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
         with batch.timed(self._clock, "prepare"):
@@ -415,7 +414,7 @@ class Coordinator:
         self._jobs.start(opened.txid, adopt)
 
     def _end(self, batch: Flight, result: BatchResult) -> BatchResult:
-        """Make room for another batch, and account for this one."""
+        """Remove a batch from those in flight, and count it."""
         del self._in_flight[batch.opened.txid]
         ended_s = self._clock.monotonic_s()
         result.steps_ms["total"] = (ended_s - batch.started_s) * 1000
@@ -425,18 +424,16 @@ class Coordinator:
         if isinstance(batch.outcome, Complete):
             self._accounts.note_step(self._tuner.learn(batch.sample(ended_s)))
         else:
-            self._looked_at_s = None  # its messages may have come back
+            self._looked_at_s = None  # the source may have its messages again
         self._accounts.ended(result)
         self._maintain()
         return result
 
     def _drop_in_flight(self) -> None:
-        """Cancel what runs, and forget it: the ledger and the source know of it."""
+        """Cancel all jobs and forget the batches in flight; ledger and source have their record."""
+        self._jobs.drop_queued()
         while self._jobs.running:
             self._cancel_jobs()
-            if isinstance(self._jobs, JobsInTurn):
-                self._jobs.close()
-                break
             self._jobs.wait(CANCEL_AGAIN_S)  # a job that was just starting is cancelled at the next turn
         for batch in self._in_flight.values():
             self._leases.let_go(batch.opened.lease)
@@ -476,22 +473,21 @@ class Coordinator:
         )
         batch.job = job.key
         lease = None if self._options.guarantee is Guarantee.AT_MOST_ONCE else opened.lease
-        on_thread = isinstance(self._jobs, JobsOnThreads)
 
         def work() -> JobReport | JobDied:
             try:
                 with batch.timed(self._clock, "job"):
                     return run_watched(self._engine, job, self._source, lease, self._watch, self._clock)
             finally:
-                # By this thread: the driver's own may sit in another batch's commit for longer than the lease lasts.
-                if on_thread and lease is not None:
+                # In this thread: the driver's own may be in another batch's commit for longer than the lease lasts.
+                if self._jobs.on_threads and lease is not None:
                     self._leases.keep(lease)
                 batch.ready_s = self._clock.monotonic_s()
 
         self._jobs.start(opened.txid, work)
 
     def _end_uncommitted(self, batch: Flight) -> BatchResult:
-        """Act on an outcome that commits nothing: to the batch's end."""
+        """End a batch whose outcome commits nothing."""
         self._let_go(batch)
         return self._end(batch, self._conclude(batch))
 
@@ -525,7 +521,7 @@ class Coordinator:
                 raise AssertionError(f"txid {opened.txid} is not over")
 
     def _finish(self, batch: Flight, answers: SinkAnswers) -> BatchResult:
-        """From what the sinks said to the batch's end."""
+        """Settle the sinks' answers, and confirm the batch."""
         complete, work = batch.outcome, batch.committing
         assert isinstance(complete, Complete)
         assert work is not None

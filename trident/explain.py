@@ -1,10 +1,11 @@
-"""What a topology compiles to, for people and programs: stages, tasks, exchanges, what was fused, sinks, guarantees."""
+"""What a topology compiles to, for people and programs: stages, tasks, exchanges, fused components, sinks, guarantees."""
 
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from stormproof.core.bolt import AnyBolt
@@ -12,7 +13,7 @@ from stormproof.core.errors import Json, TopologyError
 from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Aggregate, BoltComponent, Component, Join, Operation, SinkComponent, Spout
-from stormproof.core.graph.plan import Edge, Plan
+from stormproof.core.graph.plan import BoltNode, Edge, GatherNode, JoinNode, OperationNode, Plan
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import to_ddl
@@ -25,7 +26,7 @@ READERS: Final = "one for each part of the source"
 
 @dataclass(frozen=True, slots=True)
 class ExplainedComponent:
-    """A component: what it does, which components it takes from, and what it gives."""
+    """A component: what it does, the components before it, and the fields of its output."""
 
     name: str
     what: str
@@ -35,15 +36,15 @@ class ExplainedComponent:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedStage:
-    """What runs in one task, fused. `tasks` None: as many as the engine has, or, in the first stage, as the source has
-    parts.
+    """Components that are fused into one task. `tasks` None: the engine's number, or in the first stage one for each part of
+    the source.
     """
 
     number: int
     tasks: int | None
     components: tuple[ExplainedComponent, ...]
     passes: tuple[str, ...]
-    """What only passes through on its way to a later stage."""
+    """The tuples that only pass through, on their way to a later stage."""
 
     @property
     def tasks_text(self) -> str:
@@ -53,7 +54,7 @@ class ExplainedStage:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedExchange:
-    """How tuples come from one stage to another. `combined`: each task makes one row a key of its own before."""
+    """How tuples get from one stage to another. `combined`: each task combines its own into one row a key before."""
 
     origin: str
     stream: str
@@ -68,7 +69,7 @@ class ExplainedExchange:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedSink:
-    """Where results end, and how: appended, or folded by keys."""
+    """A sink, and how it takes its rows: by appending them, or by keys."""
 
     name: str
     target: str
@@ -80,7 +81,7 @@ class ExplainedSink:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedRead:
-    """A state that a component reads, by these of its fields: what the batches before have left there."""
+    """A state that a component reads, and the fields that it looks up there."""
 
     state: str
     component: str
@@ -92,7 +93,7 @@ class ExplainedRead:
 class Explanation:
     """What a topology compiles to under a guarantee. `str` of it is for people.
 
-    `serves` has every guarantee, with the reason why it cannot be had, or None. `serial`: its batches run one at a time.
+    `serves` has every guarantee: None where it can be had, else why not. `serial`: batches run one at a time.
     """
 
     topology: str
@@ -132,57 +133,14 @@ class Explanation:
 
     def to_json(self) -> dict[str, Json]:
         """The same for programs."""
-        return {
-            "topology": self.topology,
-            "guarantee": self.guarantee,
-            "serves": dict(self.serves),
-            "serial": self.serial,
-            "stages": [
-                {
-                    "stage": s.number,
-                    "tasks": s.tasks,
-                    "components": [
-                        {"name": c.name, "what": c.what, "inputs": list[Json](c.inputs), "schema": c.schema}
-                        for c in s.components
-                    ],
-                    "passes": list[Json](s.passes),
-                }
-                for s in self.stages
-            ],
-            "exchanges": [
-                {
-                    "origin": e.origin,
-                    "stream": e.stream,
-                    "component": e.component,
-                    "from_stage": e.from_stage,
-                    "to_stage": e.to_stage,
-                    "grouping": e.grouping,
-                    "keys": list[Json](e.keys),
-                    "tasks": e.tasks,
-                    "combined": e.combined,
-                }
-                for e in self.exchanges
-            ],
-            "sinks": [
-                {
-                    "name": s.name,
-                    "target": s.target,
-                    "stage": s.stage,
-                    "component": s.component,
-                    "mode": s.mode,
-                    "keys": list[Json](s.keys),
-                }
-                for s in self.sinks
-            ],
-            "reads": [
-                {"state": r.state, "component": r.component, "stage": r.stage, "keys": list[Json](r.keys)}
-                for r in self.reads
-            ],
-        }
+        found = json.loads(json.dumps(asdict(self)))  # lists in the place of tuples
+        for stage in found["stages"]:
+            stage["stage"] = stage.pop("number")
+        return dict[str, Json](found)
 
     def to_dot(self) -> str:
         """The graph in Graphviz's language: a cluster for each stage, dashed arrows for exchanges, dotted ones from a state
-        to what reads it.
+        to its readers.
         """
         lines = [f"digraph {_quoted(self.topology)} {{", "  rankdir=LR;", "  node [shape=box];"]
         for stage in self.stages:
@@ -196,13 +154,13 @@ class Explanation:
         for origin, to, label in self._arrows():
             style = f" [style=dashed, label={_quoted(label)}]" if label else ""
             lines.append(f"  {_quoted(origin)} -> {_quoted(to)}{style};")
-        for read in self.reads:  # against the order of the stages, which it has no part in
+        for read in self.reads:  # these may point back and do not order the stages
             style = f"style=dotted, constraint=false, label={_quoted(_read_label(read))}"
             lines.append(f"  {_quoted(read.state)} -> {_quoted(read.component)} [{style}];")
         return "\n".join([*lines, "}", ""])
 
     def _arrows(self) -> list[tuple[str, str, str]]:
-        """From, to, and what an exchange does (empty where there is none)."""
+        """From, to, and the label of an exchange (empty where there is none)."""
         over = [(e.origin, e.component, f"{e.grouping} {', '.join(e.keys)}".strip()) for e in self.exchanges]
         crossed = {(origin, to) for origin, to, _ in over}
         fused = [
@@ -215,16 +173,14 @@ class Explanation:
         return [*fused, *over, *((s.component, s.name, "") for s in self.sinks)]
 
     def to_svg(self) -> str:
-        """The graph as a picture: a column for each stage, dashed arrows for exchanges, dotted ones from a state to what
-        reads it.
-        """
+        """The graph as an SVG picture: a column for each stage, arrows as in `to_dot`."""
         return _svg(self)
 
 
 def explain(
     topology: TopologyGraph, guarantee: Guarantee | str | None = None, *, parallelism: int | None = None
 ) -> Explanation:
-    """What a topology compiles to. `parallelism` is the engine's number of tasks, where it is known.
+    """What a topology compiles to. `parallelism` is the engine's number of tasks, if known.
 
     Raises:
         TopologyError: it cannot run under this guarantee (default: its own, else exactly-once).
@@ -293,9 +249,8 @@ def _places(plan: Plan) -> dict[str, int]:
             if entry.edge is None or entry.edge.group is not None:
                 found[entry.component] = number
         for node in stage.nodes.values():
-            component = getattr(node, "component", None)
-            if isinstance(component, str) and hasattr(node, "children"):
-                found[component] = number
+            if isinstance(node, OperationNode | BoltNode | GatherNode | JoinNode):
+                found[node.component] = number
     return found
 
 
@@ -458,7 +413,7 @@ def _svg(explanation: Explanation) -> str:
 
 
 def _back(x1: int, y1: int, x2: int, y2: int) -> str:
-    """A path from a state to the right side of what reads it: from its own right side, or its left one if it is behind."""
+    """A path from a state to the right side of its reader: from the state's right side, or from its left if it is behind."""
     if x1 > x2 + _WIDTH:
         middle = (x1 + x2 + _WIDTH) // 2
         return f"M{x1},{y1} C{middle},{y1} {middle},{y2} {x2 + _WIDTH},{y2}"

@@ -1,4 +1,4 @@
-"""One batch in flight: which attempt it is at, what came of it, and how long each step took."""
+"""One batch in flight: its attempt, its outcome, and how long each step took."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Flight:
     attempts: Attempts | None = None
     attempt: int = 1
     job: JobKey | None = None
-    """The job that runs for it."""
+    """Its running job."""
     outcome: Outcome | None = None
-    """What came of its attempts; None while one of them runs."""
+    """The outcome of its attempts; None while one of them runs."""
     ready_s: float = 0.0
     """When its last job ended."""
     committing: dict[str, SinkWork] | None = None
-    """What its sinks are adopting just now."""
+    """The work that its sinks are adopting; None before the commit begins."""
 
     steps_ms: dict[str, float] = field(default_factory=dict[str, float])
 
     @contextmanager
     def timed(self, clock: Clock, step: str) -> Generator[None]:
-        """Add the time inside to a step's."""
+        """Add the time within this context to a step's time."""
         started_s = clock.monotonic_s()
         try:
             yield
@@ -54,7 +54,7 @@ class Flight:
             self.steps_ms[step] = self.steps_ms.get(step, 0.0) + (clock.monotonic_s() - started_s) * 1000
 
     def result(self, state: TxnState, failed: Sequence[FailedIn] = (), tuples: int = 0) -> BatchResult:
-        """What became of it."""
+        """The batch's result, once it has ended."""
         reasons = Counter(f.failure.reason.value for f in failed if f.failure.counted)
         return BatchResult(
             txid=self.opened.txid,
@@ -70,13 +70,13 @@ class Flight:
         )
 
     def sample(self, ended_s: float) -> Sample:
-        """What the tuner learns from it."""
+        """The batch as the tuner sees it."""
         slice_ = self.opened.slice
         return Sample(
             messages=slice_.expected.messages,
             latency_s=ended_s - self.started_s,
             ended_s=ended_s,
-            # A slice may be cut a little short of its limit, by the source's own bounds or by bytes.
+            # A source may cut a slice a little short of the limit.
             full=not slice_.retry
             and (slice_.expected.messages >= FULL * self.limit.messages or slice_.bytes >= FULL * self.limit.bytes),
             setting=self.setting,

@@ -1,7 +1,7 @@
 """The least rights in the ledger's database for each kind of role, as SQL and as checks.
 
-One list serves `stormproof ledger sql --grants`, which prints the statements, and `stormproof doctor`, which looks whether
-the role at hand has them.
+One list serves `stormproof ledger sql --grants`, which prints the statements, and `stormproof doctor`, which checks that
+the present role has them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Grant:
         return f"GRANT {', '.join(self.rights)} ON {on} TO {quoted(role)};"
 
     def future_sql(self, role: str, maker: str | None) -> str:
-        """For what `maker` (None: who runs it) makes later."""
+        """The statement for objects that `maker` (None: the role that runs the statement) makes later."""
         of = "" if maker is None else f" FOR ROLE {quoted(maker)}"
         rights, kinds = ", ".join(self.rights), f"{self.kind.upper()}S"
         return f"ALTER DEFAULT PRIVILEGES{of} IN SCHEMA {self.schema} GRANT {rights} ON {kinds} TO {quoted(role)};"
 
     @property
     def is_of_all(self) -> bool:
-        """Whether it is of all tables, or of all sequences, of a schema."""
+        """Whether it is on all tables or all sequences of a schema."""
         return self.kind != "schema" and self.name is None
 
     @property
@@ -53,7 +53,7 @@ class Grant:
         return f"{self.schema}.{self.name}"
 
     def lacking(self, connection: psycopg.Connection[Any]) -> list[str]:
-        """What the connection's role does not have of it, as ``RIGHT on OBJECT``."""
+        """The rights of this grant that the connection's role lacks, as ``RIGHT on OBJECT``."""
         if self.kind == "schema":
             objects = [(self.schema,)]
         else:
@@ -106,9 +106,9 @@ GRANTS: Final[dict[RoleKind, Sequence[Grant]]] = {
 
 
 def grants_sql(role: str, kind: RoleKind, driver: str | None = None) -> Generator[str]:
-    """The statements, to be run by a superuser or by the owner of schema and queues, after `ledger migrate`.
+    """The statements, which a superuser or the owner of schema and queues runs after `ledger migrate`.
 
-    `driver` is the role that makes queues: what it makes later is granted, too.
+    `driver` is the role that makes queues: the rights are granted on what it makes later, too.
     """
     yield f"-- Stormproof: the least rights of a {kind}. Run them after stormproof ledger migrate, as a superuser,"
     yield f"-- or as the owner of schema {SCHEMA} and of the queues in schema {MESSAGE_SCHEMA}."
@@ -135,5 +135,5 @@ def grants_sql(role: str, kind: RoleKind, driver: str | None = None) -> Generato
 
 
 def lacking(connection: psycopg.Connection[Any], kind: RoleKind) -> list[str]:
-    """What the connection's role lacks to be one of this kind."""
+    """The rights that the connection's role lacks to be a role of this kind."""
     return [one for grant in GRANTS[kind] for one in grant.lacking(connection)]

@@ -1,4 +1,4 @@
-"""The long work of batches in flight, jobs and commits: done on threads of its own, or in turn; and their leases."""
+"""Runs the jobs and commits of batches in flight, on threads or in turn, and keeps the leases of those that wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from stormproof.core.errors import Fenced, TransientError
 from stormproof.core.source.protocol import Lease, Source
@@ -22,7 +22,7 @@ Work: TypeAlias = Callable[[], "JobResult | SinkAnswers"]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a piece of work: what it gave, or what it raised."""
+    """The end of a piece of work: what it returned, or what it raised."""
 
     txid: int
     result: JobResult | SinkAnswers | None = None
@@ -30,42 +30,51 @@ class Ended:
 
 
 class Jobs(Protocol):
-    """Does the work of several batches: their jobs, and their commits; used by one thread."""
+    """Does the work of several batches, their jobs and commits. One thread uses it."""
+
+    on_threads: ClassVar[bool]
+    """Whether work runs while the caller does something else."""
 
     def start(self, txid: int, work: Work) -> None:
         """Have a piece of work done. A batch has one at a time."""
         ...
 
     def wait(self, timeout_s: float | None) -> Ended | None:
-        """The next piece that ends; None where none did in this time (seconds; None: for ever), or none runs."""
+        """Wait for the next end; None where nothing ended within `timeout_s` (None: no limit), or nothing was started."""
         ...
 
     @property
     def running(self) -> int:
-        """How many were started whose end was not waited for yet."""
+        """The number of pieces that were started and whose end `wait` has not returned yet."""
+        ...
+
+    def drop_queued(self) -> None:
+        """Forget the work that has not begun."""
         ...
 
     def close(self) -> None:
-        """Start no more. What still runs is not waited for."""
+        """Start no more; work that runs is not waited for."""
         ...
 
 
 class JobsInTurn:
-    """Does a piece of work when its end is waited for, in this very thread: the oldest, or one that `rng` picks.
+    """Does a piece of work when its end is waited for, in the caller's thread: the oldest, or one that `rng` picks.
 
-    With one batch in flight there is nothing to gain from threads; with several it makes every order of ends reproducible.
+    With one batch in flight threads gain nothing; with several, every order of ends is reproducible.
     """
+
+    on_threads: ClassVar[bool] = False
 
     def __init__(self, rng: Random | None = None) -> None:
         self._rng = rng
         self._waiting: list[tuple[int, Work]] = []
 
     def start(self, txid: int, work: Work) -> None:
-        """Put it in line."""
+        """Queue it."""
         self._waiting.append((txid, work))
 
     def wait(self, timeout_s: float | None) -> Ended | None:
-        """Run one to its end. What it raises goes through."""
+        """Run one piece to its end. What it raises is raised."""
         del timeout_s
         if not self._waiting:
             return None
@@ -74,16 +83,22 @@ class JobsInTurn:
 
     @property
     def running(self) -> int:
-        """How many are in line."""
+        """The number of queued pieces."""
         return len(self._waiting)
 
+    def drop_queued(self) -> None:
+        """Forget all of them."""
+        self._waiting.clear()
+
     def close(self) -> None:
-        """Drop what has not run."""
+        """Forget all of them."""
         self._waiting.clear()
 
 
 class JobsOnThreads:
     """Does each piece of work on one of `number` threads, which end with the process at the latest."""
+
+    on_threads: ClassVar[bool] = True
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -93,7 +108,7 @@ class JobsOnThreads:
         self._running = 0
 
     def start(self, txid: int, work: Work) -> None:
-        """Start it, or put it in line where all threads are busy."""
+        """Start it, or queue it where all threads are busy."""
         if not self._threads:
             self._threads = [
                 threading.Thread(target=self._work, name=f"stormproof-job-{i}", daemon=True)
@@ -109,7 +124,7 @@ class JobsOnThreads:
             txid, work = todo
             try:
                 ended = Ended(txid, work())
-            except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits, which else waits for ever
+            except BaseException as error:  # noqa: BLE001 - the waiting thread raises it; unreported, that one would wait for ever
                 ended = Ended(txid, error=error)
             self._ends.put(ended)
 
@@ -126,14 +141,19 @@ class JobsOnThreads:
 
     @property
     def running(self) -> int:
-        """How many run, or have ended unnoticed."""
+        """The number of pieces that are queued, run, or have ended unnoticed."""
         return self._running
 
-    def close(self) -> None:
-        """Let the threads end when their jobs do; what is in line is dropped."""
+    def drop_queued(self) -> None:
+        """Forget the work that no thread has taken."""
         with suppress(queue.Empty):
             while True:
                 self._todo.get_nowait()
+                self._running -= 1
+
+    def close(self) -> None:
+        """Let the threads end when their jobs do, and forget queued work."""
+        self.drop_queued()
         for _ in self._threads:
             self._todo.put(None)
         self._threads = []
@@ -142,9 +162,8 @@ class JobsOnThreads:
 class WaitingLeases:
     """Extends the leases of batches whose job is done and whose turn to commit has not come.
 
-    A thread of its own, since the driver's thread may sit in a slow step; for the same reason it is the job's own thread
-    that hands a lease over to it. A lease that turns out to be lost is let go: the prepare step will say so, and by whose
-    doing.
+    It has a thread of its own, since the driver's thread may be in a slow step; for the same reason the job's thread hands
+    its lease over. A lost lease is let go: the prepare step will raise, and name the other owner.
     """
 
     def __init__(self, source: Source) -> None:
@@ -155,7 +174,7 @@ class WaitingLeases:
         self._thread: threading.Thread | None = None
 
     def keep(self, lease: Lease) -> None:
-        """Extend it from now on, every third of its length. Any thread may call it."""
+        """Extend a lease from now on, every third of its length. Any thread may call this."""
         with self._lock:
             self._leases[lease.owner] = lease
             if self._thread is None and not self._done.is_set():
@@ -165,14 +184,14 @@ class WaitingLeases:
                 self._thread.start()
 
     def let_go(self, lease: Lease) -> None:
-        """No more; when it returns, no extension of it is under way."""
+        """Extend a lease no more; on return no extension of it is under way."""
         with self._lock:
             self._leases.pop(lease.owner, None)
 
     def _extend_all(self, every_s: float) -> None:
         while not self._done.wait(every_s):
             for owner in list(self._leases):
-                with self._lock:  # for one call, not for all: who lets go waits for it
+                with self._lock:  # for one call, not for all of them: `let_go` waits for it
                     lease = self._leases.get(owner)
                     if lease is None:
                         continue
@@ -181,7 +200,7 @@ class WaitingLeases:
                     except Fenced:
                         del self._leases[owner]
                     except TransientError:
-                        continue  # the next turn tries again; the lease may lapse meanwhile, which prepare finds out
+                        continue  # the next turn tries again; where the lease lapses meanwhile, prepare raises
 
     def close(self) -> None:
         """End the thread, for good."""

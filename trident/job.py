@@ -1,4 +1,4 @@
-"""One attempt's job under its lease: run, watched, and cancelled where it hangs."""
+"""Runs one attempt's job under its lease: watched, and cancelled where it hangs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from stormproof.trident.options import RunOptions
 
 
 def on_its_thread(keeper: LeaseKeeper) -> AbstractContextManager[object]:
-    """Have a keeper look at its job on the keeper's own thread."""
+    """The keeper itself: it looks at its job on a thread of its own."""
     return keeper
 
 
 def noted_in_hand(job: Job) -> tuple[int, ...]:
-    """The messages that the job's tasks noted as in hand, where it has a folder for that."""
+    """The messages that the job's tasks had in hand, as they noted in its folder; none without a folder."""
     return () if job.pulse is None else suspects(job.pulse)
 
 
@@ -34,8 +34,8 @@ def noted_in_hand(job: Job) -> tuple[int, ...]:
 class Watch:
     """How the jobs of one driver are watched: see `LeaseKeeper`.
 
-    `pulse_root` is the folder in which each job gets one of its own. `keeping` has a keeper look while a job runs, and
-    `in_hand` says which messages a job that died had in hand: a simulation does both in virtual time.
+    `pulse_root` is the folder in which each job gets its own. `keeping` gives the context in which a keeper looks while its
+    job runs, and `in_hand` the messages that a dead job had in hand; a simulation replaces both, for virtual time.
     """
 
     message_timeout_s: float = 30.0
@@ -47,7 +47,7 @@ class Watch:
 
     @staticmethod
     def of(plan: Plan, options: RunOptions) -> Watch:
-        """As the run's options say; the topology's own message timeout beats theirs."""
+        """By the run's options; the topology's own message timeout beats theirs."""
         timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
         return Watch(timeout_s, options.start_timeout_s, options.pulse_root)
 
@@ -55,12 +55,12 @@ class Watch:
 def run_watched(
     engine: Engine, job: Job, source: Source, lease: Lease | None, watch: Watch, clock: Clock
 ) -> JobReport | JobDied:
-    """Run a job while its lease is kept; how it died, and with which messages in hand, where it ends without a report.
+    """Run a job while its lease is kept. Its report; or how it died, and the messages that it had in hand.
 
-    `lease` is None where there is none to keep: its messages were confirmed before.
+    `lease` is None under at-most-once: the messages are confirmed already.
 
     Raises:
-        TransientError: the lease ran out, or no task of the job ever ran: no message is to blame.
+        TransientError: the lease ran out, or no task of the job ever ran; no message is to blame.
     """
     with job_folder(watch.pulse_root, job.incarnation, job.txid, job.attempt) as folder:
         job = replace(job, pulse=folder)

@@ -1,4 +1,4 @@
-"""Keeps a slice's lease alive while its job moves on, and cancels a job that hangs."""
+"""Keeps a slice's lease while its job makes progress, and cancels a job that hangs."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ CANCEL_AGAIN_S = 0.5
 """A job that was just starting may have missed the first cancel."""
 
 PAUSED_S = 5.0
-"""The driver itself stood still for so long between two looks: what it did not see move may have moved."""
+"""After so long between two looks the driver itself was suspended; jobs may have moved unseen."""
 
 
 class LastMove:
-    """When any job of one driver was last seen to move: jobs that wait for room behind it are not stalled."""
+    """When any job of one driver last made progress: jobs that wait for a free slot behind it are not stalled."""
 
     def __init__(self) -> None:
         self.at_s = -math.inf
 
 
 class LeaseKeeper:
-    """A context in which a lease is extended every third of its length, for as long as the job moves on.
+    """A context in which a lease is extended every third of its length, as long as the job makes progress.
 
     `cancel` ends the job, from the keeper's own thread.
 
-    Where `pulse` names the job's folder, moving on is what its tasks write there. A job in which some task runs and none
-    has moved for `message_timeout_s` hangs: it is cancelled, and `timed_out` says so. A live job may take as long as it
-    needs. While no task runs (Spark is starting, a stage ends and the next has not begun), and while the source's store
-    does not answer, nobody hangs: then `start_timeout_s` is the bound, and `stalled` says that no message is to blame.
-    A job of which no task runs may wait for room behind another that `moves` knows: its time counts from that one's move.
+    Where `pulse` names the job's folder, its tasks write their progress there. A job in which some task runs and none makes
+    progress for `message_timeout_s` hangs: it is cancelled, and `timed_out` is set. A job that makes progress may take as
+    long as it needs. While no task runs (Spark starts, or is between two stages), and while the source's store does not
+    answer, `start_timeout_s` is the bound instead, and `stalled` is set: no message is to blame. A job without a running
+    task may wait for a free slot behind another job; its time counts from the last progress in `moves`.
 
-    Without `pulse` nothing shows whether the job moves: it may take `message_timeout_s` in all.
+    Without `pulse` progress cannot be seen: the job may take `message_timeout_s` in all.
 
-    When the lease turns out not to be ours any more, the job is cancelled, too (`lapsed`). A store that does not answer
-    is tried again at the next turn, until the lease lapses: the prepare step will then say so. `lease` is None where there
-    is none to keep: under at-most-once the messages were confirmed when they were opened.
+    When the lease is lost, the job is cancelled, too, and `lapsed` is set. A store that does not answer is tried again at
+    the next turn, until the lease lapses; the prepare step will then raise. `lease` is None where there is none to keep:
+    under at-most-once the messages were confirmed when they were opened.
 
-    *Not guaranteed*: a task that hangs while others move is noticed only when those are done.
+    *Not guaranteed*: a task that hangs while others make progress is noticed only when those are done.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class LeaseKeeper:
             self._cancel()
 
     def look(self) -> bool:
-        """One look at the job and the lease, which the keeper's thread takes at least once a second.
+        """Look at the job and extend the lease if that is due; the keeper's thread calls this at least once a second.
 
-        False where the job is to be cancelled; then one of `timed_out`, `stalled` and `lapsed` says why.
+        False if the job is to be cancelled; then one of `timed_out`, `stalled` and `lapsed` is set.
         """
         now_s = self._clock.monotonic_s()
         if self._pulse is not None and (self._has_moved() or now_s - self._looked_at_s >= PAUSED_S):
@@ -129,7 +129,7 @@ class LeaseKeeper:
             before, self._seen = self._seen, progress(self._pulse)
         except OSError as error:
             log.warning("the progress in %s could not be read: %s", self._pulse, error)
-            before, self._seen = self._seen, Progress()  # as if no task ran: who cannot see blames nobody
+            before, self._seen = self._seen, Progress()  # as if no task ran: no message is blamed unseen
         return self._seen != before
 
     def _extend(self, lease: Lease, now_s: float) -> bool:
@@ -142,7 +142,7 @@ class LeaseKeeper:
             log.warning("lease of %s could not be extended: %s", lease.owner, error)
             self._store_away = True
             return True
-        if self._store_away:  # what waited for it goes on now
+        if self._store_away:  # tasks that waited for it go on now
             self._moved_at_s, self._store_away = now_s, False
         self._extended_at_s = now_s
         return True

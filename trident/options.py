@@ -1,4 +1,4 @@
-"""`RunOptions`: how one run of a topology goes about it."""
+"""`RunOptions`: how a topology is run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from stormproof.core.source.protocol import Limit
 class RunOptions:
     """How a topology is run.
 
-    `lease_s` is how long a slice stays ours without a sign of life. `pulse_root` is a folder that executors and driver
-    reach, where jobs say how far they are: one that shows no progress for `message_timeout_s` (a topology's own wins),
-    or that has no task running for `start_timeout_s`, is cancelled. Without the folder a job may take
-    `message_timeout_s` in all. `outage_s` is how long a store may stay away before the run gives up. `until_idle` ends
-    the run once nothing is left to read, no retry among it. At most `max_batches_in_flight` batches are in
-    flight; each holds as many messages and bytes as `limit` says. Where a `latency_target_s` is given, both are upper
-    bounds, and tuned while running (`stormproof.trident.latency_tuner`). Without `max_batches_in_flight` that is one
-    batch, with a `latency_target_s` up to four.
+    A slice's lease lapses `lease_s` after its last extension. `pulse_root` is a folder that executors and driver reach,
+    where jobs write their progress: a job without progress for `message_timeout_s` (a topology's own wins), or without a
+    running task for `start_timeout_s`, is cancelled. Without the folder a job may take `message_timeout_s` in all. A run
+    gives up when a store has been away for `outage_s`. `until_idle` ends the run once nothing is left to read and no retry
+    is due. At most `max_batches_in_flight` batches are in flight: by default one, with a `latency_target_s` up to four.
+    `limit` bounds the messages and bytes of each. Under a `latency_target_s` both bounds are upper limits of what
+    `stormproof.trident.latency_tuner` chooses while running.
     """
 
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE

@@ -1,4 +1,4 @@
-"""Outlasting outages: a step is tried again until its stores answer, within a budget of time."""
+"""Outlasts outages: tries a step again until its stores answer, within a budget of time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _DOUBLINGS_MAX: Final = 32
 class _Budget:
     """The time that stores were away since the last progress.
 
-    Between a recovery that went through and the next store that is away, stores answer: that time is not spent. Of any
-    other transient error (a lease that runs out, a job that never starts) it is: else such an error, which comes again
-    after each recovery, would be tried for as long as its jobs take.
+    The time between a successful recovery and the next outage is not spent, since the stores answered then. Before any
+    other transient error (a lease that runs out, a job that never starts) it is spent: otherwise such an error, which
+    returns after each recovery, would be retried without end.
     """
 
     def __init__(self, options: RunOptions, clock: Clock) -> None:
@@ -38,7 +38,7 @@ class _Budget:
         """Tries since the last progress."""
 
     def failed(self, state: tenacity.RetryCallState) -> None:
-        """Note a failure: the stores are away from here on, if they were not."""
+        """Note a failure: from here on the stores are away."""
         now_s = self._clock.monotonic_s()
         error = None if state.outcome is None else state.outcome.exception()
         if self._answered_at_s is not None and not isinstance(error, StoreUnavailable):
@@ -49,7 +49,7 @@ class _Budget:
         self.tries = state.attempt_number - self._tries_before
 
     def answered(self, tries: int, *, progress: bool) -> None:
-        """Note a recovery that went through; with progress the budget begins anew."""
+        """Note a successful recovery; with progress the budget begins anew."""
         now_s = self._clock.monotonic_s()
         if self._away_since_s is not None:
             self._spent_s += now_s - self._away_since_s
@@ -59,7 +59,7 @@ class _Budget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the stores were away for as long as they may be."""
+        """Whether the stores have been away for as long as allowed."""
         away_s = 0.0 if self._away_since_s is None else self._clock.monotonic_s() - self._away_since_s
         return self._spent_s + away_s >= self._outage_s
 
@@ -82,14 +82,14 @@ def outlasting_outages(
     """Call `step` until it raises no transient error, with exponential backoff.
 
     Before each further try `let_go` drops every connection, since one outage makes all of them stale, and `recover` finds
-    out what was decided; it says whether it made progress (a batch was committed).
+    out what was decided; it returns whether it made progress (a batch was committed).
 
     The budget is `outage_s` seconds of stores that are away, from the first failure on. It begins anew with progress, and
-    an outage that follows a recovery which went through counts by its own length. A step may take long: its time is not
-    counted where it then fails because a store is away.
+    after a successful recovery only the next outage itself counts: the time of a long step that fails because a store is
+    away does not.
 
     Raises:
-        TransientError: the last one, once the budget is spent, or `stopping` says that nobody waits.
+        TransientError: the last one, once the budget is spent or `stopping` returns true.
     """
     budget = _Budget(options, clock)
     attempts = 0

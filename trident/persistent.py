@@ -1,9 +1,13 @@
-"""What `persistent_aggregate` needs beside the aggregate: the key of a result for all tuples, and how a state merges."""
+"""The parts of `persistent_aggregate`: the key of a result for all tuples, and how a state merges users' combiners."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregators import (
@@ -19,30 +23,23 @@ from stormproof.core.graph.topology import TopologyGraph
 from stormproof.trident.aggregate import OneResult, SeveralResults
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
-
     from stormproof.trident.state.protocol import Merge, StateFactory
 
 _AnyResult = TypeVar("_AnyResult", bound=OneResult | SeveralResults)
 
 EVERYTHING: Final = "everything"
-"""The key of what is aggregated without one."""
+"""The key of an aggregate that has none."""
 
 
 def everything(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-    """The rows with one key for all."""
-    import numpy as np
-    import pyarrow as pa
-
+    """The rows with the same key for all, as an operation on record batches gives them."""
     columns = [*rows.columns, pa.repeat(True, rows.num_rows)]
     made = pa.RecordBatch.from_arrays(columns, names=[*rows.schema.names, EVERYTHING])
     return made, np.arange(rows.num_rows)
 
 
 def over(aggregate: _AnyResult, fields: tuple[str, ...]) -> _AnyResult | UserAggregate:
-    """The aggregate, of these fields where it names none."""
+    """The aggregate; where it names no fields, over these."""
     if isinstance(aggregate, UserAggregate):
         return aggregate if aggregate.fields else replace(aggregate, fields=fields)
     if isinstance(aggregate, (CombinerAggregator, ReducerAggregator, Aggregator)):
@@ -51,14 +48,12 @@ def over(aggregate: _AnyResult, fields: tuple[str, ...]) -> _AnyResult | UserAgg
 
 
 def with_key(schema: pa.Schema) -> pa.Schema:
-    """The fields with the one key for all behind them."""
-    import pyarrow as pa
-
+    """The fields, and behind them the key `everything`."""
     return pa.schema([*schema, pa.field(EVERYTHING, pa.bool_())])
 
 
 def own_merges(topology: TopologyGraph, aggregate: str) -> dict[str, Merge]:
-    """How the results of users' combiners in a persistent aggregate are merged into what is held."""
+    """For each result of a user's combiner in a persistent aggregate, how a state merges it into what it holds."""
     from stormproof.trident.state.merge import RowMerge
 
     (component,) = (c for c in topology.components if c.name == aggregate)
@@ -67,7 +62,11 @@ def own_merges(topology: TopologyGraph, aggregate: str) -> dict[str, Merge]:
 
 
 def require_state(component: str, state: StateFactory | None, name: str | None) -> None:
-    """Raise TopologyError where what a persistent aggregate is to be kept in is no state, or has a name without one."""
+    """Check the state of a persistent aggregate and its name.
+
+    Raises:
+        TopologyError: it is no state, its name cannot be one, or there is a name without a state.
+    """
     where = f"persistent_aggregate after {component!r}"
     if state is not None:
         from stormproof.trident.state.checks import require_factory

@@ -1,4 +1,4 @@
-"""What a run asks of its machines before the first batch, and again once one of them had lacked something."""
+"""Checks the machines of a run before the first batch, and again after one of them lacked something."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stormproof.core.source.protocol import Source
 
 
 class Preflight:
-    """Asks every slot of an engine for what each task of this run will need: the package and the user's functions, the
-    folders that it writes, the databases that it reads. Called again, it asks again.
+    """Checks in every slot of an engine what each task of this run will need: the package and the user's functions, the
+    folders that it writes, and the databases that it reads.
 
     `functions` are the topology's, as `stormproof.core.engine.shipping.require_shippable` packed them.
     """
@@ -28,11 +28,11 @@ class Preflight:
                 self._folders.append((f"the folder of sink {spec.name!r}", folder))
 
     def __call__(self) -> None:
-        """Ask, as one small job.
+        """Run all checks, as one small job.
 
         Raises:
             MachineUnfit: a machine cannot run tasks; names it, and what to do. No message was opened.
-            MachineUnavailable, StoreUnavailable: one lacks what may come back.
+            MachineUnavailable, StoreUnavailable: something is missing that may come back.
         """
         with marked(self._folders) as folders:
             package, functions = PackageProbe(package_fingerprint()), UnpickleProbe(self._functions)

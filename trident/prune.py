@@ -1,21 +1,23 @@
-"""Takes out of the ledger what is older than a horizon and what neither a sink nor the audit needs any more.
+"""Removes from the ledger what is older than a horizon and what neither a sink nor the audit needs any more.
 
-A prefix of the txids goes, up to the first that has not ended, or ended within the horizon; the audit then begins behind it
-and says so. What stays of the prefix: for each sink its last committed row (it is PREV of the next one, and what the sink
-is held against), whatever concerns a message that waits, is a dead letter or was opened again since, the batches whose
-slices say how far the source was read, and every reject, skip and word of an operator. Of a streaming query's micro-batches
-stays what says where it began and where it stands: see `stormproof.trident.ledger.streams.Forgettable`.
+A prune removes a prefix of the txids, up to the first that has not ended, or ended within the horizon; the audit then begins
+behind it and says so. These rows of the prefix stay: each sink's last committed one (it is PREV of the next one, and the
+sink is compared with it), those of a message that waits, is a dead letter or was opened again since, the batches whose
+slices say how far the source was read, and every reject and decision of an operator. Of a streaming query's micro-batches
+the first and the last stay: see `stormproof.trident.ledger.streams.Forgettable`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from stormproof.core.errors import Json
 from stormproof.core.pending.rows import Subscriber
@@ -27,7 +29,7 @@ from stormproof.trident.audit.source import PendingEvidence, SourceReader, store
 from stormproof.trident.audit.streams import place_of
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import Event, Run, Txn, to_event, to_txn
+from stormproof.trident.ledger.rows import Run, Txn, to_event, to_txn
 from stormproof.trident.ledger.streams import Forgettable, forget
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction import EventKind
@@ -41,14 +43,15 @@ if TYPE_CHECKING:
 MAX_MESSAGE: Final = 2**63 - 1
 
 _FORGOTTEN: Final = (EventKind.ATTEMPT_FAILED, EventKind.SUPPRESSED, EventKind.HALVED, EventKind.STOPPED)
-"""Events of a batch that go with it. What a person decided, what was rejected and what was blocked stays."""
+"""Events of a batch that are removed with it. Operators' decisions, rejects and blocks stay."""
 
 _FORGOTTEN_RUNS: Final = (EventKind.RECOVERY, EventKind.TAKE_OVER, EventKind.START_REFUSED)
+"""Events of a run, which belong to no batch: removed where they are older than the horizon."""
 
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What a prune removed, or under `dry_run` would remove: the record is complete behind txid `upto` only."""
+    """What a prune removed, or with `dry_run` would remove, as rows by table. The record is complete behind txid `upto`."""
 
     topology: str
     upto: int
@@ -62,7 +65,7 @@ class PruneReport:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Where the rows of micro-batches are messages: the subscription, and its lowest message that is in no ended batch."""
+    """Of a topology whose messages are the rows of micro-batches: the subscription, and its lowest unresolved message."""
 
     who: Subscriber
     unresolved: int
@@ -85,11 +88,13 @@ def prune(
     chunk_txids: int = CHUNK_TXIDS,
     between: Callable[[int], None] = lambda _: None,
 ) -> PruneReport:
-    """Prune one topology; a driver may run meanwhile. May be killed at any point, and repeated. `between`: after each chunk.
+    """Prune one topology; a driver may run meanwhile. A prune may be killed at any point, and repeated.
+
+    `between` is called after each chunk of `chunk_txids` batches, with the last txid that is pruned.
 
     Raises:
         UsageError: the ledger knows no such topology.
-        StoreUnavailable: the ledger's database does not answer; what was removed by then stays removed.
+        StoreUnavailable: the ledger's database does not answer; the chunks before stay removed.
     """
     with audit.snapshot() as snapshot:
         row = snapshot.topology(topology)
@@ -103,42 +108,25 @@ def prune(
         if isinstance(evidence, PendingEvidence) and evidence.who.kind == FileSource.KIND:
             files = _Files(evidence.who, evidence.lowest_unresolved())
         is_fed = place_of(snapshot.connection, row.incarnation) is not None
-    run = Run(topology, row.incarnation, row.epoch)
     removed: Counter[str] = Counter()
-    job = _Job(ledger, run, target, alive, evidence, by, ended_before, now, dry_run=dry_run)
+    job = _Job(
+        ledger, audit, topology, row.incarnation, target, alive, evidence, by, ended_before, now, dry_run=dry_run
+    )
     upto = before
     while upto < target:
         low, upto = upto + 1, min(upto + chunk_txids, target)
-        job.run = Run(topology, row.incarnation, _epoch(audit, topology))
-        try:
-            with ledger.transaction(job.run) as tx:
-                removed += job.chunk(tx, low, upto, removed)
-                if dry_run:
-                    raise _DryRun
-        except _DryRun:
-            pass
+        with job.transaction() as tx:
+            removed += job.chunk(tx, low, upto, removed)
         between(upto)
     after: int | None = 0 if is_fed else None
     while after is not None:
-        job.run = Run(topology, row.incarnation, _epoch(audit, topology))
-        try:
-            with ledger.transaction(job.run) as tx:
-                after = job.micro_batches(tx, upto, files, after, chunk_txids, removed)
-                if dry_run:
-                    raise _DryRun
-        except _DryRun:
-            pass
+        with job.transaction() as tx:
+            after = job.micro_batches(tx, upto, files, after, chunk_txids, removed)
     return PruneReport(topology, upto, before, ended_before, dict(removed), len(job.kept), dry_run, by)
 
 
-def _epoch(audit: AuditLedger, topology: str) -> int:
-    """Read before each chunk: a driver may start meanwhile."""
-    with audit.snapshot() as snapshot:
-        return snapshot.topology(topology).epoch
-
-
 def _target(connection: sa.Connection, incarnation: str, ended_before: datetime) -> int:
-    """The last txid of the prefix that may go. The highest of all stays: the next one is counted from it."""
+    """The last txid of the prefix that may be removed. The highest txid stays, since the next one is counted from it."""
     c = t.txn.c
     first_needed = connection.execute(
         sa.select(sa.func.min(c.txid)).where(
@@ -155,7 +143,9 @@ class _Job:
     def __init__(
         self,
         ledger: Ledger,
-        run: Run,
+        audit: AuditLedger,
+        topology: str,
+        incarnation: str,
         target: int,
         alive: frozenset[str],
         evidence: SourceEvidence | None,
@@ -165,9 +155,11 @@ class _Job:
         *,
         dry_run: bool,
     ) -> None:
-        self.run = run
         self.kept: set[int] = set()
         self._ledger = ledger
+        self._audit = audit
+        self._topology = topology
+        self._incarnation = incarnation
         self._target = target
         self._dry_run = dry_run
         self._alive = alive
@@ -178,17 +170,25 @@ class _Job:
         self._recorded: int | None = None
         self._gone: set[str] = set()
 
+    @contextmanager
+    def transaction(self) -> Generator[Tx]:
+        """A transaction under the present driver's epoch, since one may start meanwhile; a dry run rolls it back."""
+        with self._audit.snapshot() as snapshot:
+            run = Run(self._topology, self._incarnation, snapshot.topology(self._topology).epoch)
+        with suppress(_DryRun), self._ledger.transaction(run) as tx:
+            yield tx
+            if self._dry_run:
+                raise _DryRun
+
     def chunk(self, tx: Tx, low: int, high: int, so_far: Counter[str]) -> Counter[str]:
         """Remove what may go of the txids from `low` to `high`, and record how far the prune has come."""
         removed: Counter[str] = Counter()
         within = sa.between(t.txn.c.txid, low, high)
-        gone = self._messages(tx, low, high)
-        furthest = self._furthest_of(tx, low, high)
+        gone, needed = self._messages(tx, low, high)
+        furthest = self._furthest(tx, t.txn.c.txid <= high)
         outrun = self._outrun(tx, low, furthest)
-        needed = self._needed(tx, low, high, gone) | furthest
-        removed["event"] = self._delete(
-            tx, t.event, t.event.c.message.in_(sorted(gone)), t.event.c.kind.in_([k.value for k in MESSAGE_EVENTS])
-        )
+        needed |= furthest
+        removed["event"] = self._delete(tx, t.event, self._of_messages(_among(t.event.c.message, gone)))
         removed["event"] += self._delete(
             tx, t.event, sa.between(t.event.c.txid, low, high), t.event.c.kind.in_([k.value for k in _FORGOTTEN])
         )
@@ -206,12 +206,12 @@ class _Job:
             for sink, txid in self._anchors(tx, high)
         ]
         removed["txn_sink"] = self._delete(tx, t.txn_sink, sa.between(t.txn_sink.c.txid, low, high), *not_anchors)
-        if not self._dry_run:  # the anchors of earlier chunks and prunes, where this one has others
+        if not self._dry_run:  # the anchors of earlier chunks and prunes that are anchors no more
             removed["txn_sink"] += self._delete(tx, t.txn_sink, t.txn_sink.c.txid < low, *not_anchors)
         removed["txn"] = self._delete(
-            tx, t.txn, sa.or_(within, t.txn.c.txid.in_(outrun)), t.txn.c.txid.not_in(sorted(needed))
+            tx, t.txn, sa.or_(within, _among(t.txn.c.txid, outrun)), sa.not_(_among(t.txn.c.txid, needed))
         )
-        self.kept = (self.kept | needed) - set(outrun)
+        self.kept = (self.kept | needed) - outrun
         self._gone |= gone
         self._record(tx, high, so_far + removed)
         return removed
@@ -219,9 +219,9 @@ class _Job:
     def micro_batches(
         self, tx: Tx, upto: int, files: _Files | None, after: int, limit: int, removed: Counter[str]
     ) -> int | None:
-        """Remove some micro-batches that may go, with the rows of their files; after which to look on, or None."""
+        """Remove some micro-batches that may go, with the rows of their files. The number after which to go on, or None."""
         stop_id = 0 if files is None else min(files.unresolved, self._lowest_message_behind(tx, upto))
-        forgettable = Forgettable(upto, self._ended_before, stop_id, self._told(tx))
+        forgettable = Forgettable(upto, self._ended_before, stop_id, self._numbers_with_events(tx))
         found, after_these = forgettable.find(tx, after, limit)
         if not found:
             return after_these
@@ -236,128 +236,90 @@ class _Job:
         return after_these
 
     def _lowest_message_behind(self, tx: Tx, upto: int) -> int:
-        """The lowest message in the batches that the ledger still has whole."""
+        """The lowest message of the batches whose record is complete."""
         c = t.txn.c
         first = sa.cast(c.position[("range", 0)].as_string(), sa.BigInteger)
         lowest = tx.connection.execute(
-            sa.select(sa.func.min(first)).where(c.incarnation == self.run.incarnation, c.txid > upto)
+            sa.select(sa.func.min(first)).where(c.incarnation == self._incarnation, c.txid > upto)
         ).scalar_one_or_none()
         return MAX_MESSAGE if lowest is None else int(lowest)
 
-    def _told(self, tx: Tx) -> list[int]:
-        """The numbers of the messages whose stories stay."""
+    def _numbers_with_events(self, tx: Tx) -> list[int]:
+        """The numbers of the messages whose events stay."""
         c = t.event.c
-        rows = self._select(tx, [c.number, c.message], c.number.is_not(None))
+        rows = tx.connection.execute(
+            sa.select(c.number, c.message).distinct().where(self._of_messages(c.number.is_not(None)))
+        )
         return sorted({int(row.number) for row in rows if row.message not in self._gone})
 
     def _delete(self, tx: Tx, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> int:
         return tx.connection.execute(
-            sa.delete(table).where(table.c.incarnation == self.run.incarnation, *conditions)
+            sa.delete(table).where(table.c.incarnation == self._incarnation, *conditions)
         ).rowcount
 
-    def _messages(self, tx: Tx, low: int, high: int) -> set[str]:
-        """The messages with events in the chunk whose story is over: committed or lost, and opened no more since."""
-        names = self._select(tx, [t.event.c.message], sa.between(t.event.c.txid, low, high))
-        events = self._events(tx, [str(row.message) for row in names])
+    def _messages(self, tx: Tx, low: int, high: int) -> tuple[set[str], set[int]]:
+        """The messages with events in the chunk whose history is over: committed or lost, and not opened again since.
+
+        Also the txids of the chunk that the other messages' histories still need.
+        """
+        c = t.event.c
+        here = sa.select(c.message).where(self._of_messages(sa.between(c.txid, low, high)))
+        rows = tx.connection.execute(sa.select(t.event).where(self._of_messages(c.message.in_(here))).order_by(c.id))
+        events = [to_event(row) for row in rows]
         found = traces(events)
         txids = {txid for trace in found.values() for txid in trace.txids}
-        records = Records.of(self._txns(tx, sorted(txids)), None)
-        return {
+        records = Records.of(self._txns(tx, _among(t.txn.c.txid, txids)), None)
+        gone = {
             name
             for name, trace in found.items()
             if name not in self._alive
             and max(trace.txids, default=0) <= self._target
             and end_of(trace, records).kind in (EndKind.COMMITTED, EndKind.LOST)
         }
+        needed = {e.txid for e in events if e.txid is not None and low <= e.txid <= high and e.message not in gone}
+        return gone, needed
 
-    def _needed(self, tx: Tx, low: int, high: int, gone: Collection[str]) -> set[int]:
-        """Txids of the chunk whose rows a message's story still needs."""
-        rows = self._select(tx, [t.event.c.txid, t.event.c.message], sa.between(t.event.c.txid, low, high))
-        return {int(row.txid) for row in rows if row.message not in gone}
+    def _furthest(self, tx: Tx, condition: sa.ColumnElement[bool]) -> set[int]:
+        """Which of these batches say how far the source was read."""
+        return set() if self._evidence is None else set(self._evidence.furthest(self._txns(tx, condition)))
 
-    def _furthest_of(self, tx: Tx, low: int, high: int) -> set[int]:
-        """Which of the rows up to `high` say how far the source was read."""
-        if self._evidence is None:
-            return set()
-        known = self._txns(tx, [*self._kept_below(tx, low), *range(low, high + 1)])
-        return set(self._evidence.furthest(known))
-
-    def _kept_below(self, tx: Tx, low: int) -> list[int]:
-        """Txids whose rows were left by earlier chunks and prunes."""
-        c = t.txn.c
-        rows = tx.connection.execute(sa.select(c.txid).where(c.incarnation == self.run.incarnation, c.txid < low))
-        return sorted(int(txid) for txid in rows.scalars())
-
-    def _outrun(self, tx: Tx, low: int, now: Collection[int]) -> list[int]:
-        """Txids below the chunk whose rows only said how far the source was read, and do so no more."""
-        if self._evidence is None:
-            return []
-        before = set(self._evidence.furthest(self._txns(tx, self._kept_below(tx, low))))
-        return sorted(txid for txid in before - set(now) if not self._has_events(tx, txid))
-
-    def _has_events(self, tx: Tx, txid: int) -> bool:
-        return bool(self._select(tx, [t.event.c.txid], t.event.c.txid == txid))
+    def _outrun(self, tx: Tx, low: int, furthest: Collection[int]) -> set[int]:
+        """Txids below the chunk whose rows were kept only since they said how far the source was read, and do so no more."""
+        c = t.event.c
+        outrun = self._furthest(tx, t.txn.c.txid < low).difference(furthest)
+        with_events = tx.connection.execute(sa.select(c.txid).where(self._of_messages(_among(c.txid, outrun))))
+        return outrun.difference(with_events.scalars())
 
     def _anchors(self, tx: Tx, high: int) -> list[tuple[str, int]]:
         """For each sink the last txid up to here that it holds."""
         c = t.txn_sink.c
         rows = tx.connection.execute(
             sa.select(c.sink, sa.func.max(c.txid))
-            .where(c.incarnation == self.run.incarnation, c.txid <= high, c.committed_at.is_not(None))
+            .where(c.incarnation == self._incarnation, c.txid <= high, c.committed_at.is_not(None))
             .group_by(c.sink)
         )
         return [(str(sink), int(txid)) for sink, txid in rows]
 
-    def _select(
-        self, tx: Tx, columns: Sequence[sa.ColumnElement[Any]], condition: sa.ColumnElement[bool]
-    ) -> Sequence[Any]:
-        """Distinct values of message events."""
-        c = t.event.c
-        return tx.connection.execute(
-            sa.select(*columns)
-            .distinct()
-            .where(
-                c.incarnation == self.run.incarnation,
-                condition,
-                c.message.is_not(None),
-                c.kind.in_([kind.value for kind in MESSAGE_EVENTS]),
-            )
-        ).all()
+    def _of_messages(self, *conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+        """The topology's events of messages."""
+        c, kinds = t.event.c, [kind.value for kind in MESSAGE_EVENTS]
+        return sa.and_(c.incarnation == self._incarnation, c.message.is_not(None), c.kind.in_(kinds), *conditions)
 
-    def _events(self, tx: Tx, messages: Sequence[str]) -> list[Event]:
-        c = t.event.c
-        found: list[Event] = []
-        for part in _parts(messages):
-            rows = tx.connection.execute(
-                sa.select(t.event)
-                .where(
-                    c.incarnation == self.run.incarnation,
-                    c.message.in_(part),
-                    c.kind.in_([kind.value for kind in MESSAGE_EVENTS]),
-                )
-                .order_by(c.id)
-            )
-            found += [to_event(row) for row in rows]
-        return found
-
-    def _txns(self, tx: Tx, txids: Sequence[int]) -> list[Txn]:
+    def _txns(self, tx: Tx, condition: sa.ColumnElement[bool]) -> list[Txn]:
         c = t.txn.c
-        found: list[Txn] = []
-        for part in _parts(txids):
-            rows = tx.connection.execute(
-                sa.select(t.txn).where(c.incarnation == self.run.incarnation, c.txid.in_(part)).order_by(c.txid)
-            )
-            found += [to_txn(row) for row in rows]
-        return found
+        rows = tx.connection.execute(
+            sa.select(t.txn).where(c.incarnation == self._incarnation, condition).order_by(c.txid)
+        )
+        return [to_txn(row) for row in rows]
 
     def _record(self, tx: Tx, upto: int, removed: Counter[str]) -> None:
-        mine = t.prune.c.incarnation == self.run.incarnation
+        mine = t.prune.c.incarnation == self._incarnation
         if self._recorded is not None:
             tx.connection.execute(sa.delete(t.prune).where(mine, t.prune.c.upto == self._recorded))
         counts: dict[str, Json] = {**removed}
         tx.connection.execute(
             sa.insert(t.prune).values(
-                incarnation=self.run.incarnation,
+                incarnation=self._incarnation,
                 upto=upto,
                 at=self._now,
                 by=self._by,
@@ -368,8 +330,8 @@ class _Job:
         self._recorded = upto
 
     def _add_to_record(self, tx: Tx, upto: int, more: Counter[str]) -> None:
-        """To this prune's row, or where it had no txids to remove, to that of the prune before."""
-        mine = sa.and_(t.prune.c.incarnation == self.run.incarnation, t.prune.c.upto == upto)
+        """Add to this prune's row; where it had no txids to remove, to that of the prune before."""
+        mine = sa.and_(t.prune.c.incarnation == self._incarnation, t.prune.c.upto == upto)
         found = tx.connection.execute(sa.select(t.prune.c.removed).where(mine)).scalar_one_or_none()
         if found is None:
             self._record(tx, upto, more)
@@ -377,5 +339,6 @@ class _Job:
         tx.connection.execute(sa.update(t.prune).where(mine).values(removed={**(Counter(found) + more)}))
 
 
-def _parts(items: Sequence[Any], size: int = 5_000) -> Iterable[Sequence[Any]]:
-    return (items[i : i + size] for i in range(0, len(items), size))
+def _among(column: sa.ColumnElement[Any], values: Collection[Any]) -> sa.ColumnElement[bool]:
+    """Whether a column has one of these values. They are one parameter: a statement has 65,535 at most."""
+    return column == sa.any_(sa.literal(sorted(values), ARRAY(column.type)))

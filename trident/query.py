@@ -1,7 +1,7 @@
 """Bolts that read a state while a batch runs: queries, and the new values of a persistent aggregate.
 
-They read it in the executors, opened from the state's factory. A batch then sees what all batches before it committed, and
-nothing of its own: a topology with such a bolt runs its batches one at a time.
+The executors open the state from its factory. A batch sees what all batches before it committed, and nothing of its own, so
+a topology with such a bolt runs its batches one at a time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from stormproof.trident.state.protocol import MapState, State
 from stormproof.trident.state.sink import StateReader, StateSink
 
 Query: TypeAlias = Callable[[State, pa.RecordBatch], pa.RecordBatch]
-"""A state and record batch of keys to a record batch with one row for each of them."""
+"""From a state and a record batch of keys: a record batch with one row for each key."""
 
 
 def map_get(state: State, keys: pa.RecordBatch) -> pa.RecordBatch:
-    """What a map holds for each key; NULLs where there is nothing."""
+    """What a map holds for each key; NULLs where it holds nothing."""
     return cast("MapState", state).multi_get(keys)
 
 
@@ -52,13 +52,13 @@ class ReadsState(ArrowBolt):
 
     @abstractmethod
     def answer(self, state: State, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """One row for each row."""
+        """The state's answer: one row for each row of `rows`."""
 
     def execute(self, rows: pa.RecordBatch, /) -> ArrowRows:
-        """One row for each row.
+        """One row for each row of `rows`.
 
         Raises:
-            BoltUnavailable: the state did not answer; no message answers for that.
+            BoltUnavailable: the state did not answer; no message is to blame.
         """
         assert self._open is not None
         try:
@@ -69,12 +69,12 @@ class ReadsState(ArrowBolt):
             ) from error
 
     def cleanup(self) -> None:
-        """Let the state go."""
+        """Close the state."""
         if self._open is not None:
             self._open.close()
 
     def keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The fields that are looked up, by the names that the state's keys have."""
+        """The fields that are looked up, under the names of the state's keys."""
         context = cast("MapState", self._open).context
         return pa.RecordBatch.from_arrays([rows.column(f) for f in self.fields], schema=context.key_schema)
 
@@ -90,16 +90,16 @@ class StateQuery(ReadsState):
 
     @property
     def own_query(self) -> Query | None:
-        """The query that was given; None: all values that a map holds."""
+        """The user's query; None where the values of a map are read."""
         return None if self._query is map_get else self._query
 
     def check_values(self, component: str, held: pa.Schema) -> None:
-        """Check that a map's own values, `held`, are what the tuples are to get; a query of one's own may give anything.
+        """Check that the values that a map holds (`held`) fit the fields that the tuples get; a user's query is not checked.
 
-        They come in the map's order, under any names: but the name of one value may not stand for another.
+        The values come in the map's order and may get new names, but not the name of another value.
 
         Raises:
-            TopologyError: there are more or fewer of them, of other types, or in another order.
+            TopologyError: their number, their types or their order differs.
         """
         if self.own_query is not None:
             return
@@ -130,7 +130,7 @@ class StateQuery(ReadsState):
 
 
 class NewValues(ReadsState):
-    """Each of a batch's results, folded into what the state holds: what it will hold when the batch is committed."""
+    """Each result of a batch, folded into what the state holds: what it will hold once the batch is committed."""
 
     def answer(self, state: State, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The keys with their new values."""
@@ -153,7 +153,7 @@ def state_query(
     """The bolt of a `state_query` behind `component`, which gives the fields `given`.
 
     Raises:
-        TopologyError: one of the arguments is not as `Stream.state_query` says.
+        TopologyError: an argument is not what `Stream.state_query` asks for.
     """
     where = f"state_query after {component!r}"
     if not isinstance(state, str):
@@ -198,11 +198,11 @@ def new_values(topology: TopologyGraph, component: str, stream: str) -> NewValue
 
 
 def check_queries(topology: TopologyGraph) -> None:
-    """Check what a query says of its state, once all is there.
+    """Check each query against its state, once the topology is complete.
 
     Raises:
-        TopologyError: the state is none of the topology's, its keys are of other types than the fields, or its values are
-            others than those that are asked for.
+        TopologyError: the topology has no such state, its keys have other types than the fields, or its values are not the
+            ones that are asked for.
     """
     states = {
         c.name: (c.spec, c.input)

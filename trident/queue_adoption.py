@@ -1,15 +1,15 @@
-"""Takes a queue over to the server that it is in now, once ledger, sinks and queue agree on what was read from it.
+"""Binds a queue to the server that it is in now, once ledger, sinks and queue agree on what was read from it.
 
 After a dump and restore, a fail-over or `pg_upgrade` a queue's database agrees with itself: messages, positions and slices
-were copied at one instant. What can be wrong lies outside: a sink, or the ledger, that stands further than the copy, so
-that messages would be read twice, or less far, so that some are never read. `audit verify` compares just that.
+were copied at one instant. A fault can only lie outside: a sink or the ledger may be ahead of the copy, so that messages
+would be read twice, or behind it, so that some would never be read. `audit verify` compares just that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -30,8 +30,8 @@ from stormproof.trident.audit.source import PendingEvidence, spout_sources, stor
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import Event, Run
-from stormproof.trident.transaction import EventKind, OperatorAction
+from stormproof.trident.ledger.rows import Run
+from stormproof.trident.transaction import OperatorAction
 
 PROVES: Final = (
     "ledger, sinks and queue agree: whatever a sink holds was read from the queue before, once, and whatever was read is in "
@@ -55,8 +55,8 @@ class NewestMessage:
 class QueueAdoption:
     """What was found of a queue, and what was done.
 
-    `unproven` is what speaks against an adoption, or could not be compared. `adopted` says that the queue is this server's
-    now; `changed`, that this call made it so.
+    `unproven` says what speaks against an adoption, or could not be compared. `adopted`: the queue is bound to this server
+    now; `changed`: this call has bound it.
     """
 
     queue: str
@@ -65,7 +65,7 @@ class QueueAdoption:
     was: Numbering
     now: Numbering
     subscriptions: Mapping[str, str | None]
-    """The topology of each; None where the ledger knows none."""
+    """The topology of each subscription; None where the ledger knows none."""
     unreachable: int
     newest: NewestMessage | None
     unproven: tuple[str, ...]
@@ -107,15 +107,15 @@ def adopt_queue(
     why: str,
     accept_unproven: bool = False,
 ) -> QueueAdoption:
-    """Make a queue this server's, all its subscriptions at once; where something is unproven, only if that is accepted.
+    """Bind a queue to this server, with all its subscriptions; where something is unproven, only if that is accepted.
 
     Guarantee:
         Nothing is changed unless `adopted` and `changed` are both true in the answer. No message is touched. The
-        decision, who took it and what was not proven stand in `stormproof.queue_adoption`, and as an event of each
-        topology that reads the queue, all in the transaction that adopts.
+        transaction that adopts records the decision, who took it and what was not proven: in `stormproof.queue_adoption`,
+        and as an event of each topology that reads the queue.
 
     Not guaranteed:
-        What `NOT_PROVABLE` says. That the old server is not used any more.
+        What `NOT_PROVABLE` says, and that nobody uses the old server any more.
 
     Raises:
         UsageError: no such queue; a proof is waived without a reason; the queue changed meanwhile.
@@ -129,11 +129,12 @@ def adopt_queue(
     with audit.snapshot() as snapshot:
         readers = _readers(snapshot, queue)
     by_subscription = {name: row.name if (row := readers.get(name)) else None for name in found.subscriptions}
+    answer = _answer(found, by_subscription, by, why)
     if found.is_adopted:
-        return _answer(found, by_subscription, (), by=by, why=why, adopted=True, changed=False)
+        return answer
     unproven = tuple(_unproven(audit, opener, found, readers))
     if unproven and not accept_unproven:
-        return _answer(found, by_subscription, unproven, by=by, why=why, adopted=False, changed=False)
+        return replace(answer, unproven=unproven)
     with ledger.unfenced() as tx:
         with store.cursor(tx.connection) as cursor:
             now = numbering.standing(cursor, queue, store.table.sql, locked=True)
@@ -141,43 +142,29 @@ def adopt_queue(
                 raise UsageError(f"queue {queue} was changed meanwhile by somebody else: run this again", queue=queue)
             numbering.adopt(cursor, store.table.sql, now, by=by, why=why, unproven=unproven)
         detail: dict[str, Json] = {
-            "action": OperatorAction.ADOPT_QUEUE.value,
             "queue": queue,
             "was": now.was.to_json(),
             "now": now.now.to_json(),
             "unproven": list(unproven),
-            "by": by,
-            "why": why,
         }
         for row in {row.name: row for row in readers.values()}.values():
-            run = Run(row.name, row.incarnation, row.epoch)
-            reason = f"adopt queue {queue} by {by}"
-            event = Event(EventKind.OPERATOR, OperatorAction.ADOPT_QUEUE, reason=reason, detail=detail)
-            events.record(tx.of(run), [event])
-    return _answer(now, by_subscription, unproven, by=by, why=why, adopted=True, changed=True)
+            of_topology = tx.of(Run(row.name, row.incarnation, row.epoch))
+            events.decided(of_topology, OperatorAction.ADOPT_QUEUE, by=by, why=why, about=queue, detail=detail)
+    return replace(_answer(now, by_subscription, by, why), unproven=unproven, adopted=True, changed=True)
 
 
-def _answer(
-    found: Standing,
-    subscriptions: Mapping[str, str | None],
-    unproven: tuple[str, ...],
-    *,
-    by: str,
-    why: str,
-    adopted: bool,
-    changed: bool,
-) -> QueueAdoption:
+def _answer(found: Standing, subscriptions: Mapping[str, str | None], by: str, why: str) -> QueueAdoption:
     newest = found.newest
     return QueueAdoption(
         queue=found.queue,
-        adopted=adopted,
-        changed=changed,
+        adopted=found.is_adopted,
+        changed=False,
         was=found.was,
         now=found.now,
         subscriptions=subscriptions,
         unreachable=found.above,
         newest=None if newest is None else NewestMessage(PostgresQueue.shown_id(newest.id, newest.xid), newest.put_at),
-        unproven=unproven,
+        unproven=(),
         by=by,
         why=why,
     )

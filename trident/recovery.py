@@ -1,13 +1,13 @@
-"""Recovery: brings ledger, source and sinks to one state after any crash, and says what it did.
+"""Recovery: brings ledger, source and sinks to one state after any crash, and reports what it did.
 
-In txid order, prepared transactions are rolled forward from their files and open ones are ended; confirms and aborts
-that are owed are repeated; each sink's last txid is compared with the ledger's; files of dead attempts are swept.
+In txid order, prepared transactions are rolled forward from their files and open ones are ended. Confirms and aborts that
+are owed are repeated, each sink's last txid is compared with the ledger's, and files of dead attempts are removed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
@@ -28,7 +28,7 @@ from stormproof.trident.steps import MovedLate, Steps, to_prepared
 from stormproof.trident.transaction import EventKind, TxnCause, TxnState
 
 LEFTOVER_TXIDS_MAX: Final = 64
-"""Newest committed batches whose staging files are looked for: a kill right behind a commit leaves them."""
+"""The number of newest committed batches whose staging files are removed: a kill right after a commit leaves them."""
 
 
 @dataclass(slots=True)
@@ -39,17 +39,17 @@ class _Done:
     confirms_repeated: list[int] = field(default_factory=list[int])
     suppressed: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     in_hand: list[int] = field(default_factory=list[int])
-    late: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    late_commits: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
 
 
 def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
-    """Recover one topology under the epoch that `steps` holds. May be repeated, and killed, at any point.
+    """Recover one topology under the epoch that `steps` holds. It may be killed at any point, and repeated.
 
     Raises:
         Fenced: another driver took over.
-        PositionMismatch: a sink stands elsewhere than the ledger says; both positions are named.
+        PositionMismatch: a sink holds another txid than the ledger says; the error names both.
         SinkRefused: a prepared transaction is blocked.
-        StoreUnavailable: something does not answer; nothing was decided that is not written down.
+        StoreUnavailable: a store does not answer; every decision so far is recorded.
     """
     failpoint("recover.before")
     done = _Done()
@@ -75,30 +75,11 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
         suppressed=tuple(done.suppressed),
         files_swept=swept,
         in_hand=tuple(done.in_hand),
-        late_commits=tuple(done.late),
+        late_commits=tuple(done.late_commits),
     )
     if report.did_something:
         with steps.ledger.transaction(steps.run) as tx:
-            events.record(
-                tx,
-                [
-                    Event(
-                        EventKind.RECOVERY,
-                        detail={
-                            "epoch": steps.run.epoch,
-                            "rolled_forward": [*done.rolled_forward],
-                            "aborted": [*done.aborted],
-                            "abandoned": [*done.abandoned],
-                            "confirms_repeated": [*done.confirms_repeated],
-                            "files_swept": swept,
-                            "in_hand": [*done.in_hand],
-                            "late_commits": [[txid, sink] for txid, sink in done.late],
-                            "suppressed": [[txid, sink] for txid, sink in done.suppressed],
-                            "took_over_from": steps.run.took_over_from,
-                        },
-                    )
-                ],
-            )
+            events.record(tx, [Event(EventKind.RECOVERY, detail=asdict(report))])
     failpoint("recover.after")
     return report
 
@@ -113,7 +94,7 @@ def _end(steps: Steps, txn: Txn, done: _Done) -> None:
             session = None if sink is None else steps.sessions.get(sink)
             raise blocked(steps.run.topology, txn.txid, txn.reason, sink, session)
         case _, Guarantee.AT_MOST_ONCE:
-            # The confirm may not have gone through where the source is elsewhere; it may be repeated.
+            # Where the source is in another database, the confirm may be owed; it may be repeated.
             steps.source.confirm(steps.lease(txn.txid))
             steps.abandon(txn.txid, TxnCause.DRIVER_ENDED, "in flight when its driver ended")
             done.abandoned.append(txn.txid)
@@ -123,7 +104,7 @@ def _end(steps: Steps, txn: Txn, done: _Done) -> None:
 
 
 def _give_back(steps: Steps, txn: Txn, done: _Done) -> None:
-    """Return the messages; those that were in hand when the driver died are set apart, as it may have died of them."""
+    """Return the messages; those in hand when the driver died are set apart, since one of them may have killed it."""
     in_hand = steps.in_hand(txn.txid)
     if not in_hand:
         steps.abort(txn.txid, TxnCause.DRIVER_ENDED, "in flight when its driver ended")
@@ -139,7 +120,7 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
         work, recorded = transactions.owed_work(tx, txn.txid)
         failures = [event.to_failure() for event in events.failures(tx, txn.txid)]
     if not recorded:
-        # Committed like this, the batch would end as one that wrote nothing, and its messages would be lost.
+        # Committed without these rows, the batch would write nothing, and its messages would be lost.
         raise PositionMismatch(
             f"txid {txn.txid} of topology {steps.run.topology!r} is prepared, and the ledger has no row of what it writes: "
             f"rows of txn_sink were deleted or lost. Restore them; inspect with: stormproof audit verify "
@@ -163,10 +144,10 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
 
 
 def _take_late_commits(steps: Steps, txid: int, work: Mapping[str, SinkWork], done: _Done) -> bool:
-    """Whether a sink stands elsewhere because a driver that stood still has written a batch that was given up.
+    """Whether a sink holds a batch that was given up, which a suspended driver wrote after all; if so, record it as held.
 
-    That batch ran under a weaker guarantee, where it may be written twice, or the sink was skipped for it. It counts as
-    held from here on, and this one follows it; this one's own rows are in no sink yet.
+    Such a batch ran under a weaker guarantee, where it may be written twice, or the sink was skipped for it. This batch
+    follows it from now on; its own rows are in no sink yet.
     """
     found = False
     for sink, item in work.items():
@@ -180,7 +161,7 @@ def _take_late_commits(steps: Steps, txid: int, work: Mapping[str, SinkWork], do
         with steps.ledger.transaction(steps.run) as tx:
             late = take_late_commit(tx, sink, held.txid, held.digest, waiting=txid)
         if late:
-            done.late.append((held.txid, sink))
+            done.late_commits.append((held.txid, sink))
             found = True
     return found
 
@@ -193,9 +174,9 @@ def _record_dead(
     *,
     recorded: Sequence[str] = (),
 ) -> None:
-    """Record which of these failed messages are dead letters, as far as that is not recorded yet.
+    """Record which of these failed messages are dead letters and not recorded as such yet.
 
-    A confirm that is repeated says nothing any more of what it did; a source that keeps its dead letters still does.
+    A repeated confirm no longer tells which these are; a source that keeps its dead letters does.
     """
     dead = dict.fromkeys(resolution.dead)
     source = steps.source
@@ -211,9 +192,9 @@ def _record_dead(
 
 
 def _repeat_owed(steps: Steps, owners: tuple[str, ...], handled: set[int], done: _Done) -> None:
-    """Leases that the source still has of batches that the ledger ended, or never recorded.
+    """Confirm or give back the leases that the source still has of batches that the ledger ended, or never recorded.
 
-    There are such where the source is not in the ledger's database.
+    They exist only where the source is not in the ledger's database.
     """
     for owner in owners:
         txid = steps.txid_of(owner)
@@ -234,10 +215,10 @@ def _repeat_owed(steps: Steps, owners: tuple[str, ...], handled: set[int], done:
 
 
 def _compare(steps: Steps, session: SinkSession, done: _Done) -> None:
-    """Hold a sink's own last txid against the ledger's, and note PREV for the next batch.
+    """Compare a sink's own last txid with the ledger's, and keep PREV for the next batch.
 
     Raises:
-        PositionMismatch: they differ, and no unfinished batch of a weaker guarantee explains it.
+        PositionMismatch: they differ, and no batch that was given up explains it.
     """
     sink = session.identity.sink
     with machine_errors(f"sink {sink!r}"):
@@ -245,13 +226,13 @@ def _compare(steps: Steps, session: SinkSession, done: _Done) -> None:
     with steps.ledger.transaction(steps.run) as tx:
         known = bindings.last_held(tx, sink)
         if not session.tells_position:
-            # It remembers no txid: the ledger alone does.
+            # The sink keeps no txid; only the ledger does.
             steps.previous[sink] = None if known is None else known[0]
             return
         if not _agrees(held, known):
             if held is None or not take_late_commit(tx, sink, held.txid, held.digest):
                 raise _mismatch(steps, session, held, known)
-            done.late.append((held.txid, sink))
+            done.late_commits.append((held.txid, sink))
     steps.previous[sink] = None if held is None else held.txid
 
 
@@ -275,10 +256,10 @@ def _mismatch(steps: Steps, session: SinkSession, held: Held | None, known: tupl
 
 
 def _sweep(steps: Steps) -> int:
-    """Remove files of attempts that nothing can come back to.
+    """Remove the files of attempts that can never be committed. Returns their number.
 
-    Files of a batch whose content was fixed stay, whatever became of it: under the weaker guarantees a paused driver
-    may still be about to adopt them, and an adopted file that is missing makes a Delta table unreadable.
+    Files of a batch whose content was fixed stay, however it ended: under the weaker guarantees a suspended driver may
+    still adopt them, and an adopted file that is missing makes a Delta table unreadable.
     """
     with steps.ledger.transaction(steps.run) as tx:
         highest, live = transactions.live_attempts(tx)
@@ -292,10 +273,10 @@ def _sweep(steps: Steps) -> int:
     named = {(txid, work.sink): {file.path for file in work.files} for txid, work in committed}
 
     def is_dead(sink: str, txid: int, attempt: int, name: str) -> bool:
-        # Of what was pruned nobody knows any more which attempt counted: its files stay.
+        # Of a pruned batch the ledger does not know which attempt counted: its files stay.
         if not pruned < txid <= highest:
             return False
-        # A task that ran again leaves a file of the very attempt that counts, which the ledger does not name.
+        # A task that ran again leaves a file of the attempt that counts, which the ledger does not name.
         return (txid, attempt) not in live or name not in named.get((txid, sink), {name})
 
     swept = 0

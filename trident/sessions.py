@@ -1,4 +1,4 @@
-"""The sessions of one run's sinks, which its threads hand to one another."""
+"""The open sessions of one run's sinks, used by one thread at a time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from stormproof.sinks.protocol import SinkSession
 
 @contextmanager
 def machine_errors(where: str) -> Generator[None]:
-    """What the operating system refuses the driver while it works on a sink's files: a full disk, a missing right, a disk
-    that fails. It is no verdict on the transaction: nothing is blocked, and the step is tried again.
+    """Treat an operating system's error on a sink's files (a full disk, a missing right, a failing disk) as an outage.
+
+    It is no verdict on the transaction: nothing is blocked, and the step is tried again.
 
     Raises:
-        StoreUnavailable: in the place of the OSError.
+        StoreUnavailable: instead of the OSError.
     """
     try:
         yield
@@ -27,9 +28,9 @@ def machine_errors(where: str) -> Generator[None]:
 class Sessions(dict[str, SinkSession]):
     """Sessions by their sinks' names, in the topology's order.
 
-    The driver's thread has them all along, but while a sink adopts a batch: then the thread that has it do so is the only
-    one to touch a session. A run that is interrupted ends while that thread goes on, so closing waits for it: a session
-    that is closed in the middle of a commit might commit a part.
+    They belong to the driver's thread, except while a sink adopts a batch: then only the committing thread uses a session.
+    An interrupted run ends while that thread goes on, so `close` waits for it: a session that is closed within a commit
+    might commit a part.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Sessions(dict[str, SinkSession]):
 
         Raises:
             TransientError: the sessions are closed, or about to be; nothing was begun.
-            StoreUnavailable: the machine is in the way; see `machine_errors`.
+            StoreUnavailable: an operating system's error; see `machine_errors`.
         """
         with self._adopting:
             if self._closed:
@@ -57,14 +58,12 @@ class Sessions(dict[str, SinkSession]):
         return self._adopting.locked()
 
     def drop_connections(self) -> None:
-        """Let every session's connection go; its next call makes another."""
+        """Wait for the commit that is under way, then close every session's connection; its next use opens another."""
         with self._adopting, ExitStack() as stack:
             for session in self.values():
                 stack.callback(session.close)
 
     def close(self) -> None:
-        """Wait for the commit that is under way, then let all go. Interrupted, it closes nothing: the commit goes on."""
+        """The same for good. If the wait is interrupted, nothing is closed, and the commit goes on."""
         self._closed = True  # at once: no further sink begins
-        with self._adopting, ExitStack() as stack:
-            for session in self.values():
-                stack.callback(session.close)
+        self.drop_connections()

@@ -1,4 +1,4 @@
-"""What a run did, in numbers: frozen snapshots that callers may keep."""
+"""The figures of a run: frozen snapshots that callers may keep."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from stormproof.trident.tuning import Figures
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of one batch. `steps_ms` are wall-clock milliseconds a step.
+    """The end of one batch. `steps_ms` are wall-clock milliseconds a step.
 
-    `messages` were opened, of which `failed` failed (`reasons`: how many for which reason), and `returned` went back with
-    a failed one with which they share a tuple. Both are zero where the batch went back whole or in parts. `unanchored`
-    are tuples that failed in what was written and that no message anchors: nothing is replayed for them. Of those that
-    failed, `dead_letters` are given up, and the others are tried again. `cause` is the kind of the reason (a
-    `TxnCause`) why a batch was not committed, `reason` says it in words where it was split or abandoned.
+    `messages` were opened. `failed` of them failed (`reasons`: the number for each reason), and `returned` went back with a
+    failed one with which they share a tuple; both are zero where the batch went back whole or in parts. Of the failed ones
+    `dead_letters` are given up, and the others are tried again. `unanchored` is the number of failed tuples that no message
+    anchors: nothing is replayed for them. `cause` (a `TxnCause`) is why a batch was not committed, and `reason` the same in
+    words where it was split or abandoned.
     """
 
     txid: int
@@ -37,8 +37,8 @@ class BatchResult:
 
     @property
     def outcome(self) -> str:
-        """The state in words that tell one end without a commit from another: `committed`; `failed`, where every message
-        failed and waits for its retry or is a dead letter; `split`, where the batch is opened again in parts; `abandoned`.
+        """The state, with two words for `aborted`: `failed` where every message failed and waits for its retry or is a dead
+        letter, `split` where the batch is opened again in parts.
         """
         if self.state != TxnState.ABORTED.value:
             return self.state
@@ -46,7 +46,7 @@ class BatchResult:
 
     @property
     def committed_messages(self) -> int:
-        """How many messages it put into the sinks, or under at-most-once may have."""
+        """The number of messages that it put into the sinks, or under at-most-once may have put there."""
         return self.messages - self.failed - self.returned if self.state == TxnState.COMMITTED.value else 0
 
 
@@ -63,9 +63,9 @@ class RecoveryReport:
     suppressed: tuple[tuple[int, str], ...] = ()
     files_swept: int = 0
     in_hand: tuple[int, ...] = ()
-    """The numbers of messages that were in hand when a driver died, and were set apart."""
+    """The numbers of the messages that were in hand when a driver died, and were set apart."""
     late_commits: tuple[tuple[int, str], ...] = ()
-    """(txid, sink) of batches that had been given up, and that a driver which stood still wrote after all."""
+    """(txid, sink) of batches that had been given up, and that a suspended driver wrote after all."""
 
     @property
     def did_something(self) -> bool:
@@ -83,14 +83,13 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """What one `run` did from its start to its end.
+    """The figures of one `run`.
 
-    `messages` counts those of batches that committed, failed and returned ones left out; `failed` counts failures, so a
-    message that failed twice counts twice, and `failed_by_reason` has the same by reason (`stormproof.core.message`);
-    `unanchored` counts failed tuples that no message anchors, for which nothing comes again; `returned` counts returns of
-    messages that went back with a failed one, uncounted; `replayed` counts openings of messages that had failed or been
-    returned before; `attempts` counts jobs, so it is above `batches` where some batch ran more than once; `dead_letters`
-    counts messages given up.
+    `messages` counts committed messages, without failed and returned ones. `failed` counts failures, so a message that
+    failed twice counts twice; `failed_by_reason` is the same by `FailureReason`. `returned` counts returns of messages that
+    went back with a failed one. `replayed` counts openings of messages that had failed or been returned before. `unanchored`
+    counts failed tuples that no message anchors, for which nothing is replayed. `attempts` counts jobs: more than `batches`
+    where a batch ran more than once. `dead_letters` counts messages that were given up.
     """
 
     topology: str
@@ -115,10 +114,10 @@ class RunStatistics:
     """Why the run ended: `idle`, `limit` or `signal`."""
 
     tuning: Figures | None = None
-    """How batches were tuned in the end; None where no latency was to be held."""
+    """The tuned size and number of batches at the end; None without a latency target."""
 
     def plus(self, later: RunStatistics) -> RunStatistics:
-        """Both runs' counts together, under the later one's epoch."""
+        """The sums of both runs, with the later one's epoch."""
         reasons = {r: self.failed_by_reason.get(r, 0) + n for r, n in later.failed_by_reason.items()}
         return replace(
             later,

@@ -1,7 +1,7 @@
-"""The steps of a transaction, each one ledger transaction or one sink commit: used by the loop and by recovery alike.
+"""The steps of a transaction, each one ledger transaction or one sink commit; the loop and recovery share them.
 
-Where the source lives in the ledger's database, a step is one database transaction for both. Where it does not, the
-order of the two writes is such that recovery can tell what is owed: see each step.
+Where the source is in the ledger's database, a step is one database transaction for both. Where it is not, the order of the
+two writes lets recovery tell what is owed: see each step.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from stormproof.trident.tuning import Figures
 
 
 class MovedLate(TransientError):
-    """A sink holds a batch that was given up: a driver that had stood still wrote it. Recovery takes it in."""
+    """A sink holds a batch that was given up: a driver that had been suspended wrote it. Recovery records it as held."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkAnswers:
-    """What the sinks said when they were to adopt a batch: of each one its outcome, and why the `refused` one would not."""
+    """The sinks' answers to a batch: the outcome of each that adopted it, and the one that `refused` it with its error."""
 
     outcomes: dict[str, CommitOutcome]
     refused: str = ""
@@ -46,7 +46,7 @@ class SinkAnswers:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A batch that was just opened."""
+    """A batch that has been opened."""
 
     txid: int
     lease: Lease
@@ -55,7 +55,7 @@ class Opened:
 
 
 class Steps:
-    """What one driver does to ledger, source and sinks, step by step."""
+    """The steps of one driver's batches in ledger, source and sinks."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class Steps:
         return int(txid) if incarnation == self.run.incarnation and txid.isdecimal() else None
 
     def in_hand(self, txid: int) -> tuple[int, ...]:
-        """The messages that were in hand when a driver died while this batch's job ran; none where it is not known."""
+        """The messages in hand when a driver died while this batch's job ran; none where that is not known."""
         return suspects_of_dead(self._pulse_root, self.run.incarnation, txid)
 
     def sweep_pulses(self) -> None:
-        """Remove what dead drivers' jobs left of their progress."""
+        """Remove the progress files of dead drivers' jobs."""
         sweep(self._pulse_root, self.run.incarnation)
 
     def joined(self, tx: Tx) -> object | None:
@@ -97,7 +97,7 @@ class Steps:
         return tx.raw if self.source.joins(tx.raw) else None
 
     def drop_connections(self) -> None:
-        """Let every connection to ledger, source and sinks go; the next use makes each anew.
+        """Close every connection to ledger, source and sinks; the next use opens it again.
 
         No batch may be in flight, and no transaction open.
         """
@@ -108,10 +108,10 @@ class Steps:
     # -- open --------------------------------------------------------------------------------------------------------
 
     def open(self, guarantee: Guarantee, limit: Limit, seed: int, figures: Figures | None = None) -> Opened | None:
-        """Allot a txid and lease messages for it; None, and no txid, where there are none.
+        """Allot a txid and lease messages for it. Where there are no messages, None, and no txid is used.
 
-        Under at-most-once the messages are confirmed here, before anything runs. `figures` say how batches are to be at
-        present, and are kept with this one for `status`.
+        Under at-most-once the messages are confirmed here, before anything runs. `figures`, the present size and number of
+        batches, are recorded with this one for `status`.
         """
         failpoint("open.before")
         with self.ledger.transaction(self.run) as tx:
@@ -145,13 +145,13 @@ class Steps:
         return Opened(txid, lease, slice_, seed)
 
     def journal(self, opened: Opened) -> Journal:
-        """Has the ledger record each further attempt at a batch."""
+        """What records each further attempt at a batch in the ledger."""
         return _LedgerJournal(self, opened)
 
     def next_attempt(
         self, opened: Opened, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]
     ) -> Expectation:
-        """Record how an attempt ended, and the next one with a fresh seed, before its job runs."""
+        """Record how an attempt ended, and the next one with a new seed, before its job runs."""
         with self.ledger.transaction(self.run) as tx:
             expected = self.source.expect(opened.slice, seed, excluded, self.joined(tx))
             transactions.end_attempt(tx, opened.txid, ended, AttemptOutcome(end.value), error)
@@ -170,13 +170,13 @@ class Steps:
         failed: Sequence[FailedIn],
         tuples: int,
     ) -> dict[str, SinkWork]:
-        """Record what the batch writes and what failed in it, and keep its messages from ever lapsing.
+        """Record what the batch writes and which messages failed in it; from here on its lease never lapses.
 
         Under exactly-once this is prepare: from here on the batch is only rolled forward.
 
         Raises:
             Fenced: another driver took over.
-            TransientError: the lease ran out meanwhile; nothing was fixed, and recovery gives the messages back.
+            TransientError: the lease ran out meanwhile; nothing was recorded, and recovery gives the messages back.
         """
         failpoint("prepare.before")
         work = {name: self._work(name, files) for name in self.sessions}
@@ -199,11 +199,11 @@ class Steps:
 
     @contextmanager
     def _while_nobody_took_over(self, opened: Opened) -> Generator[None]:
-        """Inside a transaction that holds the ledger's fence, a lease that is not ours any more has only lapsed: a machine
-        was suspended, a clock jumped, or the store was away for longer than the lease.
+        """Tell a lapsed lease from a take-over. Under the ledger's fence nobody took over: the lease has only lapsed, since
+        a machine was suspended, a clock jumped, or the store was away for longer than the lease.
 
         Raises:
-            TransientError: so it is; recovery gives back what is left.
+            TransientError: the lease has lapsed; recovery gives back what is left.
         """
         try:
             yield
@@ -233,16 +233,16 @@ class Steps:
     # -- commit ------------------------------------------------------------------------------------------------------
 
     def commit(self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> dict[str, CommitOutcome]:
-        """Have each sink adopt the batch, in the topology's order; raises what `adopt` and `settle` do."""
+        """Have each sink adopt the batch, in the topology's order: `adopt`, then `settle`, with their errors."""
         return self.settle(txid, guarantee, self.adopt(txid, guarantee, work))
 
     def adopt(self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> SinkAnswers:
         """Have each sink adopt the batch, in the topology's order, up to the first that refuses.
 
-        Nothing but the sinks is asked, and the ledger is not: so another thread than the driver's may call it.
+        Only the sinks are used, and the ledger is not, so any thread may call this.
 
         Raises:
-            PositionMismatch: the batch was prepared for a sink that is not there.
+            PositionMismatch: the batch was prepared for a sink that the topology has no more.
             TransientError: a sink does not answer, or the run has ended meanwhile.
         """
         strangers = sorted(set(work) - set(self.sessions))
@@ -269,13 +269,13 @@ class Steps:
         return SinkAnswers(outcomes)
 
     def settle(self, txid: int, guarantee: Guarantee, answers: SinkAnswers) -> dict[str, CommitOutcome]:
-        """What the sinks said; where one refused, what that means, written into the ledger.
+        """The outcomes, where every sink has adopted the batch; where one refused, the error, recorded in the ledger.
 
         Raises:
-            Fenced: another driver took over, which is why the sink stands elsewhere or the files are gone.
+            Fenced: another driver took over, so that the sink holds another txid or the files are gone.
             SinkRefused: a sink refuses for good; under exactly-once the txid is blocked, and the error says how to go on.
-            PositionMismatch: a sink stands elsewhere than the ledger says.
-            MovedLate: it holds a batch that was given up.
+            PositionMismatch: a sink holds another txid than the ledger says.
+            MovedLate: that txid is a batch that was given up.
         """
         if answers.error is None:
             return answers.outcomes
@@ -286,14 +286,14 @@ class Steps:
         if isinstance(error, PositionMismatch) and self._moved_late(name, error):
             raise MovedLate(
                 f"txid {txid} of topology {self.run.topology!r}: sink {name!r} holds a batch that was given up, "
-                "from a driver that had stood still; recovery takes it in",
+                "from a driver that had been suspended; recovery records it",
                 txid=txid,
                 sink=name,
             ) from error
         raise error
 
     def _require_epoch(self) -> None:
-        """Raise Fenced where another driver took over: a Delta table tells that only by standing elsewhere."""
+        """Raise Fenced where another driver took over: with a Delta table, that only shows as another txid in it."""
         with self.ledger.transaction(self.run):
             pass
 
@@ -324,8 +324,8 @@ class Steps:
     ) -> Resolution:
         """Confirm the messages and record `committed`.
 
-        One database transaction where the source shares the ledger's; elsewhere the confirm comes first and may be
-        repeated, since the batch is still `prepared` until the second write.
+        Where the source is in the ledger's database, both are one transaction. Elsewhere the confirm comes first, and
+        recovery may repeat it, since the batch stays `prepared` until the second write.
         """
         failpoint("finish.before")
         resolution = Resolution()
@@ -364,10 +364,10 @@ class Steps:
     ) -> None:
         """Give the messages back, whole or in parts, and end the txid. Its number is never used again.
 
-        `divide` is the slice to be opened in parts: messages named in `alone` by themselves, or two halves.
+        `divide` is a slice that is to be opened in parts: each message in `alone` by itself, or else in two halves.
 
-        The ledger's row comes first where the source is elsewhere: an open lease of an ended txid is given back by
-        recovery.
+        Where the source is in another database, the ledger's row comes first: recovery gives back an open lease of an ended
+        txid.
         """
         lease = self.lease(txid)
         with self.ledger.transaction(self.run) as tx:
@@ -393,7 +393,7 @@ class Steps:
         transactions.move(tx, txid, TxnState.OPEN, state, cause=cause, reason=storable_text(reason))
 
     def abort_failed(self, opened: Opened, attempt: int, failed: Sequence[FailedIn]) -> Resolution:
-        """End a batch whose messages all failed: nothing is written, each waits for its retry or is a dead letter."""
+        """End a batch whose messages all failed: nothing is written, and each waits for its retry or is a dead letter."""
         failures, failed_events = [f.failure for f in failed], self._failure_events(failed, opened.txid)
         with self.ledger.transaction(self.run) as tx:
             joined = self.joined(tx)
@@ -440,7 +440,7 @@ class _LedgerJournal:
 
 
 def cause_of(refusal: SinkRefused) -> TxnCause:
-    """Why a batch is blocked, from what its sink said."""
+    """The cause of a blocked batch, by its sink's refusal."""
     match refusal.details.get(PROBLEM):
         case SinkProblem.FILE_LOST:
             return TxnCause.FILE_LOST
@@ -451,5 +451,5 @@ def cause_of(refusal: SinkRefused) -> TxnCause:
 
 
 def to_prepared(txid: int, work: SinkWork) -> PreparedTransaction:
-    """The ledger's record of one batch at one sink, as the sink takes it."""
+    """The ledger's record of one batch at one sink, in the form that a sink adopts."""
     return PreparedTransaction(txid, work.previous, work.digest, work.rows, work.files)

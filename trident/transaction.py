@@ -1,4 +1,4 @@
-"""A transaction's states, and the moves between them that are allowed."""
+"""A transaction's states and the moves between them; the causes, decisions and events that the ledger records."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Epoch = NewType("Epoch", int)
 class TxnState(StrEnum):
     """Where one batch stands.
 
-    `OPEN`: messages leased, nothing fixed. `PREPARED`: content frozen and durable; only ever rolled forward. `BLOCKED`:
-    prepared, and a sink refuses it for good. `COMMITTED`: every sink holds it and its messages are confirmed.
-    `ABORTED`: its messages went back. `ABANDONED`: in flight at a crash under at-most-once; nothing goes back.
+    `OPEN`: messages leased, content not fixed. `PREPARED`: content fixed and durable; only ever rolled forward. `BLOCKED`:
+    prepared, and a sink refuses it for good. `COMMITTED`: every sink holds it and its messages are confirmed. `ABORTED`:
+    its messages went back. `ABANDONED`: in flight at a crash under at-most-once; no message goes back.
     """
 
     OPEN = "open"
@@ -39,52 +39,52 @@ MOVES: Final[dict[TxnState, frozenset[TxnState]]] = {
     TxnState.ABORTED: frozenset(),
     TxnState.ABANDONED: frozenset(),
 }
-"""Under exactly-once `COMMITTED` is reached from `PREPARED` alone; the other guarantees have no prepared state."""
+"""Under exactly-once `COMMITTED` is reached only from `PREPARED`; the other guarantees have no prepared state."""
 
 
 class TxnCause(StrEnum):
     """Why a batch is blocked, was aborted or was abandoned; append-only. The prose is in its `reason`."""
 
     EVERY_MESSAGE_FAILED = "every_message_failed"
-    """Nothing was written, and the messages are resolved: each waits for its retry, was returned, or is a dead letter."""
+    """Nothing was written; each message waits for its retry, was returned, or is a dead letter."""
     DRIVER_ENDED = "driver_ended"
     """It was in flight when its driver ended."""
     JOB_FAILED = "job_failed"
     UNVERIFIED = "unverified"
     MOOT = "moot"
-    """It ran again without its failed messages as often as is allowed, and went back in parts."""
+    """It ran again without its failed messages as often as allowed, and went back in parts."""
     SINK_REFUSED = "sink_refused"
     FILE_LOST = "file_lost"
-    """A sink refused it, since a prepared or adopted file is missing or damaged."""
+    """A sink refused it, because a prepared or adopted file is missing or damaged."""
     TABLE_GONE = "table_gone"
-    """A sink refused it, since there is no table of the sink's name."""
+    """A sink refused it, because there is no table of the sink's name."""
     OTHER = "other"
-    """An older version wrote a reason of which nothing more is known."""
+    """An older version wrote a reason that is none of these."""
 
 
 class OperatorAction(StrEnum):
-    """What an operator decided, as an `operator` event records it; append-only. The prose is in its `reason`."""
+    """An operator's decision, as an `operator` event records it; append-only. The prose is in its `reason`."""
 
     RETRY = "retry"
     SKIP = "skip"
-    """The batch's rows at one sink are given up."""
+    """Give up the batch's rows at one sink."""
     SKIP_ROWS = "skip_rows"
-    """The rows of the batch that a sink refuses are given up, and those alone."""
+    """Give up only those rows of the batch that a sink refuses."""
     ADOPT = "adopt"
-    """The topology may write beside the rows of another life."""
+    """Let the topology write beside the rows of another life."""
     ADOPT_TABLE = "adopt_table"
-    """The table that is there now is the sink's."""
+    """Take the table that is there now for the sink's."""
     ACCEPT_LOSS = "accept_loss"
-    """The sink may go on in a table that lacks rows of committed txids."""
+    """Let the sink go on in a table that lacks rows of committed txids."""
     RELEASE_TABLE = "release_table"
     ACCEPT_CHANGE = "accept_change"
-    """The topology may go on with a changed graph."""
+    """Let the topology go on with a changed graph."""
     ADOPT_STREAM = "adopt_stream"
-    """The name goes on from another place of a streaming query than the next."""
+    """Go on from another micro-batch of a streaming query than the next."""
     ADOPT_QUEUE = "adopt_queue"
-    """The queue belongs to another server or timeline now."""
+    """Bind the queue to another server or timeline."""
     OTHER = "other"
-    """An older version recorded an action of which nothing more is known."""
+    """An older version recorded an action that is none of these."""
 
 
 class SinkOutcome(StrEnum):
@@ -92,11 +92,11 @@ class SinkOutcome(StrEnum):
 
     APPLIED = "applied"
     ALREADY_HELD = "already_held"
-    """The sink held it: a duplicate was suppressed."""
+    """The sink held it already: a duplicate was suppressed."""
     HELD_UNFINISHED = "held_unfinished"
     """It was found in the sink after the batch had been given up."""
     SKIPPED = "skipped"
-    """An operator gave it up: its rows are rejects, and the sink never holds them."""
+    """An operator gave it up: its rows are rejects, which the sink never holds."""
 
 
 class AttemptOutcome(StrEnum):
@@ -116,7 +116,7 @@ class EventKind(StrEnum):
 
     FAILURE = "failure"
     RETURNED = "returned"
-    """A message that goes back with one that failed, with which it shares a tuple; no failure is counted."""
+    """A message went back with a failed one with which it shares a tuple; no failure is counted."""
     DEAD_LETTER = "dead_letter"
     REPLAY = "replay"
     SUPPRESSED = "suppressed"
@@ -126,12 +126,12 @@ class EventKind(StrEnum):
     BLOCKED = "blocked"
     OPERATOR = "operator"
     REJECT = "reject"
-    """A row that a sink does not hold, and why: of a batch that an operator skipped there."""
+    """A row that a sink does not hold, since an operator skipped its batch there."""
     LATE_COMMIT = "late_commit"
-    """A sink turned out to hold a batch that had been given up: a driver that stood still has written it after all."""
+    """A sink holds a batch that had been given up: a suspended driver wrote it after all."""
     GRAPH = "graph"
     """The topology's graph or its sinks changed from one run to the next."""
     HALVED = "halved"
     STOPPED = "stopped"
     START_REFUSED = "start_refused"
-    """A start ended at a sink whose table is gone, is another one, or cannot hold the rows."""
+    """A start failed at a sink: its table is gone, is another one, or cannot hold the rows."""

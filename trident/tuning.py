@@ -1,4 +1,4 @@
-"""How large a batch is and how many are in flight: what a tuner is told and says, and the one that tunes nothing."""
+"""The size and number of batches in flight: the interface of a tuner, and the tuner that changes nothing."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
+from pydantic import TypeAdapter, ValidationError
+
 from stormproof.core.errors import Json
 from stormproof.core.source.protocol import Limit
 
 TUNED_IN_FLIGHT_MAX: Final = 4
-"""Batches in flight, at most, where a latency is to be held and no other limit is set."""
+"""The most batches in flight under a latency target without a limit of its own."""
 
 
 def in_flight_max(chosen: int | None, latency_target_s: float | None) -> int:
-    """How many batches may ever be in flight: as chosen, else one, or a few where the tuner picks their number."""
+    """The most batches that may ever be in flight: as chosen, else one, or a few where a tuner picks their number."""
     if chosen is not None:
         return chosen
     return 1 if latency_target_s is None else TUNED_IN_FLIGHT_MAX
@@ -22,7 +24,7 @@ def in_flight_max(chosen: int | None, latency_target_s: float | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the next batches are to be: messages in each, and batches in flight, both at most."""
+    """Limits of the next batches: messages in each, and batches in flight."""
 
     messages: int
     in_flight: int
@@ -33,10 +35,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One committed batch: how many messages, from open to committed in how many seconds, and when it was committed.
+    """One committed batch: its messages, its seconds from open to commit, and the time of its commit.
 
-    `full`: it had as many messages as its limit allowed, or came near it; else the source had no more, and its throughput
-    says nothing. `setting` is what was in force when it was opened.
+    `full`: it had about as many messages as its limit allowed; otherwise the source had no more, and its throughput says
+    nothing. `setting` was in force when it was opened.
     """
 
     messages: int
@@ -48,7 +50,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a tuner decided, and why. `below_reach`: it found that nothing holds the target."""
+    """What a tuner decided, and why. `below_reach`: no setting reaches the target."""
 
     before: Setting
     after: Setting
@@ -61,11 +63,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How batches are to be at one moment; the ledger keeps it with every batch that is opened.
+    """The size and number of batches at one moment; the ledger keeps it with every batch that is opened.
 
-    At most `messages` and `bytes` a batch, and `in_flight` at once, of `in_flight_max` that there may ever be. Where
-    `latency_target_s` is set they are tuned: `step` is the last decision, and `why` it was taken. `floor_s` says that the
-    target is below reach: even small batches, one at a time, take so many seconds.
+    At most `messages` and `bytes` a batch, and `in_flight` batches at once, of `in_flight_max` that there may ever be. With
+    a `latency_target_s` they are tuned: `step` is the last decision, and `why` its reason. `floor_s`: the target is below
+    reach, since even small batches, one at a time, take this many seconds.
     """
 
     messages: int
@@ -83,19 +85,18 @@ class Figures:
 
     @staticmethod
     def of_json(found: Mapping[str, Json]) -> Figures | None:
-        """As the ledger gave it back; None where it is of another version, or was tampered with."""
-        numbers = [found.get(name) for name in ("messages", "bytes", "in_flight", "in_flight_max")]
-        seconds = [found.get(name) for name in ("latency_target_s", "floor_s")]
-        texts = [found.get(name, "") for name in ("step", "why")]
-        whole = [number for number in numbers if isinstance(number, int)]
-        timed = [float(s) if isinstance(s, int | float) else None for s in seconds]
-        if len(whole) < len(numbers):
+        """As the ledger gave it back; None where another version wrote it, or it was tampered with."""
+        try:
+            return _FIGURES.validate_python(found)
+        except ValidationError:
             return None
-        return Figures(whole[0], whole[1], whole[2], whole[3], timed[0], timed[1], str(texts[0]), str(texts[1]))
+
+
+_FIGURES: Final = TypeAdapter(Figures)
 
 
 class Tuner(Protocol):
-    """Says how batches are to be, and learns from those that were committed."""
+    """Chooses the size and number of batches, and learns from those that were committed."""
 
     @property
     def limit(self) -> Limit:
@@ -104,30 +105,30 @@ class Tuner(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """How many batches may be in flight."""
+        """The number of batches that may be in flight."""
         ...
 
     @property
     def figures(self) -> Figures:
-        """All that there is to say about it."""
+        """The present choice, for the ledger and the statistics."""
         ...
 
     def learn(self, sample: Sample) -> Step | None:
-        """A batch was committed. What was decided on it, if anything."""
+        """Take in a committed batch. What was decided on it, if anything."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AsSet:
-    """Nothing is tuned."""
+    """The tuner that changes nothing."""
 
     limit: Limit
     in_flight: int
 
     @property
     def figures(self) -> Figures:
-        """As they were set."""
+        """The limits as they were set."""
         return Figures(self.limit.messages, self.limit.bytes, self.in_flight, self.in_flight)
 
     def learn(self, sample: Sample) -> Step | None:
-        """Nothing to learn."""
+        """Decide nothing."""

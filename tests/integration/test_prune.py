@@ -47,6 +47,20 @@ def pruned_upto(operated: Operated, status: int = 0) -> list[int]:
     return [n["txid"] for n in operated.verify(status)["notices"] if n["kind"] == "pruned"]
 
 
+def test_more_messages_are_pruned_than_a_statement_can_have_parameters(operated: Operated) -> None:
+    operated.put(*messages(6))
+    operated.run()
+    inserted = operated.sql(
+        "insert into stormproof.event (incarnation, at, kind, txid, message)"
+        " select incarnation, now(), 'replay', txid, 'again/' || i from stormproof.txn, generate_series(1, 65536) i"
+        " where txid = 1 returning 1"
+    )
+    assert len(inserted) == 65_536
+    removed = operated.command("ledger", "prune", NAME, "--older-than", "0s")["topologies"][0]["removed"]
+    assert removed["event"] >= 65_536
+    operated.verify()
+
+
 def test_a_topology_that_is_pruned_goes_on_and_verifies(operated: Operated) -> None:
     payloads: list[bytes] = []
     for start in range(3):

@@ -94,7 +94,7 @@ def adopt_table(topology: str, sink: str, *, accept_loss: bool, by: str, why: st
         "sink": sink,
         "was": binding.table_id,
         "is": table_id,
-        "lost": None if loss is None else loss.detail(),
+        "lost": loss,
         "by": by,
         "why": why,
     }

@@ -15,10 +15,9 @@ from stormproof.trident.cli.output import emit, say
 from stormproof.trident.cli.stores import Stores, opened
 from stormproof.trident.ledger import events, graphs, lives, transactions
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
-from stormproof.trident.ledger.rows import Event
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.steps import to_prepared
-from stormproof.trident.transaction import EventKind, OperatorAction, TxnState
+from stormproof.trident.transaction import OperatorAction, TxnState
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import TopologyRow
@@ -43,14 +42,8 @@ def retry_txid(topology: str, txid: int, *, by: str, why: str, as_json: bool) ->
             # The sinks come first: if this is killed in between, the batch is still blocked, and `retry` can be repeated.
             restored = _restore_lost(stores, tx, row, txid)
             transactions.unblock(tx, txid)
-            action = OperatorAction.RETRY
-            detail: dict[str, Json] = {
-                "action": action.value,
-                "by": by,
-                "why": why,
-                "restored": {sink: storable_text(text) for sink, text in restored.items()},
-            }
-            events.record(tx, [Event(EventKind.OPERATOR, action, txid=txid, reason=f"retry by {by}", detail=detail)])
+            detail: dict[str, Json] = {"restored": {sink: storable_text(text) for sink, text in restored.items()}}
+            events.decided(tx, OperatorAction.RETRY, by=by, why=why, txid=txid, detail=detail)
     report = {
         "topology": topology,
         "txid": txid,

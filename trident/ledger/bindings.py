@@ -1,23 +1,23 @@
-"""The table behind each sink: which one the ledger knows, what it holds, and what it means that another one is there."""
+"""The table behind each sink: which one the ledger knows, the last txid it holds, and the errors for another one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 import sqlalchemy as sa
+from pydantic import TypeAdapter
 
 from stormproof.core.errors import Json, PositionMismatch
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import Event
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction import EventKind, OperatorAction
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The table behind a sink by the ledger: its name, its id, and the last txid that it is known to hold."""
+    """The table behind a sink, as the ledger knows it: its name, its id, and the last txid that it holds."""
 
     topology: str
     sink: str
@@ -34,7 +34,7 @@ class Bound:
         return "no txid" if self.last_txid is None else f"txid {self.last_txid}"
 
     def is_gone(self, target: str) -> PositionMismatch:
-        """There is no table of the name that the sink has now."""
+        """The error where there is no table of the name that the sink has now."""
         if target != self.target:
             return self._renamed(target, f"there is no table {target}")
         return PositionMismatch(
@@ -50,7 +50,7 @@ class Bound:
         )
 
     def is_another(self, target: str, table_id: str) -> PositionMismatch:
-        """The table of the name that the sink has now is not the known one."""
+        """The error where the table of the name that the sink has now is not the known one."""
         if target != self.target:
             return self._renamed(target, f"the table {target} is another one (id {table_id})", table_id)
         return PositionMismatch(
@@ -83,44 +83,29 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What an operator gave up with a table: rows that txids up to `upto` had written to it, and that no table holds now."""
+    """Rows that an operator gave up with a table: txids up to `upto` had written them, and no table holds them now."""
 
     upto: int
     txids: str
-    """Which of them, as ranges."""
+    """The txids of these rows, as ranges."""
     rows: int
-    """Rows that those txids wrote."""
+    """The number of rows that those txids wrote."""
     found: int
-    """Rows in the table that took its place."""
+    """The number of rows in the table that took its place."""
     by: str = ""
     why: str = ""
 
-    def detail(self) -> dict[str, Json]:
-        """For the event that records it."""
-        return {
-            "upto": self.upto,
-            "txids": self.txids,
-            "rows": self.rows,
-            "found": self.found,
-            "by": self.by,
-            "why": self.why,
-        }
-
     @staticmethod
     def of(detail: dict[str, Json]) -> Loss:
-        """From such an event."""
-        return Loss(
-            int(str(detail["upto"])),
-            str(detail["txids"]),
-            int(str(detail["rows"])),
-            int(str(detail["found"])),
-            str(detail["by"]),
-            str(detail["why"]),
-        )
+        """From the detail of the event that records it."""
+        return _LOSS.validate_python(detail)
+
+
+_LOSS: Final = TypeAdapter(Loss)
 
 
 def bind(tx: Tx, sink: str, target: str, table_id: str, description: dict[str, Json] | None = None) -> None:
-    """Remember which table is behind a sink, and how the audit can open it again by name alone.
+    """Record which table is behind a sink, and how the audit can open it again by name alone.
 
     Raises:
         PositionMismatch: the ledger knows another table there: see `Bound.is_another`.
@@ -149,27 +134,18 @@ def bind(tx: Tx, sink: str, target: str, table_id: str, description: dict[str, J
 
 
 def rebind(tx: Tx, sink: str, table_id: str, *, by: str, why: str, loss: Loss | None = None) -> None:
-    """Take the table that is there now for the sink's, by a person's word, and record what is given up with it."""
-    known = bound(tx, sink)
+    """Take the table that is there now for the sink's, by an operator's decision, and record what is given up with it."""
+    known = _sink_row(tx, sink)
     tx.connection.execute(
         sa.update(t.topology_sink)
         .where(t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink)
         .values(table_id=table_id)
     )
     was = None if known is None else known.table_id
-    detail: dict[str, Json] = {
-        "action": OperatorAction.ADOPT_TABLE.value,
-        "by": by,
-        "why": why,
-        "was": was,
-        "is": table_id,
-    }
-    decision = OperatorAction.ADOPT_TABLE
-    events.record(tx, [Event(EventKind.OPERATOR, decision, sink=sink, reason=f"adopt table by {by}", detail=detail)])
+    detail: dict[str, Json] = {"was": was, "is": table_id}
+    events.decided(tx, OperatorAction.ADOPT_TABLE, by=by, why=why, sink=sink, detail=detail)
     if loss is not None:
-        decision = OperatorAction.ACCEPT_LOSS
-        reason = f"accept loss by {by}"
-        events.record(tx, [Event(EventKind.OPERATOR, decision, sink=sink, reason=reason, detail=loss.detail())])
+        events.decided(tx, OperatorAction.ACCEPT_LOSS, by=by, why=why, sink=sink, detail=asdict(loss))
 
 
 def unbind(tx: Tx, sink: str, *, by: str, why: str) -> None:
@@ -181,9 +157,7 @@ def unbind(tx: Tx, sink: str, *, by: str, why: str) -> None:
         )
     )
     was = None if known is None else known.table_id
-    detail: dict[str, Json] = {"action": OperatorAction.RELEASE_TABLE.value, "by": by, "why": why, "was": was}
-    decision = OperatorAction.RELEASE_TABLE
-    events.record(tx, [Event(EventKind.OPERATOR, decision, sink=sink, reason=f"release table by {by}", detail=detail)])
+    events.decided(tx, OperatorAction.RELEASE_TABLE, by=by, why=why, sink=sink, detail={"was": was})
 
 
 def bound(tx: Tx, sink: str) -> Bound | None:
@@ -221,7 +195,7 @@ def last_held(tx: Tx, sink: str) -> tuple[int, str] | None:
 
 
 def rows_held(tx: Tx, sink: str) -> dict[int, int]:
-    """How many rows each txid wrote that the sink is known to hold, as far as the ledger still has them."""
+    """The number of rows of each txid that the sink is known to hold and that the ledger still has."""
     rows = tx.connection.execute(
         sa.select(t.txn_sink.c.txid, t.txn_sink.c.rows).where(
             t.txn_sink.c.incarnation == tx.run.incarnation,
@@ -233,7 +207,7 @@ def rows_held(tx: Tx, sink: str) -> dict[int, int]:
 
 
 def given_up(tx: Tx, sink: str) -> int:
-    """Up to which txid a person gave up what the sink's table lacks; 0 where nobody did."""
+    """The txid up to which an operator gave up what the sink's table lacks; 0 where nobody did."""
     details = tx.connection.execute(
         sa.select(t.event.c.detail).where(
             t.event.c.incarnation == tx.run.incarnation,

@@ -30,10 +30,10 @@ LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 def ledger_engine(database: Database, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> sa.Engine:
-    """SQLAlchemy's engine for the ledger: one connection, no check before use (a lost one is met by recovery).
+    """SQLAlchemy's engine for the ledger: one connection, which is not checked before use (recovery replaces a lost one).
 
-    No statement waits for a lock for longer than `lock_timeout_s`, and a session that sits idle in a transaction is ended
-    by the server: a paused process must not hold up a take-over for ever.
+    No statement waits for a lock for longer than `lock_timeout_s`, and the server ends a session that sits idle in a
+    transaction: a suspended process must not block a take-over for ever.
     """
 
     def connected() -> psycopg.Connection:
@@ -54,15 +54,15 @@ def ledger_engine(database: Database, *, lock_timeout_s: float = LOCK_TIMEOUT_S)
 
 
 def require_schema(engine: sa.Engine, database: Database, *, own: bool, makes: bool = True) -> None:
-    """Make sure that the ledger's schema is the one that this version needs.
+    """Require that the ledger's schema is the one that this version needs.
 
-    Where there is none, it is made if this `makes` it: nothing is there that could be lost. `own` says that the database
-    is the embedded one, where an old one is also migrated without a word.
+    A missing schema is made if `makes` is true: nothing is there that could be lost. `own`: the database is the embedded
+    one, where an old schema is migrated without asking.
 
     Raises:
-        SettingsError: the schema of a user's own database is of another revision, or there is none and it is not to be made.
-        StoreUnavailable: it does not answer.
-        MissingRight: the role may not read it, or not make it.
+        SettingsError: the schema of a user's own database has another revision, or is missing and not to be made.
+        StoreUnavailable: the database does not answer.
+        MissingRight: the role may not read the schema, or not make it.
     """
     try:
         found = state(engine)
@@ -107,7 +107,7 @@ class LedgerDatabase:
 
     @contextmanager
     def begin(self) -> Generator[sa.Connection]:
-        """One transaction, behind no fence.
+        """One transaction, without the fence.
 
         Raises:
             StoreUnavailable: the connection was lost, or the database takes no writes. After a lost answer to COMMIT the

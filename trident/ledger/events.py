@@ -1,15 +1,16 @@
-"""The append-only record of what happened: failures, replays, take-overs, what operators decided."""
+"""The append-only record of what happened: failures, replays, take-overs, operators' decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
 
+from stormproof.core.errors import Json
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Event, to_event
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction import EventKind, OperatorAction
 
 
 def record(tx: Tx, events: Iterable[Event]) -> None:
@@ -40,8 +41,30 @@ def record(tx: Tx, events: Iterable[Event]) -> None:
         tx.connection.execute(sa.insert(t.event), rows)
 
 
+def decided(
+    tx: Tx,
+    action: OperatorAction,
+    *,
+    by: str,
+    why: str,
+    about: str = "",
+    txid: int | None = None,
+    sink: str | None = None,
+    message: str | None = None,
+    error: str | None = None,
+    detail: Mapping[str, Json] | None = None,
+) -> None:
+    """Record what an operator decided, who and why. The event's prose is the action, what it is `about`, and who decided."""
+    words = " ".join([*action.value.split("_"), *([about] if about else []), "by", by])
+    whole: dict[str, Json] = {"action": action.value, "by": by, "why": why, **(detail or {})}
+    event = Event(
+        EventKind.OPERATOR, action, txid=txid, sink=sink, message=message, reason=words, error=error, detail=whole
+    )
+    record(tx, [event])
+
+
 def failures(tx: Tx, txid: int) -> list[Event]:
-    """The messages that failed in a batch, or were returned, in whichever attempt; recorded once, at its end."""
+    """The messages that failed in a batch or were returned, in any of its attempts; recorded once, at its end."""
     rows = tx.connection.execute(
         sa.select(t.event)
         .where(
@@ -55,7 +78,7 @@ def failures(tx: Tx, txid: int) -> list[Event]:
 
 
 def counts_of(failures: Iterable[Event]) -> dict[str, int]:
-    """How many of these are failures, and how many are messages that were merely returned, by column of `txn`."""
+    """The numbers of failed and of returned messages among these events, by column of `txn`."""
     found = [event.kind is EventKind.FAILURE for event in failures]
     return {"failed": sum(found), "returned": len(found) - sum(found)}
 
@@ -75,7 +98,7 @@ def blocking_sink(tx: Tx, txid: int) -> str | None:
 
 
 def dead_letters_in(tx: Tx, txid: int) -> list[str]:
-    """The messages that became dead letters with a batch, as far as that is recorded."""
+    """The messages that are recorded as dead letters of a batch."""
     rows = tx.connection.execute(
         sa.select(t.event.c.message).where(
             t.event.c.incarnation == tx.run.incarnation,

@@ -1,6 +1,6 @@
-"""The fence: one row a topology, whose epoch a starting driver raises and every transaction of a driver locks first.
+"""The fence: one row a topology. A starting driver raises its epoch, and every transaction of a driver locks it first.
 
-A driver locks the row ``for share where epoch = mine``; one whose epoch was raised by another stops with `Fenced`.
+A driver locks the row ``for share where epoch = mine``; where another driver has raised the epoch, it stops with `Fenced`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction import EventKind
 
 LIFE_DIGITS: Final = 8
-"""Hexadecimal digits of the topology's hashed name that are added to an incarnation which another topology has already."""
+"""Hexadecimal digits of the topology's hashed name, the suffix of an incarnation that another topology has already."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverIdentity:
-    """Which process a driver is: enough to tell whether it still lives, and to end it."""
+    """The process of a driver: enough to tell whether it still lives, and to end it."""
 
     host: str
     pid: int
@@ -47,7 +47,7 @@ class DriverIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a starting driver says of itself and of its topology."""
+    """What the ledger records of a starting driver and its topology."""
 
     topology: str
     fingerprint: str
@@ -64,8 +64,8 @@ def raise_epoch(connection: sa.Connection, start: Start, clock: Clock, new_incar
     """Raise the topology's epoch, or insert the topology with epoch 1.
 
     Raises:
-        PositionMismatch: the topology reads another source than the one that the ledger's positions are of.
-        MadeMeanwhile: another driver inserted it at the same instant: look again.
+        PositionMismatch: the topology reads another source than the one of the ledger's positions.
+        MadeMeanwhile: another driver inserted it at the same instant; try again.
     """
     now, driver = clock.now(), start.driver
     row = connection.execute(
@@ -114,7 +114,7 @@ def raise_epoch(connection: sa.Connection, start: Start, clock: Clock, new_incar
 def life_of(connection: sa.Connection, topology: str, new_incarnation: Callable[[], str]) -> str:
     """A new incarnation that no other topology has.
 
-    Two functions of one streaming query ask for the same one; the later gets a suffix from its topology's name.
+    Two functions of one streaming query ask for the same one; the later one's gets a suffix from its topology's name.
     """
     made = new_incarnation()
     is_another = sa.select(t.topology.c.name).where(t.topology.c.incarnation == made)
@@ -160,17 +160,17 @@ def lock_epoch(connection: sa.Connection, run: Run) -> None:
 
 
 class Backends:
-    """The server processes of drivers' connections: a take-over ends those of older epochs, which may hold the fence."""
+    """The server processes of drivers' connections. A take-over ends those of older epochs, which may hold the fence."""
 
     def __init__(self) -> None:
         self._recorded: set[int] = set()
 
     def forget(self) -> None:
-        """The connections are gone: the next ones are recorded anew."""
+        """Forget all connections, since they are gone."""
         self._recorded.clear()
 
     def end_older(self, database: LedgerDatabase, topology: str) -> None:
-        """End the server processes of the topology's drivers so far."""
+        """End the server processes of all earlier drivers of the topology."""
         if not database.is_postgres:
             return
         with database.begin() as connection:
@@ -210,11 +210,11 @@ class Backends:
 
 
 _MADE_MEANWHILE: Final = ("pk_topology", "uq_topology_incarnation")
-"""The constraints that another driver's insert can make this one violate. Any other violation is this driver's own."""
+"""The constraints that an insert violates where another driver was faster. Any other violation is a fault of this driver."""
 
 
 def _violated(error: IntegrityError) -> str | None:
-    """The name of the constraint that a statement violated. SQLite names its columns alone."""
+    """The name of the constraint that a statement violated. SQLite names only its columns."""
     named = getattr(getattr(error.orig, "diag", None), "constraint_name", None)
     if named is not None:
         return str(named)

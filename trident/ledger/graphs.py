@@ -1,4 +1,4 @@
-"""The shape of a topology's graph as the ledger keeps it, and which changes of it go on from where the old one stood."""
+"""A topology's graph as the ledger keeps it, and which changes of it a new run may make."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from stormproof.core.errors import Json, PositionMismatch
-from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.plan import (
+    BoltNode,
+    CombineNode,
+    GatherNode,
+    JoinNode,
+    JoinSideNode,
+    Node,
+    OperationNode,
+    Plan,
+    SendNode,
+    WriteNode,
+)
 from stormproof.trident.ledger import bindings, events, transactions
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.missing import MISSING, Missing, Shape, absences, count_missing
@@ -27,13 +38,13 @@ SHOWN_CHARACTERS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A graph's canonical description: source, components, and sinks with what they are given. Nothing of functions."""
+    """A graph's canonical description: source, components, and sinks with their inputs. It has nothing of functions."""
 
     description: dict[str, Json]
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal descriptions."""
+        """A hash of the description."""
         return hashlib.sha256(json.dumps(self.description, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -60,7 +71,7 @@ def _parts(description: Mapping[str, Json], kind: str) -> dict[str, dict[str, Js
 
 
 def graph_of(plan: Plan, source: str) -> Graph:
-    """What a compiled topology is, for the ledger."""
+    """The graph of a compiled topology."""
     targets = {spec.name: spec.target for spec in plan.sink_specs}
     sinks: dict[str, Json] = {
         name: {
@@ -80,22 +91,25 @@ def graph_of(plan: Plan, source: str) -> Graph:
     return Graph({"source": source, "components": components, "sinks": sinks})
 
 
-def _children(node: object) -> list[Json]:
-    children = getattr(node, "children", ())
-    if isinstance(children, Mapping):
-        return [f"{stream}>{child}" for stream, keys in children.items() for child in keys]
-    return [*children]
+def _children(node: Node) -> list[Json]:
+    match node:
+        case BoltNode():
+            return [f"{stream}>{child}" for stream, keys in node.children.items() for child in keys]
+        case OperationNode() | GatherNode() | JoinNode():
+            return [*node.children]
+        case CombineNode() | JoinSideNode() | SendNode() | WriteNode():
+            return []
 
 
 class ChangeKind(StrEnum):
-    """What is different; append-only."""
+    """What differs; append-only."""
 
     SINK_ADDED = "sink_added"
     SINK_RETURNED = "sink_returned"
-    """It was part of the topology before, and holds what it was given then."""
+    """The sink was part of the topology before, and holds what it was given then."""
     SINK_REMOVED = "sink_removed"
     SINK_CHANGED = "sink_changed"
-    """It is given other columns, keys or folds: what it holds was made of the old ones."""
+    """The sink is given other columns, keys or folds: what it holds was made of the old ones."""
     COMPONENTS = "components"
 
 
@@ -111,30 +125,30 @@ class Change:
 
     @property
     def needs_acceptance(self) -> bool:
-        """Whether a person must say that it is meant: a table would hold what no row of batches makes."""
+        """Whether an operator must accept it: the table would hold what no batches could have made."""
         return self.kind is ChangeKind.SINK_CHANGED or (self.kind is ChangeKind.SINK_RETURNED and bool(self.missing))
 
     @property
     def harm(self) -> str:
-        """Why it needs that."""
+        """Why an operator must accept it."""
         if self.kind is ChangeKind.SINK_RETURNED:
             return "what it does not have would never come to it"
         return "what the table holds was made of the old ones"
 
     @property
     def remedy(self) -> str:
-        """When it may be accepted."""
+        """The condition under which it may be accepted."""
         if self.kind is ChangeKind.SINK_RETURNED:
             return "once its table was completed by hand, or to go on without that"
         return "once the table can hold both"
 
     @property
     def is_loud(self) -> bool:
-        """Whether the log warns of it."""
+        """Whether it is logged as a warning."""
         return self.missing is not None or self.kind in (ChangeKind.SINK_CHANGED, ChangeKind.SINK_REMOVED)
 
     def joining(self, missing: Missing | None, held: int | None, newest: int) -> Change:
-        """The same of a sink that joins, with what it does not have; `held` is the last txid that it was given before."""
+        """This change for a sink that joins, with what the sink lacks; `held` is the last txid that it was given before."""
         if held is None:
             lacks = "" if missing is None else f", and does not have {missing}, committed before it joined"
             return replace(self, text=f"{self.text}{lacks}", missing=missing)
@@ -149,7 +163,7 @@ class Change:
 
 
 def changes(before: Graph, after: Graph) -> tuple[Change, ...]:
-    """What is different, sinks first."""
+    """The differences, sinks first."""
     found: list[Change] = []
     old, new = before.sinks, after.sinks
     found += [Change(ChangeKind.SINK_ADDED, f"sink {name!r} is new", name) for name in new if name not in old]
@@ -166,7 +180,7 @@ def changes(before: Graph, after: Graph) -> tuple[Change, ...]:
 
 
 def sink_change(name: str, before: Graph, after: Graph) -> Change | None:
-    """How a sink that both graphs have is given other rows; None where it is not."""
+    """How the input of a sink that both graphs have differs; None where it does not."""
     old, new = before.sinks[name], after.sinks[name]
     parts = [
         f"{part} were {json.dumps(old.get(part))}, are {json.dumps(new.get(part))}"
@@ -177,7 +191,7 @@ def sink_change(name: str, before: Graph, after: Graph) -> Change | None:
 
 
 def keep_graph(tx: Tx, graph: Graph) -> Sequence[Change]:
-    """Record the graph where it is new or changed. Returns what changed.
+    """Record the graph if it is new or changed. Returns what changed.
 
     Raises:
         PositionMismatch: an operator must accept the change, or a batch is prepared for a sink that is gone or changed.
@@ -193,7 +207,7 @@ def keep_graph(tx: Tx, graph: Graph) -> Sequence[Change]:
     ).scalar_one()
     found: Sequence[Change] = ()
     if known is not None:
-        found = _told(tx, earlier, graph, after_txid)
+        found = _changes_with_missing(tx, earlier, graph, after_txid)
         _require_resolved(tx, found)
         _require_accepted(tx, found, graph, known.at)
     connection.execute(
@@ -226,8 +240,8 @@ def keep_graph(tx: Tx, graph: Graph) -> Sequence[Change]:
     return found
 
 
-def _told(tx: Tx, earlier: Sequence[Any], graph: Graph, after_txid: int) -> list[Change]:
-    """What changed since the last of the earlier graphs, with what each sink that joins does not have."""
+def _changes_with_missing(tx: Tx, earlier: Sequence[Any], graph: Graph, after_txid: int) -> list[Change]:
+    """What changed since the last of the earlier graphs; each sink that joins with what it lacks."""
     graphs = [Graph(row.description) for row in earlier]
     shapes = [Shape(row.epoch, row.after_txid, frozenset(g.sinks)) for row, g in zip(earlier, graphs, strict=True)]
     away = absences([*shapes, Shape(tx.run.epoch, after_txid, frozenset(graph.sinks))])
@@ -255,7 +269,7 @@ def _told(tx: Tx, earlier: Sequence[Any], graph: Graph, after_txid: int) -> list
 
 
 def _require_resolved(tx: Tx, found: Sequence[Change]) -> None:
-    """Refuse to remove or change a sink for which a batch is prepared: the batch is committed to it first, or skipped."""
+    """Refuse to remove or change a sink for which a batch is prepared; it must be committed or skipped there first."""
     run = tx.run
     touched = {c.sink: c for c in found if c.kind in (ChangeKind.SINK_REMOVED, ChangeKind.SINK_CHANGED)}
     rows = tx.connection.execute(
@@ -313,8 +327,5 @@ def _require_accepted(tx: Tx, found: Sequence[Change], graph: Graph, since: date
 
 
 def accept(tx: Tx, fingerprint: str, *, by: str, why: str) -> None:
-    """Let the topology go on with the graph whose shown fingerprint this is, by an operator's decision."""
-    action = OperatorAction.ACCEPT_CHANGE
-    detail: dict[str, Json] = {"action": action.value, "by": by, "why": why}
-    reason = f"accept change {fingerprint} by {by}"
-    events.record(tx, [Event(EventKind.OPERATOR, action, message=fingerprint, reason=reason, detail=detail)])
+    """Let the topology go on with the graph of this shown fingerprint, by an operator's decision."""
+    events.decided(tx, OperatorAction.ACCEPT_CHANGE, by=by, why=why, about=fingerprint, message=fingerprint)

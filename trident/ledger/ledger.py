@@ -1,8 +1,8 @@
 """The ledger: what every topology opened, prepared, committed and replayed, in one database.
 
-`Ledger` is its transaction boundary. What is read and written inside a transaction is in the modules beside this one, as
-functions of `Tx`: `transactions` (batches and attempts), `events`, `bindings` (the tables behind sinks), `lives`,
-`graphs`, `streams` (micro-batches) and `repair`.
+`Ledger` begins its transactions. The modules beside this one read and write inside them, as functions of `Tx`:
+`transactions` (batches and attempts), `events`, `bindings` (the tables behind sinks), `lives`, `graphs`, `streams`
+(micro-batches) and `repair`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ledger:
 
     Parameters:
         engine: SQLAlchemy engine; its pool should hold one connection.
-        clock: for the times in the rows.
+        clock: for the times in rows.
         new_incarnation: makes the id of a new life of a topology's name.
     """
 
@@ -58,14 +58,13 @@ class Ledger:
     ) -> Run:
         """Raise the topology's epoch, which fences every older driver; insert the topology where it is new.
 
-        The older epochs' server processes are ended first, since a paused one may hold the fence's lock.
-
-        `graph` is compared with the one that ran last: what changed is recorded, or refused before anybody is fenced.
+        The older epochs' server processes are ended first, since a suspended driver may hold the fence's lock. `graph` is
+        compared with the one that ran last: a change is recorded, or refused before any driver is fenced.
 
         Raises:
             StoreUnavailable: the database cannot be reached, or the fence's lock could not be had.
-            PositionMismatch: the topology reads another source than the ledger's positions are of, or its graph changed
-                in a way that an operator must accept, or while a batch is prepared for what is gone.
+            PositionMismatch: the topology reads another source than the one of the ledger's positions; or its graph changed
+                so that an operator must accept it, or a batch is prepared for a sink that is gone or changed.
         """
         start = Start(topology, fingerprint, guarantee, source, driver or DriverIdentity.mine())
         for _ in range(TAKE_OVER_TRIES):
@@ -90,7 +89,7 @@ class Ledger:
         )
 
     def stop(self, run: Run) -> None:
-        """Record that the driver ended in order."""
+        """Record that the driver has ended in an orderly way."""
         with self.transaction(run) as tx:
             tx.connection.execute(
                 sa.update(t.topology)
@@ -113,7 +112,7 @@ class Ledger:
 
     @contextmanager
     def unfenced(self) -> Generator[UnfencedTx]:
-        """One database transaction behind no fence: for an operator's decision on a store that several topologies read.
+        """One database transaction without the fence: for an operator's decision on a store that several topologies read.
 
         Raises:
             StoreUnavailable: the connection was lost, or a lock could not be had.

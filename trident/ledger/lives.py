@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import Json, PositionMismatch
+from stormproof.core.errors import PositionMismatch
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import Event
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction import EventKind, OperatorAction
 
@@ -17,8 +16,8 @@ from stormproof.trident.transaction import EventKind, OperatorAction
 def require_known(tx: Tx, sink: str, target: str, others: Sequence[str]) -> None:
     """Refuse a table that other lives wrote to, unless an operator adopted them.
 
-    One of this topology's name means that the ledger was lost and made anew; one of another topology, that this one
-    was renamed, or that two share a table. A renamed topology reads its source from the start and would double it all.
+    A life of this topology's name means that the ledger was lost and made anew; a life of another topology means that this
+    one was renamed, or that two share a table. A renamed topology would read its source from the start and double it all.
 
     Raises:
         PositionMismatch: names the lives, and the command that goes on all the same.
@@ -47,15 +46,11 @@ def require_known(tx: Tx, sink: str, target: str, others: Sequence[str]) -> None
 
 def adopt(tx: Tx, life: str, *, by: str, why: str) -> None:
     """Let the topology write beside the rows of another life, by an operator's decision."""
-    detail: dict[str, Json] = {"action": OperatorAction.ADOPT.value, "by": by, "why": why}
-    decision = Event(
-        EventKind.OPERATOR, OperatorAction.ADOPT, message=life, reason=f"adopt {life} by {by}", detail=detail
-    )
-    events.record(tx, [decision])
+    events.decided(tx, OperatorAction.ADOPT, by=by, why=why, about=life, message=life)
 
 
 def adopted(tx: Tx) -> frozenset[str]:
-    """The other lives beside whose rows an operator lets this topology write."""
+    """The other lives beside whose rows this topology may write, by an operator's decision."""
     return frozenset(
         tx.connection.execute(
             sa.select(t.event.c.message).where(

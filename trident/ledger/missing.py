@@ -1,19 +1,20 @@
-"""What a sink does not have: the txids that were committed while it was not part of its topology."""
+"""What a sink lacks: the txids that were committed while it was not part of its topology."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import sqlalchemy as sa
+from pydantic import TypeAdapter, ValidationError
 
 from stormproof.core.errors import Json
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.transaction import EventKind, TxnState
 
 MISSING: Final = "missing"
-"""Where a `graph` event's detail has what the sink that joined does not have."""
+"""The key of what a joining sink lacks, in the detail of a `graph` event."""
 
 _KEPT: Final = (TxnState.PREPARED.value, TxnState.BLOCKED.value, TxnState.COMMITTED.value)
 """States of a batch that is committed, or will be, to the sinks that it was prepared for."""
@@ -21,9 +22,9 @@ _KEPT: Final = (TxnState.PREPARED.value, TxnState.BLOCKED.value, TxnState.COMMIT
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Txids that a sink does not have: the lowest, the highest, how many, and of how many messages.
+    """Txids that a sink lacks: the lowest, the highest, their number, and the number of their messages.
 
-    `pruned_upto`: so far the ledger was pruned before anybody counted; only later ones are in the numbers.
+    `pruned_upto`: the ledger was pruned up to here before they were counted; only later ones are in the numbers.
     """
 
     first: int
@@ -42,28 +43,24 @@ class Missing:
         return f"{self.txids} txids from {self.first} to {self.last} ({messages})"
 
     def to_json(self) -> dict[str, Json]:
-        """As an event's detail keeps it."""
-        kept: dict[str, Json] = {
-            "first": self.first,
-            "last": self.last,
-            "txids": self.txids,
-            "messages": self.messages,
-        }
-        return kept if self.pruned_upto is None else {**kept, "pruned_upto": self.pruned_upto}
+        """As an event's detail has it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @staticmethod
     def of_json(detail: object) -> Missing | None:
-        """What an event's detail says; None where it says nothing that can be read."""
-        if not isinstance(detail, Mapping):
+        """From an event's detail; None where it cannot be read."""
+        try:
+            return _MISSING.validate_python(detail)
+        except ValidationError:
             return None
-        found = {name: detail.get(name) for name in ("first", "last", "txids", "messages", "pruned_upto")}
-        numbers = {name: value for name, value in found.items() if isinstance(value, int)}
-        return Missing(**numbers) if {"first", "last", "txids", "messages"} <= numbers.keys() else None
+
+
+_MISSING: Final = TypeAdapter(Missing)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which sinks a topology has from one epoch on, behind which txid."""
+    """The sinks of a topology from one epoch on, and the highest txid before it."""
 
     epoch: int
     after_txid: int
@@ -80,7 +77,7 @@ class Absence:
 
 
 def absences(shapes: Sequence[Shape]) -> dict[str, tuple[Absence, ...]]:
-    """For each sink when it was not there before it joined, oldest first. A stay without a txid joins two of them."""
+    """For each sink its absences, oldest first. A presence without a txid makes one of the two absences around it."""
     found: dict[str, tuple[Absence, ...]] = {}
     for sink in sorted(set[str]().union(*(shape.sinks for shape in shapes))):
         gone: int | None = 0
@@ -101,7 +98,7 @@ def absences(shapes: Sequence[Shape]) -> dict[str, tuple[Absence, ...]]:
 def count_missing(
     connection: sa.Connection, incarnation: str, sink: str, absence: Absence, *, pruned_upto: int = 0
 ) -> Missing | None:
-    """What of an absence was committed, or will be; None: nothing."""
+    """The txids of an absence that were committed, or will be; None where there are none."""
     c, work = t.txn.c, t.txn_sink.c
     behind = max(absence.after, pruned_upto)
     row = connection.execute(
@@ -125,7 +122,7 @@ def count_missing(
 def missing_txids(
     connection: sa.Connection, incarnation: str, shapes: Sequence[Shape], *, pruned_upto: int
 ) -> dict[str, tuple[Missing, ...]]:
-    """What each sink does not have. Where the ledger was pruned since, as it was counted when the sink joined."""
+    """What each sink lacks; where the ledger was pruned since, as it was counted when the sink joined."""
     recorded = _recorded(connection, incarnation)
     found: dict[str, tuple[Missing, ...]] = {}
     for sink, mine in absences(shapes).items():

@@ -1,6 +1,6 @@
-"""What the ledger does for a batch that cannot go on by itself: a sink is skipped, or turns out to hold more than was known.
+"""Repairs of a batch that cannot go on by itself: a sink is skipped, or turns out to hold more than the ledger knew.
 
-Both change what a sink must hold before its next batch (PREV), so both are one transaction with the rows that say so.
+Both change what a sink must hold before its next batch (PREV), in one transaction with the events that record it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stormproof.trident.transaction import EventKind, OperatorAction, SinkOutcom
 
 @dataclass(frozen=True, slots=True)
 class RejectedRow:
-    """One row that a skipped sink will not hold: in which file, which row of it, and the row as JSON."""
+    """A row that a skipped sink will not hold: its file, its place there, and the row as JSON."""
 
     file: str
     row: int
@@ -29,10 +29,10 @@ class RejectedRow:
 
 
 def skippable(tx: Tx, txid: int, sink: str) -> SinkWork:
-    """What a batch writes to a sink that may be skipped for it.
+    """What a batch writes to a sink, where the sink may be skipped for it.
 
     Raises:
-        UsageError: there is no such batch, it is not waiting for its sinks, or the sink holds it, or was skipped already.
+        UsageError: there is no such batch, it does not wait for its sinks, or the sink holds it or was skipped already.
     """
     where = f"txid {txid} of topology {tx.run.topology!r}"
     txn = transactions.find(tx, txid)
@@ -65,8 +65,8 @@ def skip(
 ) -> TxnState:
     """Turn a batch's rows at one sink into rejects; the sink goes on from what it holds. Returns the batch's state.
 
-    The batch is prepared again: the next start commits it to its other sinks and confirms its messages. Batches that were
-    prepared behind it follow, at this sink, what it would have followed.
+    The batch is prepared again: the next start commits it to its other sinks and confirms its messages. At this sink,
+    batches that were prepared behind it now follow the txid that it would have followed.
     """
     txn = transactions.find(tx, txid)
     assert txn is not None
@@ -82,50 +82,32 @@ def skip(
     if txn.state is TxnState.BLOCKED:
         transactions.unblock(tx, txid)
     reason = txn.reason or why
-    detail = {
-        "action": OperatorAction.SKIP.value,
-        "by": by,
-        "why": why,
-        "sink": work.sink,
-        "rows": work.rows,
-        "listed": len(rejected),
-        **detail,
-    }
+    detail = {"sink": work.sink, "rows": work.rows, "listed": len(rejected), **detail}
+    events.decided(tx, OperatorAction.SKIP, by=by, why=why, txid=txid, sink=work.sink, error=reason, detail=detail)
     events.record(
         tx,
         [
             Event(
-                EventKind.OPERATOR,
-                OperatorAction.SKIP,
+                EventKind.REJECT,
                 txid=txid,
                 sink=work.sink,
-                reason=f"skip by {by}",
+                number=row.row,
+                reason="skipped",
                 error=reason,
-                detail=detail,
-            ),
-            *(
-                Event(
-                    EventKind.REJECT,
-                    txid=txid,
-                    sink=work.sink,
-                    number=row.row,
-                    reason="skipped",
-                    error=reason,
-                    input=row.text,
-                    detail={"file": row.file, "row": row.row},
-                )
-                for row in rejected
-            ),
+                input=row.text,
+                detail={"file": row.file, "row": row.row},
+            )
+            for row in rejected
         ],
     )
     return TxnState.PREPARED
 
 
 def take_late_commit(tx: Tx, sink: str, txid: int, digest: str | None, *, waiting: int | None = None) -> bool:
-    """Whether a sink's last txid is a batch that was given up and written after all; then that is recorded.
+    """Whether a sink's last txid is a batch that was given up and written after all; if so, the ledger records that.
 
-    A driver that stood still inside its commit can do so, where the store knows no fence. `waiting` is the txid that is
-    to follow in the sink: its PREV becomes the late one. `digest` None: the sink's evidence of the content has expired.
+    A driver that was suspended inside its commit can do so, where the store has no fence. `waiting` is the txid that is to
+    follow in the sink: its PREV becomes the late one. `digest` None: the sink's evidence of the content has expired.
     """
     known = dict(transactions.unfinished_work(tx, sink)).get(txid)
     if known is None or digest not in (None, known) or (waiting is not None and txid >= waiting):
@@ -144,15 +126,12 @@ def take_late_commit(tx: Tx, sink: str, txid: int, digest: str | None, *, waitin
 
 
 def decide_rows(tx: Tx, txid: int, sink: str, *, by: str, why: str) -> None:
-    """Put on record that the rows which a sink refuses of a batch are given up; before the sink is touched."""
-    detail: dict[str, Json] = {"action": OperatorAction.SKIP_ROWS.value, "by": by, "why": why, "sink": sink}
-    decision = OperatorAction.SKIP_ROWS
-    reason = f"skip rows by {by}"
-    events.record(tx, [Event(EventKind.OPERATOR, decision, txid=txid, sink=sink, reason=reason, detail=detail)])
+    """Record that the rows of a batch that a sink refuses are given up; called before the sink is touched."""
+    events.decided(tx, OperatorAction.SKIP_ROWS, by=by, why=why, txid=txid, sink=sink, detail={"sink": sink})
 
 
 def rows_given_up(tx: Tx, txid: int, sink: str, refused: Sequence[Event]) -> TxnState:
-    """List the rows that a sink refused, which holds all the others by now. Returns the batch's state.
+    """List the rows that a sink refused; by now it holds all others of the batch. Returns the batch's state.
 
     The batch is prepared again: the next start finds it in this sink, commits it to the others and confirms its messages.
     """
@@ -168,6 +147,6 @@ def rows_given_up(tx: Tx, txid: int, sink: str, refused: Sequence[Event]) -> Txn
             t.event.c.sink == sink,
         )
     ).scalar_one()
-    if not listed:  # else a command that was killed has come this far
+    if not listed:  # otherwise an earlier command was killed behind this point
         events.record(tx, refused)
     return TxnState.PREPARED

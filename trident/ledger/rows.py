@@ -1,4 +1,4 @@
-"""What the ledger hands out: typed, frozen rows."""
+"""The ledger's rows, typed and frozen."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from stormproof.trident.transaction import EventKind, OperatorAction, SinkOutcom
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a topology's driver: the epoch that it holds, and what it found."""
+    """One run of a topology's driver, and the epoch that it holds."""
 
     topology: str
     incarnation: str
     epoch: int
     took_over_from: str | None = None
-    """The older driver that had not ended in order, as ``host:pid``; None where there was none."""
+    """The older driver that had not recorded its end, as ``host:pid``; None where there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class Txn:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One append-only row of what happened."""
+    """One row of the append-only `event` table."""
 
     kind: EventKind
     action: OperatorAction | None = None
-    """Of an `operator` event: what was decided."""
+    """The decision, of an `operator` event."""
     txid: int | None = None
     attempt: int | None = None
     sink: str | None = None
@@ -88,7 +88,7 @@ class Event:
 
     @staticmethod
     def of_failure(failure: MessageFailure, shown: str, txid: int, attempt: int) -> Event:
-        """The record of one message's failure or return; complete, so that an owed confirm can be repeated from it."""
+        """The record of one message's failure or return. It is complete: an owed confirm can be repeated from it."""
         return Event(
             EventKind.FAILURE if failure.counted else EventKind.RETURNED,
             txid=txid,
@@ -120,7 +120,7 @@ class Event:
 
 
 def _aware(value: datetime | None) -> datetime | None:
-    """SQLite drops the zone; the ledger's times are UTC."""
+    """The time with its zone, UTC, which SQLite drops."""
     return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
 
 

@@ -1,4 +1,4 @@
-"""Which micro-batches of which streaming query a topology has taken: the ledger's table of them, and what follows."""
+"""The micro-batches of streaming queries that topologies have taken: the ledger's table, and which one may be taken next."""
 
 from __future__ import annotations
 
@@ -58,40 +58,41 @@ class StreamBatch:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a name stands when a micro-batch is handed in."""
+    """What the ledger has of a topology's name when Spark hands out a micro-batch."""
 
     last: StreamBatch | None = None
-    """The last one that it took."""
+    """The last micro-batch that it took."""
     others: Mapping[str, StreamBatch] = field(default_factory=dict[str, StreamBatch])
-    """The last one of the same query that each other name took, where this name took none. At the query's first batch only
-    of those whose driver ended without a word: what they took may be on its way still.
+    """Where this name took none: the last micro-batch of the same query that each other name took. At the query's first
+    batch only those names count whose driver did not record its end: what they took may still be written.
     """
 
     @property
     def before(self) -> StreamBatch | None:
-        """What a person has to name to go on from elsewhere: the last one taken, by this name or else by any other."""
+        """The place that `adopt` must name to go on elsewhere: the last one taken, by this name or else by any other."""
         return self.last or max(self.others.values(), key=lambda taken: taken.batch, default=None)
 
 
 class Handed(StrEnum):
-    """What a micro-batch that Spark hands out is, seen from the ledger."""
+    """How a micro-batch that Spark hands out relates to the ledger."""
 
     NEW = "new"
     AGAIN = "again"
-    """The last one that was taken: Spark was not told that it is done."""
+    """The last one that was taken: Spark does not know that it is done."""
     ADOPTED = "adopted"
-    """Another place than the next, which the user said to go on from."""
+    """Another one than the next, from which the user decided to go on."""
 
 
 def handed(topology: str, standing: Standing, query: str, batch: int, adopt: str | None) -> Handed:
-    """What micro-batch `batch` of `query` is, for a name that stands there.
+    """How micro-batch `batch` of `query` relates to the ledger's standing of the topology.
 
-    Spark hands out batch after batch of one query, and after a restart the last one again that it does not know to be
-    done. All else means that checkpoint and ledger do not belong together. A name that took nothing yet begins where its
-    query does; or anywhere, where the ledger knows nothing of the query: then it ran without it so far.
+    Spark hands out the batches of a query one after the other, and after a restart the last one again if it does not know
+    that it is done. Anything else means that checkpoint and ledger do not belong together. A name that took nothing yet
+    begins with its query's first batch; or with any batch, if the ledger does not know the query: then it ran without this
+    name so far.
 
     Raises:
-        PositionMismatch: names both places, and the argument that goes on all the same.
+        PositionMismatch: names both places, and the argument with which to go on all the same.
     """
     last = standing.last
     if last is not None and last.query == query and batch in (last.batch, last.batch + 1):
@@ -157,12 +158,12 @@ def missing(first: int) -> str:
 
 
 def stands(tx: Tx, query: str, batch: int) -> Standing:
-    """Where the topology stands, for a micro-batch of this query."""
+    """The topology's standing for a micro-batch of this query."""
     return _standing(tx.connection, tx.run.topology, tx.run.incarnation, query, batch)
 
 
 def stands_by_name(connection: sa.Connection, topology: str, query: str, batch: int) -> Standing:
-    """The same by the topology's name, without its fence: for a look before an epoch is raised."""
+    """The same by the topology's name, without the fence: for a check before an epoch is raised."""
     incarnation: str | None = connection.execute(
         sa.text("select incarnation from stormproof.topology where name = :name"), {"name": topology}
     ).scalar_one_or_none()
@@ -199,12 +200,12 @@ def _others(connection: sa.Connection, topology: str, query: str, batch: int) ->
 
 
 def newest(connection: sa.Connection, incarnation: str) -> StreamBatch | None:
-    """The last micro-batch that was taken: where the query stands."""
+    """The last micro-batch that was taken."""
     return _end(connection, incarnation, stream_batch.c.number.desc())
 
 
 def oldest(connection: sa.Connection, incarnation: str) -> StreamBatch | None:
-    """The first one that was taken: a prune leaves it, since it says what is not in the sinks."""
+    """The first micro-batch that was taken. A prune keeps it, since it says which ones before it are not in the sinks."""
     return _end(connection, incarnation, stream_batch.c.number.asc())
 
 
@@ -216,7 +217,7 @@ def _end(connection: sa.Connection, incarnation: str, order: sa.UnaryExpression[
 
 
 def all_taken(connection: sa.Connection, incarnation: str) -> list[StreamBatch]:
-    """Every one that the ledger still has, in the order in which they were taken."""
+    """All micro-batches that the ledger still has, in the order in which they were taken."""
     rows = connection.execute(
         sa.select(stream_batch).where(stream_batch.c.incarnation == incarnation).order_by(stream_batch.c.number)
     )
@@ -224,7 +225,7 @@ def all_taken(connection: sa.Connection, incarnation: str) -> list[StreamBatch]:
 
 
 def has_table(connection: sa.Connection) -> bool:
-    """Whether the ledger is of a revision that knows micro-batches."""
+    """Whether the ledger's revision has the table of micro-batches."""
     return connection.execute(sa.text("select to_regclass('stormproof.stream_batch')")).scalar_one() is not None
 
 
@@ -233,7 +234,7 @@ def _read(row: Any) -> StreamBatch:
 
 
 def take(tx: Tx, taken: StreamBatch) -> None:
-    """Record one."""
+    """Record a micro-batch as taken."""
     tx.connection.execute(
         sa.insert(stream_batch).values(
             incarnation=tx.run.incarnation,
@@ -251,23 +252,25 @@ def take(tx: Tx, taken: StreamBatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Forgettable:
-    """Which micro-batches nothing asks for any more.
+    """Which micro-batches a prune may remove.
 
-    Where each is a transaction: those below `upto`, up to which the ledger's record was cut. Where their rows are messages:
-    those taken before `taken_before` all of whose messages are below `stop_id` and not among `told`, whose stories stay.
+    Where each is a transaction: those below `upto`, up to which the ledger is pruned. Where their rows are messages: those
+    taken before `taken_before` whose messages are all below `stop_id` and have no events left (`with_events`).
 
-    The first one ever stays, since it says what is not in the sinks; and the last one of each query, which is the place
-    that the next one must follow, and by which a checkpoint that does not fit, or another name, is known.
+    The first one of all stays, since it says what is not in the sinks; and the last one of each query, since the next one
+    must follow it, and a wrong checkpoint or another name is recognised by it.
     """
 
     upto: int
     taken_before: datetime
     stop_id: int
-    told: Sequence[int] = ()
-    """Messages' numbers, in rising order."""
+    with_events: Sequence[int] = ()
+    """The numbers of the messages that still have events, in rising order."""
 
     def find(self, tx: Tx, after: int, limit: int) -> tuple[list[StreamBatch], int | None]:
-        """Some micro-batches that may go, of those after this number; and after which number to look on, or None."""
+        """Up to `limit` micro-batches that may be removed, from behind number `after`; and the number after which to go on,
+        or None at the end.
+        """
         c, later = stream_batch.c, stream_batch.alias()
         rows = tx.connection.execute(
             sa.select(stream_batch)
@@ -285,16 +288,16 @@ class Forgettable:
             .order_by(c.number)
             .limit(limit)
         ).all()
-        found = [_read(row) for row in rows if row.first_id is None or not self._tells_of(row.first_id, row.stop_id)]
+        found = [_read(row) for row in rows if row.first_id is None or not self._has_events(row.first_id, row.stop_id)]
         return found, rows[-1].number if len(rows) == limit else None
 
-    def _tells_of(self, first: int, stop: int) -> bool:
-        place = bisect_left(self.told, first)
-        return place < len(self.told) and self.told[place] < stop
+    def _has_events(self, first: int, stop: int) -> bool:
+        place = bisect_left(self.with_events, first)
+        return place < len(self.with_events) and self.with_events[place] < stop
 
 
 def forget(tx: Tx, taken: Sequence[StreamBatch]) -> None:
-    """Remove these micro-batches' rows."""
+    """Remove the rows of these micro-batches."""
     tx.connection.execute(
         sa.delete(stream_batch).where(
             stream_batch.c.incarnation == tx.run.incarnation, stream_batch.c.number.in_([one.number for one in taken])

@@ -1,7 +1,7 @@
 """The ledger's tables.
 
-First-attempt successes cost no row a message; every failure, replay, suppression, reject and operator action is an
-append-only row of `event`.
+A message that succeeds at the first attempt has no row of its own; every failure, replay, suppression, reject and operator
+action is an append-only row of `event`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _time: Final = sa.DateTime(timezone=True)
 
 
 def _known(column: str, values: type[StrEnum]) -> sa.CheckConstraint:
-    """A check that a column has one of an enum's values."""
+    """A check constraint: the column has one of the enum's values."""
     return sa.CheckConstraint(f"{column} in ({', '.join(repr(one.value) for one in values)})", name=f"{column}_known")
 
 

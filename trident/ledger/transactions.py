@@ -59,7 +59,7 @@ def open_batch(
     seed: int,
     tuning: Mapping[str, Json] | None = None,
 ) -> None:
-    """Record a batch and its first attempt; `tuning` is how batches are to be at present."""
+    """Record a batch and its first attempt; `tuning` is the present size and number of batches."""
     _OPEN.run(
         tx.connection,
         **_attempt_values(tx, txid, 1, seed, frozenset(), slice_.expected),
@@ -234,7 +234,7 @@ def move(
 
 
 def unblock(tx: Tx, txid: int) -> None:
-    """Have a blocked batch wait for its sinks again: the next start commits it."""
+    """Prepare a blocked batch again: the next start commits it."""
     move(tx, txid, TxnState.BLOCKED, TxnState.PREPARED)
 
 
@@ -299,13 +299,13 @@ def work(tx: Tx, txid: int) -> dict[str, SinkWork]:
 
 
 def owed_work(tx: Tx, txid: int) -> tuple[dict[str, SinkWork], bool]:
-    """What a batch still writes, by sink, and whether it has any such row at all: skipped sinks are left out."""
+    """What a batch writes, by sink, without skipped sinks; and whether it has any row of this kind at all."""
     found = work(tx, txid)
     return {sink: item for sink, item in found.items() if item.outcome is not SinkOutcome.SKIPPED}, bool(found)
 
 
 def last_committed(tx: Tx, limit: int) -> list[tuple[int, SinkWork]]:
-    """What the last committed batches wrote, newest first, for each sink that holds it."""
+    """What the last `limit` committed batches wrote to each sink, with their txids, newest first."""
     rows = tx.connection.execute(
         sa.select(t.txn_sink)
         .where(
@@ -326,7 +326,7 @@ def last_committed(tx: Tx, limit: int) -> list[tuple[int, SinkWork]]:
 def unfinished_work(tx: Tx, sink: str) -> list[tuple[int, str]]:
     """(txid, digest) of batches whose content was fixed, which were given up, and which the sink may hold all the same.
 
-    Those that ended without it, under at-least-once and at-most-once; and those for which it was skipped.
+    They ended without this sink under at-least-once or at-most-once, or the sink was skipped for them.
     """
     rows = tx.connection.execute(
         sa.select(t.txn_sink.c.txid, t.txn_sink.c.digest)
@@ -346,7 +346,7 @@ def unfinished_work(tx: Tx, sink: str) -> list[tuple[int, str]]:
 
 
 def pruned_upto(tx: Tx) -> int:
-    """Up to which txid the record was cut; 0 where it never was."""
+    """The txid up to which the record was pruned; 0 where it never was."""
     return int(
         tx.connection.execute(
             sa.select(sa.func.coalesce(sa.func.max(t.prune.c.upto), 0)).where(

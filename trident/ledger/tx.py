@@ -12,7 +12,7 @@ from stormproof.trident.ledger.rows import Run
 
 @dataclass(frozen=True, slots=True)
 class Tx:
-    """One open ledger transaction of one run; `Ledger.transaction` puts it behind the fence."""
+    """One open ledger transaction of one run, under the fence; `Ledger.transaction` opens it."""
 
     connection: sa.Connection
     run: Run
@@ -26,7 +26,7 @@ class Tx:
 
 @dataclass(frozen=True, slots=True)
 class UnfencedTx:
-    """One open ledger transaction behind no fence, in which an operator's decision on several topologies is recorded."""
+    """One open ledger transaction without the fence, for an operator's decision on several topologies."""
 
     connection: sa.Connection
     clock: Clock
