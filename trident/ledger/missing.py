@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 import sqlalchemy as sa
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StrictInt, TypeAdapter, ValidationError
 
 from stormproof.core.errors import Json
 from stormproof.trident.ledger import tables as t
@@ -27,11 +27,11 @@ class Missing:
     `pruned_upto`: the ledger was pruned up to here before they were counted; only later ones are in the numbers.
     """
 
-    first: int
-    last: int
-    txids: int
-    messages: int
-    pruned_upto: int | None = None
+    first: StrictInt
+    last: StrictInt
+    txids: StrictInt
+    messages: StrictInt
+    pruned_upto: StrictInt | None = None
 
     def __str__(self) -> str:
         messages = "1 message" if self.messages == 1 else f"{self.messages} messages"
