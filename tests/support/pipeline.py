@@ -98,7 +98,7 @@ def best(load: Load, target_s: float, in_flight_max: int, amount: float) -> tupl
             batches = load.batches(AsSet(Limit(n), k), jitter(1, amount))
             for _ in range(2 * k):
                 next(batches)
-            seen = course([next(batches) for _ in range(SEARCHED_BATCHES if amount else 20)], target_s)
+            seen = course([next(batches) for _ in range(SEARCHED_BATCHES)], target_s)
             if seen.late <= LATE_SHARE and seen.rate > found[0]:
                 found = (seen.rate, Setting(n, k))
             if seen.late == 1.0:

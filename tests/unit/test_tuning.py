@@ -236,7 +236,7 @@ def test_it_never_passes_its_bounds(most: int, seed: int) -> None:
 
 def test_batches_that_may_not_be_smaller_are_tried_side_by_side_all_the_same() -> None:
     tuner = LatencyTuner(1.0, Limit(5), IN_FLIGHT_MAX)
-    Pipeline(1.0, 0.0, tuner=tuner).run(LONG_COMMIT, 500, learning=0)
+    Pipeline(1.0, 0.0, tuner=tuner).run(LONG_COMMIT, 400, learning=0)
     assert setting_of(tuner) == Setting(5, 2)
 
 
@@ -288,7 +288,7 @@ def tuned(folder: Path, messages: int, commit_s: Callable[[int], float], in_flig
 def test_real_batches_of_a_slow_sink_get_smaller_until_they_hold_the_latency(tmp_path: Path, in_flight: int) -> None:
     results = tuned(tmp_path, 8_000, lambda messages: 0.05 + 2e-3 * messages, in_flight)
     latencies = [r.steps_ms["total"] for r in results]
-    assert min(latencies[:5]) > 2_000
+    assert min(latencies[:3]) > 2_000
     assert max(latencies[7:12]) < 1_000
     assert 300 <= results[10].messages <= 500
 
