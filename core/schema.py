@@ -17,7 +17,11 @@ from stormproof.core.errors import TopologyError
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-SchemaLike: TypeAlias = "str | pa.Schema | StructType"
+    SchemaLike: TypeAlias = str | pa.Schema | StructType
+else:
+    SchemaLike = (
+        str | pa.Schema | Any
+    )  # the annotations of public classes are read at run time, where PySpark may be absent
 
 # Spark's types by every name that its DDL and its JSON have for them; the first name of a type is the one that we write.
 _SCALARS: Final[dict[str, pa.DataType]] = {
