@@ -11,13 +11,13 @@
 | module | question that it answers |
 | --- | --- |
 | `stream`, `runnable_topology`, `explain` | how does a user write a topology, run it, and see what it compiles to |
-| `aggregate`, `persistent`, `query` | what is computed of groups; what is kept across batches; how is a state read |
+| `aggregate`, `persistent_aggregate` | what is computed of groups; what is kept across batches |
 | `run`, `options`, `preflight`, `opening`, `sessions` | how does a run start; is each sink on its own table |
-| `coordinator`, `steps`, `transaction` | how is a batch opened, run, prepared, committed, finished; when confirmed |
+| `coordinator`, `steps`, `transaction_states` | how is a batch opened, run, prepared, committed, finished; when confirmed |
 | `recovery` | what does the next start do after a crash |
-| `flight`, `in_flight`, `job`, `lease_keeper` | what is in flight; who extends leases, and cancels a job that hangs |
-| `blocked`, `outages` | what is said of a batch that a sink refuses; how long is a store that is away waited for |
+| `flight`, `jobs`, `watched_job`, `lease_keeper` | what is in flight; who extends leases, and cancels a job that hangs |
+| `blocked_error`, `outages` | what is said of a batch that a sink refuses; how long is a store that is away waited for |
 | `tuning`, `latency_tuner` | how large is a batch, and how many are in flight; how is that tuned to a latency |
-| `accounts`, `statistics` | what does a run log, and count |
+| `run_log`, `statistics` | what does a run log, and count |
 | `prune`, `queue_adoption`, `grants` | how is the ledger pruned; how does a queue change its server; GRANTs |
 """

@@ -34,21 +34,21 @@ from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.protocol import CommitOutcome
-from stormproof.trident.accounts import Accounts
 from stormproof.trident.flight import Flight
-from stormproof.trident.in_flight import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
-from stormproof.trident.job import Watch, run_watched
+from stormproof.trident.jobs import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.latency_tuner import LatencyTuner
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.recovery import recover
+from stormproof.trident.run_log import Accounts
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
 from stormproof.trident.steps import Opened, SinkAnswers, Steps
-from stormproof.trident.transaction import TxnCause, TxnState
+from stormproof.trident.transaction_states import TxnCause, TxnState
 from stormproof.trident.tuning import AsSet, Setting, Tuner, in_flight_max
+from stormproof.trident.watched_job import Watch, run_watched
 
 SEED_BITS: Final = 62
 DEATHS_ALONE_MAX: Final = 5

@@ -16,7 +16,7 @@ from stormproof.core.tracking.outcome import FailedIn, Outcome
 from stormproof.trident.ledger.rows import SinkWork
 from stormproof.trident.statistics import BatchResult
 from stormproof.trident.steps import Opened
-from stormproof.trident.transaction import TxnState
+from stormproof.trident.transaction_states import TxnState
 from stormproof.trident.tuning import Sample, Setting
 
 FULL: Final = 0.9

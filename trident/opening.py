@@ -25,7 +25,7 @@ from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.sessions import Sessions, machine_errors
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction_states import EventKind
 
 
 def sinks_of(plan: Plan) -> tuple[Sink, ...]:

@@ -32,7 +32,7 @@ from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, Txn, to_event, to_txn
 from stormproof.trident.ledger.streams import Forgettable, forget
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction_states import EventKind
 
 CHUNK_TXIDS: Final = 1_000
 """Batches per prune transaction; bounds how long a lock is held. A kill in between leaves a shorter prune."""

@@ -31,7 +31,7 @@ from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.transaction import OperatorAction
+from stormproof.trident.transaction_states import OperatorAction
 
 PROVES: Final = (
     "ledger, sinks and queue agree: whatever a sink holds was read from the queue before, once, and whatever was read is in "

@@ -18,14 +18,14 @@ from stormproof.core.message import MessageFailure
 from stormproof.core.source.abilities import SupportsDeadLetters
 from stormproof.core.source.protocol import Expectation, Resolution
 from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
-from stormproof.trident.blocked import blocked
-from stormproof.trident.ledger import bindings, events, transactions
+from stormproof.trident.blocked_error import blocked
+from stormproof.trident.ledger import bindings, events, txns
 from stormproof.trident.ledger.repair import take_late_commit
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.sessions import machine_errors
 from stormproof.trident.statistics import RecoveryReport
 from stormproof.trident.steps import MovedLate, Steps, to_prepared
-from stormproof.trident.transaction import EventKind, TxnCause, TxnState
+from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
 
 LEFTOVER_TXIDS_MAX: Final = 64
 """The number of newest committed batches whose staging files are removed: a kill right after a commit leaves them."""
@@ -55,7 +55,7 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
     done = _Done()
     with steps.ledger.transaction(steps.run) as tx:
         owners = steps.source.recover(steps.run.epoch, steps.joined(tx))
-        unresolved = transactions.unresolved(tx)
+        unresolved = txns.unresolved(tx)
     for txn in unresolved:
         _end(steps, txn, done)
         failpoint("recover.after_each")
@@ -117,7 +117,7 @@ def _give_back(steps: Steps, txn: Txn, done: _Done) -> None:
 
 def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
     with steps.ledger.transaction(steps.run) as tx:
-        work, recorded = transactions.owed_work(tx, txn.txid)
+        work, recorded = txns.owed_work(tx, txn.txid)
         failures = [event.to_failure() for event in events.failures(tx, txn.txid)]
     if not recorded:
         # Committed without these rows, the batch would write nothing, and its messages would be lost.
@@ -133,7 +133,7 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
         if not _take_late_commits(steps, txn.txid, work, done):
             raise error.__cause__ or error from None
         with steps.ledger.transaction(steps.run) as tx:
-            work, _ = transactions.owed_work(tx, txn.txid)
+            work, _ = txns.owed_work(tx, txn.txid)
         outcomes = steps.commit(txn.txid, txn.guarantee, work)
     resolution = steps.finish(txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, outcomes, txn.steps_ms)
     _record_dead(steps, txn.txid, failures, resolution, recorded=resolution.dead)
@@ -202,7 +202,7 @@ def _repeat_owed(steps: Steps, owners: tuple[str, ...], handled: set[int], done:
             continue
         failures: list[MessageFailure] = []
         with steps.ledger.transaction(steps.run) as tx:
-            txn = transactions.find(tx, txid)
+            txn = txns.find(tx, txid)
             if txn is not None:
                 failures = [event.to_failure() for event in events.failures(tx, txid)]
         all_failed = txn is not None and txn.cause is TxnCause.EVERY_MESSAGE_FAILED
@@ -262,9 +262,9 @@ def _sweep(steps: Steps) -> int:
     still adopt them, and an adopted file that is missing makes a Delta table unreadable.
     """
     with steps.ledger.transaction(steps.run) as tx:
-        highest, live = transactions.live_attempts(tx)
-        pruned = transactions.pruned_upto(tx)
-        committed = transactions.last_committed(tx, LEFTOVER_TXIDS_MAX)
+        highest, live = txns.live_attempts(tx)
+        pruned = txns.pruned_upto(tx)
+        committed = txns.last_committed(tx, LEFTOVER_TXIDS_MAX)
     for txid, work in committed:
         if work.sink in steps.sessions:
             with machine_errors(f"sink {work.sink!r}, files of txid {txid}"):

@@ -32,7 +32,7 @@ class RunnableTopology(TopologyGraph):
             TopologyError: see `TopologyGraph.validate`; or a state query names no state of this topology.
         """
         super().validate()
-        from stormproof.trident.query import check_queries
+        from stormproof.trident.state.query import check_queries
 
         check_queries(self)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from stormproof.trident.transaction import TxnState
+from stormproof.trident.transaction_states import TxnState
 from stormproof.trident.tuning import Figures
 
 

@@ -21,13 +21,13 @@ from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolutio
 from stormproof.core.tracking.attempts import Journal
 from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
 from stormproof.sinks.protocol import PROBLEM, CommitOutcome, PreparedTransaction, SinkProblem
-from stormproof.trident.blocked import blocked
-from stormproof.trident.ledger import events, transactions
+from stormproof.trident.blocked_error import blocked
+from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run, SinkWork
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.sessions import Sessions, machine_errors
-from stormproof.trident.transaction import AttemptOutcome, EventKind, SinkOutcome, TxnCause, TxnState
+from stormproof.trident.transaction_states import AttemptOutcome, EventKind, SinkOutcome, TxnCause, TxnState
 from stormproof.trident.tuning import Figures
 
 
@@ -115,14 +115,14 @@ class Steps:
         """
         failpoint("open.before")
         with self.ledger.transaction(self.run) as tx:
-            txid = transactions.next_txid(tx)
+            txid = txns.next_txid(tx)
             lease = self.lease(txid)
             joined = self.joined(tx)
             slice_ = self.source.open(lease, limit, seed, joined)
             if slice_ is None:
                 return None
             tuning = None if figures is None else figures.to_json()
-            transactions.open_batch(tx, txid, guarantee, self.source.name, slice_, seed, tuning)
+            txns.open_batch(tx, txid, guarantee, self.source.name, slice_, seed, tuning)
             events.record(
                 tx,
                 [
@@ -154,8 +154,8 @@ class Steps:
         """Record how an attempt ended, and the next one with a new seed, before its job runs."""
         with self.ledger.transaction(self.run) as tx:
             expected = self.source.expect(opened.slice, seed, excluded, self.joined(tx))
-            transactions.end_attempt(tx, opened.txid, ended, AttemptOutcome(end.value), error)
-            transactions.add_attempt(tx, opened.txid, ended + 1, seed, excluded, expected)
+            txns.end_attempt(tx, opened.txid, ended, AttemptOutcome(end.value), error)
+            txns.add_attempt(tx, opened.txid, ended + 1, seed, excluded, expected)
         failpoint("attempt.after")
         return expected
 
@@ -184,7 +184,7 @@ class Steps:
             if guarantee is not Guarantee.AT_MOST_ONCE:
                 with self._while_nobody_took_over(opened):
                     self.source.hold(opened.lease, self.joined(tx))
-            transactions.fix_content(
+            txns.fix_content(
                 tx,
                 opened.txid,
                 attempt,
@@ -301,12 +301,12 @@ class Steps:
         """Whether the sink's last txid, which is not the expected one, is a batch that was given up."""
         held = error.details.get("held")
         with self.ledger.transaction(self.run) as tx:
-            return held is not None and held in dict(transactions.unfinished_work(tx, sink))
+            return held is not None and held in dict(txns.unfinished_work(tx, sink))
 
     def _block(self, txid: int, sink: str, error: SinkRefused) -> SinkRefused:
         reason = storable_text(f"sink {sink!r}: {error}")
         with self.ledger.transaction(self.run) as tx:
-            transactions.move(tx, txid, TxnState.PREPARED, TxnState.BLOCKED, cause=cause_of(error), reason=reason)
+            txns.move(tx, txid, TxnState.PREPARED, TxnState.BLOCKED, cause=cause_of(error), reason=reason)
             events.record(tx, [Event(EventKind.BLOCKED, txid=txid, sink=sink, error=reason)])
         return blocked(self.run.topology, txid, reason, sink, self.sessions.get(sink), error.details)
 
@@ -335,7 +335,7 @@ class Steps:
                 resolution = self.source.confirm(self.lease(txid), failures, self.joined(tx))
             failpoint("finish.in_transaction")
             held = {name: SinkOutcome(outcome.value) for name, outcome in outcomes.items()}
-            transactions.commit(tx, txid, before, held, timings)
+            txns.commit(tx, txid, before, held, timings)
             events.record(tx, self._resolution_events(txid, resolution, outcomes))
             failpoint("finish.before_commit")
         failpoint("finish.after")
@@ -387,10 +387,10 @@ class Steps:
             self.source.split(divide, lease, alone, joined)
 
     def _end(self, tx: Tx, txid: int, state: TxnState, cause: TxnCause, reason: str) -> None:
-        txn = transactions.find(tx, txid)
+        txn = txns.find(tx, txid)
         assert txn is not None
-        transactions.end_attempt(tx, txid, txn.attempt, AttemptOutcome.DEAD)
-        transactions.move(tx, txid, TxnState.OPEN, state, cause=cause, reason=storable_text(reason))
+        txns.end_attempt(tx, txid, txn.attempt, AttemptOutcome.DEAD)
+        txns.move(tx, txid, TxnState.OPEN, state, cause=cause, reason=storable_text(reason))
 
     def abort_failed(self, opened: Opened, attempt: int, failed: Sequence[FailedIn]) -> Resolution:
         """End a batch whose messages all failed: nothing is written, and each waits for its retry or is a dead letter."""
@@ -398,9 +398,9 @@ class Steps:
         with self.ledger.transaction(self.run) as tx:
             joined = self.joined(tx)
             resolution = Resolution()
-            transactions.end_attempt(tx, opened.txid, attempt, AttemptOutcome.COMPLETE)
+            txns.end_attempt(tx, opened.txid, attempt, AttemptOutcome.COMPLETE)
             events.record(tx, failed_events)
-            transactions.move(
+            txns.move(
                 tx,
                 opened.txid,
                 TxnState.OPEN,

@@ -17,14 +17,14 @@ from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.protocol import Source
 from stormproof.trident.aggregate import OneResult, SeveralResults, named
-from stormproof.trident.persistent import EVERYTHING, everything, over, own_merges, require_state, with_key
+from stormproof.trident.persistent_aggregate import EVERYTHING, everything, over, own_merges, require_state, with_key
 from stormproof.trident.runnable_topology import RunnableTopology
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from stormproof.trident.query import Query
     from stormproof.trident.state.protocol import StateFactory, StateUpdater
+    from stormproof.trident.state.query import Query
 
 
 class Topology(RunnableTopology):
@@ -385,7 +385,7 @@ class Stream:
         """
         import pyarrow as pa
 
-        from stormproof.trident.query import state_query
+        from stormproof.trident.state.query import state_query
 
         bolt = state_query(self._component, self.schema, state, fields, schema, query)
         made = self._topology.add_reader(name, self._input, bolt, pa.schema([*self.schema, *bolt.found]))
@@ -399,7 +399,7 @@ class Stream:
         Raises:
             TopologyError: this is no persistent aggregate with a state.
         """
-        from stormproof.trident.query import new_values
+        from stormproof.trident.state.query import new_values
 
         bolt = new_values(self._topology, self._component, self._input.stream)
         return Stream(self._topology, self._topology.add_reader(name, self._input, bolt, self.schema))

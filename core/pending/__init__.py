@@ -11,7 +11,7 @@ of it, who reads it, and what a message's payload was. One whose messages have n
 | --- | --- |
 | `source` | open, confirm, abort: who gets a lease; does a failed message wait for a retry, or is it a dead letter |
 | `connector` | what does a connector say of its messages |
-| `cutting`, `slices` | where is a slice cut or halved; how does the ledger keep a slice's position |
+| `cutting`, `slice_position` | where is a slice cut or halved; how does the ledger keep a slice's position |
 | `letters` | what can an operator do with dead letters: edit, requeue, drop |
 | `journal` | which delivered messages are known, for servers that deliver again |
 | `rows`, `postgres_rows`, `tables` | which rows must a store keep; how does Postgres keep them |

@@ -12,7 +12,7 @@ import numpy as np
 from stormproof.core.errors import PositionMismatch
 from stormproof.core.pending.connector import Connector, Piece
 from stormproof.core.pending.rows import PendingRows, Retry, SliceRow
-from stormproof.core.pending.slices import expectation_of, position_of, slice_of
+from stormproof.core.pending.slice_position import expectation_of, position_of, slice_of
 from stormproof.core.source.protocol import Lease, Limit, Slice
 
 DEATHS_BEFORE_HALVING: Final = 2

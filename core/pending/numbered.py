@@ -12,7 +12,7 @@ import numpy as np
 from stormproof.core.errors import UsageError
 from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.rows import At, PendingRows
-from stormproof.core.pending.slices import even_bounds, expectation_of
+from stormproof.core.pending.slice_position import even_bounds, expectation_of
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.protocol import Expectation, Limit, SliceReader
 

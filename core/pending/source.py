@@ -20,7 +20,7 @@ from stormproof.core.pending.connector import Connector
 from stormproof.core.pending.cutting import SliceCutter
 from stormproof.core.pending.letters import DeadLetters
 from stormproof.core.pending.rows import At, Failed, LeaseFate, PendingRows, PendingStore, Retry, SliceRow, Subscriber
-from stormproof.core.pending.slices import even_bounds, expectation_of, row_of, slice_of
+from stormproof.core.pending.slice_position import even_bounds, expectation_of, row_of, slice_of
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.dead_letter import DeadLetter

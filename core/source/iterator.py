@@ -19,7 +19,7 @@ from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.pending.numbered import next_of, range_of
 from stormproof.core.pending.rows import At
-from stormproof.core.pending.slices import even_bounds, expectation_of
+from stormproof.core.pending.slice_position import even_bounds, expectation_of
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.decode import Unit

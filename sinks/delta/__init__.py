@@ -1,8 +1,8 @@
 """Delta tables as a sink: appends by adoption of prepared files, folds by MERGE; committed by delta-rs.
 
 A power loss is handled in four places: `durable` syncs a version's files and log entry, `torn` finds log entries and
-checkpoints that were written in part, `merged` finds lost blocks in the files of a MERGE, and `hold` refuses to go on or
-takes the lost version back.
+checkpoints that were written in part, `merge_files` finds lost blocks in the files of a MERGE, and `hold` refuses to go
+on or takes the lost version back.
 
 | module | question that it answers |
 | --- | --- |
@@ -12,7 +12,7 @@ takes the lost version back.
 | `log`, `newest`, `evidence` | what does the table's log say of our txids; what is its newest version |
 | `claims` | which topology has claimed the table |
 | `opening`, `table`, `locate` | how is a table made and opened; is it fit; do two paths mean one table |
-| `durable`, `torn`, `merged` | what is synced, and what did a power loss leave: see above |
+| `durable`, `torn`, `merge_files` | what is synced, and what did a power loss leave: see above |
 | `failures` | is an error the machine's, or does the table refuse |
 """
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from deltalake import DeltaTable
 
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, LogEntry, OurCommit, Reach
-from stormproof.sinks.delta.merged import lost_block
+from stormproof.sinks.delta.merge_files import lost_block
 from stormproof.sinks.delta.torn import unreadable
 from stormproof.sinks.protocol import Evidence, EvidenceReport
 

@@ -11,7 +11,7 @@ from deltalake.transaction import AddAction
 
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.folds import fold_expression, quoted
-from stormproof.sinks.delta.merged import MERGED_FILES
+from stormproof.sinks.delta.merge_files import MERGED_FILES
 from stormproof.sinks.protocol import PreparedTransaction
 
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)

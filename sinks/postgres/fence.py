@@ -13,7 +13,7 @@ import psycopg
 from stormproof.core.errors import Fenced, StoreUnavailable
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE
-from stormproof.sinks.postgres.link import Link
+from stormproof.sinks.postgres.connection import Link
 from stormproof.sinks.protocol import SinkIdentity
 
 BACKEND_END_TIMEOUT_MS: Final = 10_000

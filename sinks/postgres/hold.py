@@ -14,10 +14,10 @@ from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.abilities import warning_of
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.connection import Link
 from stormproof.sinks.postgres.durable import require_durable, volatile_relations
 from stormproof.sinks.postgres.fence import Fence
 from stormproof.sinks.postgres.guard import Guard
-from stormproof.sinks.postgres.link import Link
 from stormproof.sinks.postgres.refusals import require_writable, what_can_refuse
 from stormproof.sinks.postgres.table import (
     Table,

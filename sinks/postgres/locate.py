@@ -6,7 +6,7 @@ from typing import Final
 
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import TableKey
-from stormproof.sinks.postgres.link import asked
+from stormproof.sinks.postgres.connection import asked
 from stormproof.sinks.postgres.table import TableName
 
 LOCATE: Final = """

@@ -10,7 +10,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.sinks.folding import check_fold_input
-from stormproof.sinks.postgres.link import asked
+from stormproof.sinks.postgres.connection import asked
 from stormproof.sinks.postgres.locate import key_of_name, locate
 from stormproof.sinks.postgres.refusals import what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession

@@ -17,7 +17,7 @@ from support.sink_harness import SCHEMA, SinkHarness
 from stormproof.core.errors import SinkRefused
 from stormproof.sinks.delta import opening
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.merged import lost_block
+from stormproof.sinks.delta.merge_files import lost_block
 from stormproof.sinks.delta.torn import tear, unreadable
 from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, SinkProblem, SinkSession
 from stormproof.trident.state.delta import DeltaMap

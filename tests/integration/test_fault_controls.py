@@ -27,7 +27,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.trident.ledger import ledger as module
-from stormproof.trident.ledger import transactions
+from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.fence import Backends
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
@@ -148,7 +148,7 @@ def take_over_inside(older: Ledger, newer: Ledger) -> tuple[list[int], list[int]
     """What a driver finds unended that takes over while an older one is inside `open`, and what is there in the end."""
     run = start(older)
     with older.transaction(run) as tx:
-        transactions.open_batch(tx, 1, Guarantee.EXACTLY_ONCE, "q", Slice({}, Expectation(1, 1), 1), 1)
+        txns.open_batch(tx, 1, Guarantee.EXACTLY_ONCE, "q", Slice({}, Expectation(1, 1), 1), 1)
         mine = start(newer)
         found = unended(newer, mine)
     return found, unended(newer, mine)
@@ -156,7 +156,7 @@ def take_over_inside(older: Ledger, newer: Ledger) -> tuple[list[int], list[int]
 
 def unended(ledger: Ledger, run: Run) -> list[int]:
     with ledger.transaction(run) as tx:
-        return [txn.txid for txn in transactions.unresolved(tx)]
+        return [txn.txid for txn in txns.unresolved(tx)]
 
 
 def test_a_take_over_ends_an_older_drivers_transaction(ledgers: tuple[Ledger, Ledger]) -> None:

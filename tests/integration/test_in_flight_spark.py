@@ -27,7 +27,7 @@ from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import MemorySession
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.writer import FileWriter, ParquetTaskWriter
-from stormproof.trident.in_flight import JobsOnThreads
+from stormproof.trident.jobs import JobsOnThreads
 from stormproof.trident.statistics import BatchResult
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

@@ -234,7 +234,7 @@ def test_a_retry_that_is_killed_behind_the_restore_is_made_again(
     with pytest.raises(SinkRefused, match="file lost"):
         merged.run()
     with monkeypatch.context() as broken:
-        broken.setattr("stormproof.trident.ledger.transactions.move", _die)
+        broken.setattr("stormproof.trident.ledger.txns.move", _die)
         merged.command("ledger", "retry", NAME, "2", status=1)
     assert merged.sql("select state from stormproof.txn where txid = 2") == [("blocked",)]
     assert merged.command("ledger", "retry", NAME, "2")["restored"] == {}

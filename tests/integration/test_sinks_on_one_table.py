@@ -20,7 +20,8 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkSpec
-from stormproof.sinks.postgres import link, locate
+from stormproof.sinks.postgres import connection as sink_connection
+from stormproof.sinks.postgres import locate
 from stormproof.trident.opening import require_own_tables
 from stormproof.trident.state.sink import StateSink
 
@@ -187,7 +188,7 @@ def test_a_copied_cluster_is_another_server(operated: Operated, monkeypatch: pyt
         )
         return connect(database, application_name=application_name, autocommit=autocommit)
 
-    monkeypatch.setattr(link, "connect", connected)
+    monkeypatch.setattr(sink_connection, "connect", connected)
     sinks = [
         PostgresSink("counts", name="a", database=operated.cell.database),
         PostgresSink("public.counts", name="b", database=operated.cell.database),

@@ -21,7 +21,7 @@ from stormproof.core.failpoint import watched
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
-from stormproof.sinks.postgres.link import Link
+from stormproof.sinks.postgres.connection import Link
 from stormproof.trident.audit import AuditLedger, VerifyReport, opener_for, verify
 from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.ledger.ledger import Ledger

@@ -15,7 +15,7 @@ from stormproof import PostgresQueue, migrations
 from stormproof.core.errors import Fenced, Json
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import Counts, SliceRow, Subscriber
-from stormproof.core.pending.slices import at_of
+from stormproof.core.pending.slice_position import at_of
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.protocol import Expectation, Lease, Limit

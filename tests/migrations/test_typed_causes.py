@@ -15,7 +15,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.migrations import migrate
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.source import is_taken
-from stormproof.trident.transaction import EventKind, OperatorAction, TxnCause
+from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnCause
 
 pytestmark = pytest.mark.postgres
 

@@ -32,11 +32,11 @@ from stormproof.core.source.protocol import Resolution
 from stormproof.sinks import memory as memory_sink
 from stormproof.sinks.protocol import Decision
 from stormproof.trident import recovery
-from stormproof.trident.ledger import events, transactions
+from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import SinkWork, Txn
 from stormproof.trident.steps import SinkAnswers, Steps
-from stormproof.trident.transaction import MOVES, TxnState
+from stormproof.trident.transaction_states import MOVES, TxnState
 
 APART = ("delta", "postgres", "queue", "journal", "operator", "audit")
 REACHABLE = sorted(p.name for p in FAILPOINTS.values() if p.scope not in APART)
@@ -202,7 +202,7 @@ def abort_what_is_prepared(patch: pytest.MonkeyPatch) -> None:
         steps.source.abort(steps.lease(txn.txid))
         with steps.ledger.transaction(steps.run) as tx:
             patch.setitem(MOVES, TxnState.PREPARED, MOVES[TxnState.PREPARED] | {TxnState.ABORTED})
-            transactions.move(tx, txn.txid, TxnState.PREPARED, TxnState.ABORTED)
+            txns.move(tx, txn.txid, TxnState.PREPARED, TxnState.ABORTED)
 
     patch.setattr(recovery, "_roll_forward", give_back)
     patch.setattr(recovery, "_compare", lambda *_: None)

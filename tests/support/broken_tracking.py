@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.arrays import Rows, Words
-from stormproof.core.pending import batches, slices
+from stormproof.core.pending import batches, slice_position
 from stormproof.core.source.protocol import Expectation
 from stormproof.core.task import exchange
 from stormproof.core.task import task as task_module
@@ -35,7 +35,7 @@ def tokens_reused(patch: pytest.MonkeyPatch) -> None:
     def tokens(ids: Rows, seed: int) -> Words:
         return mix64(np.full(len(ids), unsigned(seed), np.uint64))
 
-    for module in (batches, slices):
+    for module in (batches, slice_position):
         patch.setattr(module, "tokens", tokens)
 
 

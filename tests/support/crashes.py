@@ -68,7 +68,7 @@ PRELOADED = [
     "stormproof.trident.streaming.base",
     "stormproof.trident.streaming.sinks",
     "stormproof.trident.streaming.topology",
-    "stormproof.trident.query",
+    "stormproof.trident.state.query",
     "stormproof.trident.state.delta",
     "stormproof.trident.state.key_value",
     "stormproof.trident.state.postgres",

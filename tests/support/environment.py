@@ -35,7 +35,7 @@ from stormproof.trident.cli.output import guarded
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.run import driver, options_of
 from stormproof.trident.statistics import BatchResult
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction_states import EventKind
 from support.crashes import Driver, child_of, ended
 
 QUEUE: Final = "lines"

@@ -13,7 +13,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.message import MessageFailure
 from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.core.pending.slices import expectation_of
+from stormproof.core.pending.slice_position import expectation_of
 from stormproof.core.sink import SinkWriter, files_of
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit, SliceReader

@@ -24,7 +24,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.run import driver, options_of
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction_states import EventKind
 from support.poison import Poisoning, Split
 
 BATCH: Final = 16

@@ -23,7 +23,7 @@ from stormproof.sinks.postgres import hold as postgres
 from stormproof.sinks.postgres.fence import Fence
 from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.trident import recovery
-from stormproof.trident.ledger import transactions
+from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, SinkWork, Txn
 from stormproof.trident.ledger.tx import Tx
@@ -32,7 +32,7 @@ from stormproof.trident.state.map import StoredMap
 from stormproof.trident.state.postgres import PostgresBacking
 from stormproof.trident.state.sink import StateSession
 from stormproof.trident.steps import SinkAnswers, Steps
-from stormproof.trident.transaction import TxnCause, TxnState
+from stormproof.trident.transaction_states import TxnCause, TxnState
 
 
 def no_fence() -> None:
@@ -71,7 +71,7 @@ def take_nothing_for_everything() -> None:
 
     def roll_forward(steps: Steps, txn: Txn, _done: object) -> None:
         with steps.ledger.transaction(steps.run) as tx:
-            work = transactions.work(tx, txn.txid)
+            work = txns.work(tx, txn.txid)
         outcomes = commit(steps, txn.txid, txn.guarantee, work)
         finish(steps, txn.txid, txn.guarantee, TxnState.PREPARED, work, (), outcomes, {})
 

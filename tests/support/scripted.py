@@ -14,7 +14,7 @@ from stormproof import MemorySource
 from stormproof.core.clock import ManualClock
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.pending.slices import expectation_of
+from stormproof.core.pending.slice_position import expectation_of
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice
 from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import AttemptEnd, Outcome

@@ -13,12 +13,12 @@ from stormproof.sinks.delta import hold as delta_hold
 from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity
 from stormproof.sinks.staging import prepared_batches
 from stormproof.trident import recovery
-from stormproof.trident.ledger import transactions
+from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.ledger.streams import Handed, Standing
 from stormproof.trident.steps import Steps
 from stormproof.trident.streaming import base, sinks, topology
-from stormproof.trident.transaction import TxnState
+from stormproof.trident.transaction_states import TxnState
 
 
 def skip_by_number_alone() -> None:
@@ -55,7 +55,7 @@ def recompute_what_is_prepared() -> None:
 
     def roll_forward(steps: Steps, txn: Txn, _done: Any) -> None:
         with steps.ledger.transaction(steps.run) as tx:
-            work = transactions.work(tx, txn.txid)
+            work = txns.work(tx, txn.txid)
         some = next(w for w in work.values() if w.files)
         folder: str = getattr(steps.sessions[some.sink].writer(), "directory")  # noqa: B009 - of our own writers
         rows = pa.Table.from_batches(list(prepared_batches(folder, some.files)))

@@ -22,10 +22,10 @@ from stormproof.core.message import FailureReason, MessageFailure, MessageId, To
 from stormproof.core.source import memory
 from stormproof.core.source.protocol import Lease, Slice
 from stormproof.core.tracking.report import JobReport
-from stormproof.trident import job as watched_job
+from stormproof.trident import watched_job
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction_states import EventKind
 
 MESSAGES = 32
 LEVELS = round(math.log2(MESSAGES))

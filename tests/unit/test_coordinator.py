@@ -17,10 +17,10 @@ from stormproof.core.job import Job
 from stormproof.core.message import FailureReason
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import FaultPoint
-from stormproof.trident.ledger import lives, transactions
+from stormproof.trident.ledger import lives, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.transaction import TxnState
+from stormproof.trident.transaction_states import TxnState
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
@@ -137,7 +137,7 @@ def test_a_refusal_for_good_blocks_the_txid_and_a_retry_goes_on(tmp_path: Path) 
     with pytest.raises(SinkRefused, match="txid 1 of topology 'words' is blocked"):
         world.run()
     with world.ledger.transaction(Run("words", "life0", world.epoch())) as tx:
-        transactions.move(tx, 1, TxnState.BLOCKED, TxnState.PREPARED)
+        txns.move(tx, 1, TxnState.BLOCKED, TxnState.PREPARED)
     world.run()
     assert world.counts() == Counter("ab")
 

@@ -32,7 +32,7 @@ from stormproof.core.task.wire import WireRow, wire_batch
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import FaultPoint, MemorySession
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction
-from stormproof.trident.in_flight import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work
+from stormproof.trident.jobs import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
 from stormproof.trident.opening import attached
 from stormproof.trident.sessions import Sessions

@@ -21,7 +21,7 @@ from stormproof.core.pulse import Pulse
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.report import JobReport
-from stormproof.trident.job import Watch, run_watched
+from stormproof.trident.watched_job import Watch, run_watched
 
 LEASE = Lease("life/1", 1, 30.0)
 EMPTY = JobReport(0, 0, 0)

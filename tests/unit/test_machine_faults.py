@@ -36,7 +36,7 @@ from stormproof.core.tracking.breaker import LIMIT, Breaker, Breaks
 from stormproof.core.tracking.report import JobReport
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction_states import EventKind
 
 COMES_BACK = [
     *("ENOSPC", "EDQUOT", "EFBIG", "EMFILE", "ENFILE", "ENOMEM", "EIO", "ENOENT"),

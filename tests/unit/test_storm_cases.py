@@ -39,8 +39,8 @@ from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking.acker import acker_of
 from stormproof.core.tracking.report import JobReport
-from stormproof.trident.job import Watch
 from stormproof.trident.lease_keeper import LeaseKeeper
+from stormproof.trident.watched_job import Watch
 
 TIMEOUT_S = 10.0
 

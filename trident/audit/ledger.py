@@ -17,7 +17,7 @@ from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_event, to_txn, to_work
-from stormproof.trident.transaction import EventKind, OperatorAction, TxnState
+from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnState
 
 T = TypeVar("T")
 

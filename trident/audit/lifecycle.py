@@ -11,7 +11,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.ledger.rows import Event, Txn
-from stormproof.trident.transaction import EventKind, TxnCause, TxnState
+from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
 
 MESSAGE_EVENTS = (EventKind.FAILURE, EventKind.RETURNED, EventKind.REPLAY, EventKind.DEAD_LETTER)
 

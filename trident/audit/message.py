@@ -24,7 +24,7 @@ from stormproof.trident.audit.lifecycle import (
 )
 from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction_states import EventKind
 
 
 @dataclass(frozen=True, slots=True)

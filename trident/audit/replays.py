@@ -9,7 +9,7 @@ from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, MessageHistory, Records, history, traces
 from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.ledger.rows import Event
-from stormproof.trident.transaction import EventKind, TxnCause, TxnState
+from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from stormproof.core.pending.numbered import lowest_unresolved
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.registry import connector_of, kinds
 from stormproof.core.pending.rows import PendingRows, Subscriber
-from stormproof.core.pending.slices import at_of
+from stormproof.core.pending.slice_position import at_of
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.protocol import Backlog
@@ -28,7 +28,7 @@ from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.spouts import GroupEvidence
 from stormproof.trident.audit.streams import find_stream
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.transaction import TxnCause, TxnState
+from stormproof.trident.transaction_states import TxnCause, TxnState
 
 SourceReader: TypeAlias = Callable[[LedgerSnapshot, TopologyRow], SourceEvidence | None]
 """Finds the record of a topology's source; None if the ledger's database does not have it."""

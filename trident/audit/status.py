@@ -23,7 +23,7 @@ from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.audit.streams import StreamPlace, place_of
 from stormproof.trident.ledger.missing import Missing
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.transaction import EventKind, TxnState
+from stormproof.trident.transaction_states import EventKind, TxnState
 from stormproof.trident.tuning import Figures
 
 START_TOLERANCE_S: Final = 1.0

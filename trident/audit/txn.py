@@ -9,7 +9,7 @@ from stormproof.core.errors import Json, UsageError
 from stormproof.trident.audit.ledger import AttemptRow, AuditLedger
 from stormproof.trident.audit.lifecycle import Failure
 from stormproof.trident.ledger.rows import Event
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction_states import EventKind
 
 
 @dataclass(frozen=True, slots=True)

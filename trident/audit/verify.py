@@ -14,7 +14,7 @@ from stormproof.trident.audit.streams import place_of
 from stormproof.trident.audit.verify_ledger import LedgerRows, verify_ledger
 from stormproof.trident.audit.verify_messages import verify_messages
 from stormproof.trident.audit.verify_sinks import Later, verify_sinks
-from stormproof.trident.transaction import TxnState
+from stormproof.trident.transaction_states import TxnState
 
 
 def verify(

@@ -12,7 +12,7 @@ from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind,
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.missing import Shape
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
-from stormproof.trident.transaction import AttemptOutcome, EventKind, OperatorAction, SinkOutcome, TxnState
+from stormproof.trident.transaction_states import AttemptOutcome, EventKind, OperatorAction, SinkOutcome, TxnState
 
 FIXED = (TxnState.PREPARED, TxnState.BLOCKED, TxnState.COMMITTED)
 """States of a batch whose content is fixed."""

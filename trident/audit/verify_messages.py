@@ -8,7 +8,7 @@ from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.lifecycle import EndKind, Records, Trace, end_of, traces
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
 from stormproof.trident.ledger.rows import Event, Txn
-from stormproof.trident.transaction import TxnState
+from stormproof.trident.transaction_states import TxnState
 
 
 def verify_messages(

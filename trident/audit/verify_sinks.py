@@ -15,7 +15,7 @@ from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
 from stormproof.trident.audit.verify_ledger import LedgerRows
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
-from stormproof.trident.transaction import EventKind, OperatorAction, SinkOutcome, TxnState
+from stormproof.trident.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
 
 
 @dataclass(frozen=True, slots=True)

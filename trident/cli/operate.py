@@ -13,11 +13,11 @@ from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.output import emit, say
 from stormproof.trident.cli.stores import Stores, opened
-from stormproof.trident.ledger import events, graphs, lives, transactions
+from stormproof.trident.ledger import events, graphs, lives, txns
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.steps import to_prepared
-from stormproof.trident.transaction import OperatorAction, TxnState
+from stormproof.trident.transaction_states import OperatorAction, TxnState
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import TopologyRow
@@ -41,7 +41,7 @@ def retry_txid(topology: str, txid: int, *, by: str, why: str, as_json: bool) ->
         with stores.transaction(row) as tx:
             # The sinks come first: if this is killed in between, the batch is still blocked, and `retry` can be repeated.
             restored = _restore_lost(stores, tx, row, txid)
-            transactions.unblock(tx, txid)
+            txns.unblock(tx, txid)
             detail: dict[str, Json] = {"restored": {sink: storable_text(text) for sink, text in restored.items()}}
             events.decided(tx, OperatorAction.RETRY, by=by, why=why, txid=txid, detail=detail)
     report = {
@@ -66,7 +66,7 @@ def _restore_lost(stores: Stores, tx: Tx, row: TopologyRow, txid: int) -> dict[s
     Raises:
         SinkRefused: a sink cannot go back; the batch stays blocked.
     """
-    work, _ = transactions.owed_work(tx, txid)
+    work, _ = txns.owed_work(tx, txid)
     bindings = stores.bindings(row)
     restored: dict[str, str] = {}
     for sink, item in work.items():

@@ -12,7 +12,7 @@ from stormproof.trident.audit.status import may_be_running
 from stormproof.trident.cli.output import emit, say
 from stormproof.trident.cli.stores import Stores, opened
 from stormproof.trident.ledger import bindings as kept
-from stormproof.trident.ledger import transactions
+from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.tx import Tx
 
 
@@ -53,8 +53,8 @@ def _require_unused(tx: Tx, topology: str, sink: str) -> None:
     held = kept.last_held(tx, sink)
     if held is not None:
         raise UsageError(f"topology {topology!r}: sink {sink!r} holds txid {held[0]}: its table is in use", sink=sink)
-    for txn in transactions.unresolved(tx):
-        if sink in transactions.work(tx, txn.txid):
+    for txn in txns.unresolved(tx):
+        if sink in txns.work(tx, txn.txid):
             raise UsageError(
                 f"topology {topology!r}: txid {txn.txid} is {txn.state} and writes to sink {sink!r}: its table is in use",
                 sink=sink,

@@ -20,11 +20,11 @@ from stormproof.trident.audit.status import may_be_running
 from stormproof.trident.cli.layout import counted
 from stormproof.trident.cli.output import emit, say
 from stormproof.trident.cli.stores import Stores, opened
-from stormproof.trident.ledger import transactions
+from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.repair import RejectedRow, decide_rows, rows_given_up, skip, skippable
 from stormproof.trident.ledger.rows import Event, SinkWork
 from stormproof.trident.steps import to_prepared
-from stormproof.trident.transaction import EventKind, TxnState
+from stormproof.trident.transaction_states import EventKind, TxnState
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
@@ -43,7 +43,7 @@ def _skippable(stores: Stores, row: TopologyRow, txid: int, sink: str) -> SinkWo
         UsageError: it cannot be skipped there, or a driver may be committing it: it is prepared, not blocked.
     """
     with stores.transaction(row) as tx:
-        work, txn = skippable(tx, txid, sink), transactions.find(tx, txid)
+        work, txn = skippable(tx, txid, sink), txns.find(tx, txid)
     if txn is not None and txn.state is TxnState.PREPARED and may_be_running(row):
         raise UsageError(
             f"txid {txid} of topology {row.name!r} is prepared, and its driver {row.driver_host}:{row.driver_pid} may be "

@@ -4,7 +4,7 @@
 | --- | --- |
 | `ledger`, `tx` | how does a driver begin a transaction in the ledger |
 | `fence` | how does a newer driver fence the older one: one row a topology, with its epoch |
-| `transactions`, `statements` | the batches, their attempts, states and files: open, prepare, commit, abort |
+| `txns`, `statements` | the batches, their attempts, states and files: open, prepare, commit, abort |
 | `events` | what happened, in order: failures, replays, take-overs, operators' decisions |
 | `bindings`, `lives` | which table is behind a sink; which other topologies wrote to it |
 | `graphs`, `missing` | may a changed topology go on; which txids does a new sink not have |

@@ -25,7 +25,7 @@ from stormproof.trident.ledger.database import LedgerDatabase
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.ledger.statements import Statement, given
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction_states import EventKind
 
 LIFE_DIGITS: Final = 8
 """Hexadecimal digits of the topology's hashed name, the suffix of an incarnation that another topology has already."""

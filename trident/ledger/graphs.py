@@ -25,12 +25,12 @@ from stormproof.core.graph.plan import (
     SendNode,
     WriteNode,
 )
-from stormproof.trident.ledger import bindings, events, transactions
+from stormproof.trident.ledger import bindings, events, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.missing import MISSING, Missing, Shape, absences, count_missing
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction import EventKind, OperatorAction, SinkOutcome, TxnState
+from stormproof.trident.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
 
 SHOWN_CHARACTERS: Final = 12
 """Leading characters of a fingerprint that are shown, and that an operator types to accept a change."""
@@ -245,7 +245,7 @@ def _changes_with_missing(tx: Tx, earlier: Sequence[Any], graph: Graph, after_tx
     graphs = [Graph(row.description) for row in earlier]
     shapes = [Shape(row.epoch, row.after_txid, frozenset(g.sinks)) for row, g in zip(earlier, graphs, strict=True)]
     away = absences([*shapes, Shape(tx.run.epoch, after_txid, frozenset(graph.sinks))])
-    pruned = transactions.pruned_upto(tx)
+    pruned = txns.pruned_upto(tx)
     found: list[Change] = []
     for change in changes(graphs[-1], graph):
         if change.kind is not ChangeKind.SINK_ADDED or change.sink is None:

@@ -10,7 +10,7 @@ from stormproof.core.errors import PositionMismatch
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction import EventKind, OperatorAction
+from stormproof.trident.transaction_states import EventKind, OperatorAction
 
 
 def require_known(tx: Tx, sink: str, target: str, others: Sequence[str]) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from stormproof.core.errors import Json, UsageError
-from stormproof.trident.ledger import events, transactions
+from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Event, SinkWork
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction import EventKind, OperatorAction, SinkOutcome, TxnState
+from stormproof.trident.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ def skippable(tx: Tx, txid: int, sink: str) -> SinkWork:
         UsageError: there is no such batch, it does not wait for its sinks, or the sink holds it or was skipped already.
     """
     where = f"txid {txid} of topology {tx.run.topology!r}"
-    txn = transactions.find(tx, txid)
+    txn = txns.find(tx, txid)
     if txn is None or txn.state not in (TxnState.BLOCKED, TxnState.PREPARED):
         now = "does not exist" if txn is None else f"is {txn.state}"
         raise UsageError(f"{where} {now}; a sink is skipped for a batch that is blocked or prepared", txid=txid)
-    work = transactions.work(tx, txid)
+    work = txns.work(tx, txid)
     if sink not in work:
         raise UsageError(
             f"{where} writes nothing to sink {sink!r}; it writes to {', '.join(sorted(work)) or 'no sink'}",
@@ -68,7 +68,7 @@ def skip(
     The batch is prepared again: the next start commits it to its other sinks and confirms its messages. At this sink,
     batches that were prepared behind it now follow the txid that it would have followed.
     """
-    txn = transactions.find(tx, txid)
+    txn = txns.find(tx, txid)
     assert txn is not None
     mine = (t.txn_sink.c.incarnation == tx.run.incarnation, t.txn_sink.c.sink == work.sink)
     tx.connection.execute(
@@ -80,7 +80,7 @@ def skip(
         .values(previous=work.previous)
     )
     if txn.state is TxnState.BLOCKED:
-        transactions.unblock(tx, txid)
+        txns.unblock(tx, txid)
     reason = txn.reason or why
     detail = {"sink": work.sink, "rows": work.rows, "listed": len(rejected), **detail}
     events.decided(tx, OperatorAction.SKIP, by=by, why=why, txid=txid, sink=work.sink, error=reason, detail=detail)
@@ -109,10 +109,10 @@ def take_late_commit(tx: Tx, sink: str, txid: int, digest: str | None, *, waitin
     A driver that was suspended inside its commit can do so, where the store has no fence. `waiting` is the txid that is to
     follow in the sink: its PREV becomes the late one. `digest` None: the sink's evidence of the content has expired.
     """
-    known = dict(transactions.unfinished_work(tx, sink)).get(txid)
+    known = dict(txns.unfinished_work(tx, sink)).get(txid)
     if known is None or digest not in (None, known) or (waiting is not None and txid >= waiting):
         return False
-    transactions.sinks_hold(tx, txid, {sink: SinkOutcome.HELD_UNFINISHED})
+    txns.sinks_hold(tx, txid, {sink: SinkOutcome.HELD_UNFINISHED})
     detail: dict[str, Json] = {} if waiting is None else {"followed_by": waiting}
     events.record(tx, [Event(EventKind.LATE_COMMIT, txid=txid, sink=sink, detail=detail)])
     if waiting is not None:
@@ -135,10 +135,10 @@ def rows_given_up(tx: Tx, txid: int, sink: str, refused: Sequence[Event]) -> Txn
 
     The batch is prepared again: the next start finds it in this sink, commits it to the others and confirms its messages.
     """
-    txn = transactions.find(tx, txid)
+    txn = txns.find(tx, txid)
     assert txn is not None
     if txn.state is TxnState.BLOCKED:
-        transactions.unblock(tx, txid)
+        txns.unblock(tx, txid)
     listed = tx.connection.execute(
         sa.select(sa.func.count()).where(
             t.event.c.incarnation == tx.run.incarnation,

@@ -10,7 +10,7 @@ from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.sink import PreparedFile
-from stormproof.trident.transaction import EventKind, OperatorAction, SinkOutcome, TxnCause, TxnState
+from stormproof.trident.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnCause, TxnState
 
 
 @dataclass(frozen=True, slots=True)

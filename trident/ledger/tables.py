@@ -12,7 +12,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from stormproof.trident.transaction import OperatorAction, TxnCause, TxnState
+from stormproof.trident.transaction_states import OperatorAction, TxnCause, TxnState
 
 SCHEMA: Final = "stormproof"
 metadata: Final = sa.MetaData(

@@ -3,6 +3,7 @@
 | module | question that it answers |
 | --- | --- |
 | `protocol`, `abilities` | what must a state do; what may it do besides |
+| `query` | how does a bolt read a state while a batch runs |
 | `map` | what is stored for each key, and what does a replayed txid find: the three kinds of maps |
 | `key_value`, `stores`, `codec` | a map over a user's own key-value store; the store's contract and cache; values as JSON |
 | `delta`, `postgres` | a map in a Delta table or in a Postgres table |

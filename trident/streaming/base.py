@@ -40,7 +40,7 @@ from stormproof.trident.run import options_of, placed
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import RunStatistics
 from stormproof.trident.streaming.result import StreamResult
-from stormproof.trident.transaction import EventKind, OperatorAction
+from stormproof.trident.transaction_states import EventKind, OperatorAction
 
 if TYPE_CHECKING:
     from stormproof.core.engine.frame import Frames

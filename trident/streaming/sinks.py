@@ -25,7 +25,7 @@ from stormproof.core.source.protocol import Slice, Source
 from stormproof.core.tracking.outcome import FailedIn
 from stormproof.sinks.protocol import CommitOutcome
 from stormproof.trident.coordinator import SEED_BITS
-from stormproof.trident.ledger import events, transactions
+from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.ledger.streams import Handed, StreamBatch, handed, stands
 from stormproof.trident.ledger.tx import Tx
@@ -36,7 +36,7 @@ from stormproof.trident.steps import Opened, Steps
 from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, StepTimes
 from stormproof.trident.streaming.one_message import OneMessageSource, one_message, slice_of
 from stormproof.trident.streaming.result import StreamOutcome, StreamResult
-from stormproof.trident.transaction import AttemptOutcome, EventKind, TxnCause, TxnState
+from stormproof.trident.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
 
 if TYPE_CHECKING:
     from stormproof.core.engine.frame import Frames
@@ -196,11 +196,11 @@ class SinkStream(ForeachBatch):
                 assert standing.last is not None
                 taken, attempt = standing.last, self._again(current, tx, standing.last, seed)
             else:
-                txid = transactions.next_txid(tx)
+                txid = txns.next_txid(tx)
                 adopted = self._adopt if known is Handed.ADOPTED else None
                 taken = StreamBatch(txid, current.query, batch, txid, adopted_from=adopted)
                 self._record_place(current, tx, standing, taken)
-                transactions.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, self.name, slice_of(taken, seed), seed)
+                txns.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, self.name, slice_of(taken, seed), seed)
                 attempt = 1
             failpoint("open.in_transaction")
         failpoint("open.after")
@@ -209,15 +209,15 @@ class SinkStream(ForeachBatch):
 
     def _again(self, current: OpenQuery, tx: Tx, last: StreamBatch, seed: int) -> int | None:
         assert last.txid is not None
-        txn = transactions.find(tx, last.txid)
+        txn = txns.find(tx, last.txid)
         assert txn is not None
         if txn.state is TxnState.OPEN:
             # Nothing was fixed: it runs again, and its rows may differ.
-            transactions.end_attempt(
+            txns.end_attempt(
                 tx, last.txid, txn.attempt, AttemptOutcome.JOB_FAILED, "its driver ended, or its job failed"
             )
             expected = one_message(last.number, seed)
-            transactions.add_attempt(tx, last.txid, txn.attempt + 1, seed, frozenset(), expected)
+            txns.add_attempt(tx, last.txid, txn.attempt + 1, seed, frozenset(), expected)
             return txn.attempt + 1
         if txn.state is not TxnState.COMMITTED:
             raise Fenced(f"txid {last.txid} of stream {self.name!r} is {txn.state}: another driver moved it")

@@ -27,7 +27,7 @@ from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.statistics import RunStatistics
 from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, StepTimes
 from stormproof.trident.streaming.result import StreamOutcome, StreamResult
-from stormproof.trident.transaction import EventKind
+from stormproof.trident.transaction_states import EventKind
 
 if TYPE_CHECKING:
     from stormproof.core.engine.frame import Frames

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.pending.slices import even_bounds
+from stormproof.core.pending.slice_position import even_bounds
 from stormproof.core.source.files.formats import File
 from stormproof.core.source.files.reader import Segment, rows_of
 from stormproof.core.source.files.rows import pack

@@ -16,13 +16,13 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
 from stormproof.core.source.protocol import Source
 from stormproof.trident.coordinator import Coordinator
-from stormproof.trident.in_flight import Jobs
-from stormproof.trident.job import Watch
+from stormproof.trident.jobs import Jobs
 from stormproof.trident.ledger import tables
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.opening import attached
 from stormproof.trident.options import RunOptions
 from stormproof.trident.statistics import BatchResult, RunStatistics
+from stormproof.trident.watched_job import Watch
 
 _STATEMENTS: Final[dict[object, object]] = {}
 """SQLAlchemy's compiled statements, shared by all of these databases: else each one would compile every statement."""

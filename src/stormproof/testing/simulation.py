@@ -42,10 +42,10 @@ from stormproof.testing.faults import Chance, Event, FaultKind, Faults
 from stormproof.testing.memory_driver import memory_ledger_engine, run_driver
 from stormproof.testing.simulated_engine import SimulatedEngine, with_faults
 from stormproof.testing.simulated_stores import SimulatedSink, SimulatedSource
-from stormproof.trident.job import Watch
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.options import RunOptions
 from stormproof.trident.statistics import BatchResult
+from stormproof.trident.watched_job import Watch
 
 Payload: TypeAlias = bytes | str | Mapping[str, object]
 """A message: its bytes, or text (sent as UTF-8), or an object (sent as JSON)."""

@@ -20,7 +20,7 @@ from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_txn, to_work
 from stormproof.trident.ledger.statements import Statement, given
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction import MOVES, AttemptOutcome, EventKind, SinkOutcome, TxnCause, TxnState
+from stormproof.trident.transaction_states import MOVES, AttemptOutcome, EventKind, SinkOutcome, TxnCause, TxnState
 
 _THIS: Final = (t.txn.c.incarnation == given("incarnation"), t.txn.c.txid == given("txid"))
 _HIGHEST: Final = Statement(sa.select(sa.func.max(t.txn.c.txid)).where(t.txn.c.incarnation == given("incarnation")))

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from stormproof.core.forks import kept_from_forks
 from stormproof.core.message import storable_text
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
-from stormproof.trident.transaction import TxnState
+from stormproof.trident.transaction_states import TxnState
 from stormproof.trident.tuning import Step
 
 log = logging.getLogger("stormproof.txn")
