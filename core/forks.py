@@ -82,7 +82,7 @@ class OneProcess:
 
 @contextmanager
 def kept_from_forks() -> Generator[None]:
-    """A block that no fork made inside it leaves: where it would return or raise, it is ended.
+    """Ends each fork that was made inside the block and is about to leave it, by returning or by raising.
 
     Of nested blocks the innermost counts. A fork that enters such a block itself may leave it.
     """

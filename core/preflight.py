@@ -43,7 +43,7 @@ class Probe(Protocol):
 def first_fault(probes: Iterable[Probe]) -> StormproofError | None:
     """The fault of this machine to mend first; None where it has everything.
 
-    A fault that no wait mends comes before one that may pass by itself.
+    A fault that somebody must mend is named before one that may pass by itself.
     """
     found: StormproofError | None = None
     for probe in probes:
@@ -172,7 +172,7 @@ def write_and_sync(path: str) -> None:
 def marked(folders: Iterable[tuple[str, str | Path]]) -> Generator[tuple[FolderProbe, ...]]:
     """Probes of these folders (what each is, and its path), with a marker file of the driver in each meanwhile.
 
-    A folder that does not exist is made by its first writer: the nearest folder above it is tried instead.
+    Where a folder does not exist yet (its first writer makes it), the nearest one above it that does is tried.
 
     Raises:
         MachineUnavailable, MachineUnfit: the driver itself cannot write there.

@@ -8,6 +8,6 @@
 | `memory` | a sink in memory, for tests |
 | `writer`, `statistics` | how does a task write a prepared file, with which statistics |
 | `staging`, `files` | how are prepared files named, checked, read and removed; how are files reached |
-| `limits`, `folding` | what can a column hold; what can be folded |
+| `limits`, `folding` | how are rows checked against what columns can hold; what can be folded |
 | `registry`, `abilities` | how is a sink opened that the ledger describes; what can only some sinks do |
 """

@@ -13,7 +13,8 @@
 | `stream`, `runnable_topology`, `explain` | how does a user write a topology, run it, and see what it compiles to |
 | `aggregate`, `persistent_aggregate` | what is computed of groups; what is kept across batches |
 | `run`, `options`, `preflight`, `opening`, `sessions` | how does a run start; is each sink on its own table |
-| `coordinator`, `steps`, `transaction_states` | how is a batch opened, run, prepared, committed, finished; when confirmed |
+| `coordinator` | takes each batch from open to finish: when is the next one opened, one of retries, or none |
+| `steps`, `transaction_states` | how is a batch opened, prepared, committed and finished; when are messages confirmed |
 | `recovery` | what does the next start do after a crash |
 | `flight`, `jobs`, `watched_job`, `lease_keeper` | what is in flight; who extends leases, and cancels a job that hangs |
 | `blocked_error`, `outages` | what is said of a batch that a sink refuses; how long is a store that is away waited for |

@@ -34,8 +34,9 @@ from stormproof.trident.ledger.rows import Run
 from stormproof.trident.transaction_states import OperatorAction
 
 PROVES: Final = (
-    "ledger, sinks and queue agree: whatever a sink holds was read from the queue before, once, and whatever was read is in "
-    "the sinks, dead, dropped, or waits. Nothing that is in the queue is skipped or doubled by the adoption"
+    "ledger, sinks and queue agree: every message that is in a sink was read from the queue, once; and every message that "
+    "was read is in the sinks, is a dead letter, was dropped, or waits. Nothing that is in the queue is skipped or doubled "
+    "by the adoption"
 )
 NOT_PROVABLE: Final = (
     "messages that a producer put after this copy was made, and that no sink holds, left no trace here: compare the newest "

@@ -16,7 +16,10 @@ TUNED_IN_FLIGHT_MAX: Final = 4
 
 
 def in_flight_max(chosen: int | None, latency_target_s: float | None) -> int:
-    """The most batches that may ever be in flight: as chosen, else one, or a few where a tuner picks their number."""
+    """The most batches that may ever be in flight: as chosen, else one, or a few where a tuner picks their number.
+
+    Of a plan that is `serial` (its jobs read a state) the coordinator runs one at a time, whatever this says.
+    """
     if chosen is not None:
         return chosen
     return 1 if latency_target_s is None else TUNED_IN_FLIGHT_MAX

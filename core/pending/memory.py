@@ -217,7 +217,7 @@ class MemoryRows:
         return None if sub is None else sub.position
 
     def raise_epoch(self, epoch: int) -> None:
-        """The newest epoch is at least this one."""
+        """Raise the newest epoch to this one, unless it is higher."""
         sub = self._sub
         self._set(sub, "epoch", max(sub.epoch, epoch))
 

@@ -72,7 +72,7 @@ class PostgresRows:
         return found and found[0]
 
     def raise_epoch(self, epoch: int) -> None:
-        """The newest epoch is at least this one."""
+        """Raise the newest epoch to this one, unless it is higher."""
         self._run(
             f"update {SCHEMA}.pending_subscription set epoch = %s where {_NAMED} and epoch < %s",
             epoch,
@@ -145,7 +145,7 @@ class PostgresRows:
         return replace(row, id=_only(found), owner=None, epoch=0)
 
     def shrink(self, row: SliceRow) -> None:
-        """The slice with this id is returned, and holds `at`, `messages`, `bytes`, `deaths` from now on."""
+        """The slice with this id is returned, and has `at`, `messages`, `bytes`, `deaths`, `path` from now on."""
         self._run(
             f"update {SCHEMA}.pending_slice set state = 'returned', owner = null, expires_at = null, at = %s,"
             " messages = %s, bytes = %s, deaths = %s, path = %s where id = %s",
@@ -158,7 +158,7 @@ class PostgresRows:
         )
 
     def open(self, row: SliceRow, lease: Lease) -> SliceRow:
-        """Open a free slice under the lease; of an owner whose lease ran out a lapse is kept."""
+        """Open a free slice under the lease; where an owner's lease on it had run out, that is recorded, as a lapse."""
         if row.owner is not None:
             self._run(
                 f"insert into {SCHEMA}.pending_lapse (subscription, owner, epoch)"
@@ -232,7 +232,7 @@ class PostgresRows:
         return LeaseFate(*found)
 
     def recover(self, epoch: int) -> tuple[str, ...]:
-        """Every lease belongs to `epoch`; gives their owners."""
+        """Every lease belongs to `epoch` from now on; gives the leases' owners."""
         found = self._run(
             f"with taken as (update {SCHEMA}.pending_slice"
             " set deaths = deaths + (state = 'open' and epoch < %s and not death_counted)::int,"
@@ -383,7 +383,7 @@ class PostgresRows:
         return [WaitingRetry(*row) for row in found]
 
     def retries_by_slice(self) -> Mapping[int, int]:
-        """How many retries belong to each slice, those to slices that are not there included."""
+        """How many retries belong to each slice, including retries of slices that do not exist (any more)."""
         found = self._run(
             f"select slice, count(*) from {SCHEMA}.pending_retry where {MINE} and slice is not null group by 1",
             *self._key,

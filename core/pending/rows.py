@@ -146,7 +146,7 @@ class PendingRows(Protocol):
         ...
 
     def raise_epoch(self, epoch: int) -> None:
-        """The newest epoch is at least this one."""
+        """Raise the newest epoch to this one, unless it is higher."""
         ...
 
     def advance(self, row: SliceRow, lease: Lease, position: At) -> SliceRow:
@@ -202,7 +202,7 @@ class PendingRows(Protocol):
         ...
 
     def recover(self, epoch: int) -> tuple[str, ...]:
-        """Every lease belongs to `epoch`; gives their owners.
+        """Every lease belongs to `epoch` from now on; gives the leases' owners.
 
         An open lease of an older epoch counts a death of its slice, once for each opening.
         """
@@ -233,7 +233,7 @@ class PendingRows(Protocol):
         ...
 
     def retries_by_slice(self) -> Mapping[int, int]:
-        """How many retries belong to each slice, those to slices that are not there included."""
+        """How many retries belong to each slice, including retries of slices that do not exist (any more)."""
         ...
 
     def dead_letters(self, shown: Callable[[int, int], str], *, payloads: bool = True) -> tuple[DeadLetter, ...]:

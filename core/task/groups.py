@@ -66,7 +66,7 @@ def in_key_order(keys: Sequence[str], table: pa.Table) -> pa.RecordBatch:
 def rows_with_keys(
     rows: pa.RecordBatch, keys: Sequence[str], wanted: pa.RecordBatch, numbers: Iterable[int]
 ) -> list[tuple[int, int]]:
-    """The rows whose key is one of `wanted`, of which only the given row numbers count: (row, number in `wanted`).
+    """Rows of `rows` whose key is that of one of the rows `numbers` of `wanted`, as pairs (row, number of that row).
 
     Columns are compared as a whole first, so that only rows with a wanted value in every column are compared one by one.
     """

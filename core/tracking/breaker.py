@@ -8,8 +8,8 @@ Promises, over any sequence of calls with one error (tests/property/test_breaker
 
 * *bounded*: the run stops at the latest when `LIMIT` different messages have failed alone, or two of them `ROW_MAX` times
   together, with no report of a job in between.
-* *innocent*: a failure is counted only of a message that failed alone before, with a report since; or that failed more than
-  `HOLDS_MAX` times while nothing else failed since the last report.
+* *innocent*: a message's failure is counted only if it failed alone before and a job has reported since; or if no other
+  message failed since the last report, and it failed more than `HOLDS_MAX` times.
 * *poison*: a message that always fails is held back at most once where jobs report in between, and `HOLDS_MAX` times where
   there is no other message. Then its failures count, and it becomes a dead letter. Any number of such messages in a row
   does not stop a run.

@@ -20,12 +20,12 @@ from stormproof.sinks.delta.newest import NewestTable
 from stormproof.sinks.protocol import SinkIdentity
 
 CLAIM_TRIES_MAX: Final = 20
-"""How often another writer's change of the table's properties may come between a look at them and our own change."""
+"""How often we look again because another writer changed the table's properties between our look and our change."""
 
 _PREFIX: Final = "stormproof.claim."
 _CLAIMED: Final = "claimed"
 _RELEASED: Final = "released"
-"""Values of the property that is named after the transaction identifier's application; delta-rs cannot remove one."""
+"""The two values of a life's property. A released one stays, since delta-rs cannot remove a property."""
 
 
 def properties_of(identity: SinkIdentity) -> Mapping[str, str]:

@@ -5,9 +5,10 @@
 | `sink`, `session` | how does a topology name a table, and how does a driver write to it |
 | `guard` | which txid does the table hold: commits a txid once |
 | `fence` | how is an older driver kept from writing |
-| `hold`, `connection`, `bookkeeping` | what does one driver hold; its connection; the sink's own tables |
+| `hold` | what does one driver hold: its commits, its evidence, the rows that an audit counts |
+| `connection`, `bookkeeping` | its connection; the sink's own tables |
 | `rows`, `folds` | how do rows get into the table: COPY, upsert, fold |
-| `row_by_row`, `refusals` | which CHECK, UNIQUE or FOREIGN KEY can refuse a row; how is such a row left out |
+| `refusals`, `row_by_row` | which CHECK, UNIQUE or FOREIGN KEY can refuse a row; how is such a row left out; how many |
 | `table`, `locate` | what can each column hold; do two names mean one table |
 | `durable` | do the table's rows survive a crash of the server |
 """

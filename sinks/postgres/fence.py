@@ -125,7 +125,7 @@ def backend_identity(connection: psycopg.Connection) -> Backend:
 
 
 def terminate_backends(connection: psycopg.Connection, backends: Iterable[tuple[int, datetime]]) -> int:
-    """End these backends and return, once they are gone, how many of them were still there.
+    """End these backends, wait until they are gone, and return how many of them were still running at the call.
 
     A pid whose start time differs is somebody else's by now and is left alone; so is `connection` itself.
 

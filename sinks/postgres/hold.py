@@ -1,4 +1,4 @@
-"""One driver's hold on a Postgres table: its connection, its fence, its guard, and the checks of the table itself."""
+"""One driver's hold on a Postgres table: connection, fence and guard, the checks of the table, the count of its rows."""
 
 from __future__ import annotations
 

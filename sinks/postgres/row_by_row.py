@@ -1,4 +1,4 @@
-"""Finds the rows that a table refuses by bisection, each part under a savepoint, and moves all others."""
+"""Finds by bisection the rows that a table refuses, each part under a savepoint, and moves all others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def move_row_by_row(
 
     Raises:
         SinkRefused: more than `REFUSED_MAX` rows are refused.
-        psycopg.Error: a statement fails for a reason that is no row's.
+        psycopg.Error: a statement fails for a reason that lies in no row.
     """
     # A deferred constraint would be checked at the end of the transaction, and its error would name no row.
     connection.execute("set constraints all immediate")

@@ -1,4 +1,4 @@
-"""A topology's recent throughput and latency, from the ledger's last committed batches."""
+"""A topology's recent throughput, latency and back-pressure, from the times that the coordinator notes in the ledger."""
 
 from __future__ import annotations
 

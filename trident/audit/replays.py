@@ -44,7 +44,7 @@ class Suppressed:
     sink: str
     at: datetime | None
     micro_batch: str | None = None
-    """QUERY:BATCH, if a streaming query handed it out again. In a topology that may be several batches; then txid is 0."""
+    """QUERY:BATCH, if a streaming query handed a micro-batch out again; fed to a topology, that has no one txid: 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Loads `FILE.py:NAME`, a topology or a function that makes one of named parameters; and imports plugins."""
+"""Loads what `FILE.py:NAME` names, a topology or a function that makes one from parameters; and imports plugins."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _topologies(module: ModuleType) -> list[str]:
 def _blaming_the_file(file: str, when: str) -> Generator[None]:
     """Turn what a user's file raises into an error that names the file, the line and the next step.
 
-    Stormproof's own errors pass: they name the thing themselves. So does an interrupt.
+    An interrupt passes unchanged, and so do Stormproof's own errors, which say what is wrong themselves.
     """
     try:
         yield

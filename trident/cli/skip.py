@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 
 REJECTS_LISTED_MAX: Final = 1_000
-"""Rows of a skipped batch that are copied into the ledger; the others are counted, and stay in the prepared files."""
+"""Rows of a skipped batch that are copied into the ledger; the others are counted, and stay in the prepared files.
+
+What `--rows` may give up is bounded in `stormproof.sinks.postgres.row_by_row`.
+"""
 
 ROW_CHARACTERS_MAX: Final = 4_000
 ROWS_SHOWN: Final = 10

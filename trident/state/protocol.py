@@ -27,7 +27,8 @@ __all__ = [
 ]
 
 Merge: TypeAlias = Callable[[pa.Array, pa.Array], pa.Array]
-"""Makes a column's new values of the held and the added ones: two arrays of equal length and type in, one such array out.
+"""Merges a column: is given the held values and the added ones, two arrays of equal length and type, and returns the new
+values, likewise.
 
 NULL on the held side: nothing is held yet. Picklable, and associative: rows of one key may be merged with each other before
 they are merged with the held value.
@@ -49,9 +50,10 @@ class StateKind(StrEnum):
 class StateContext:
     """What a state is made for: whose it is, and what its rows are. Picklable.
 
-    `schema` is that of the rows that arrive; `keys` names their key columns; `merges` has the merge of each other column of
-    a map. `epoch` None: for reading only, so nothing is made and nobody is fenced. `database` and `folder` are the run's,
-    for a state that names none itself.
+    `schema` is that of the rows that arrive; `keys` names their key columns; `merges` says, for a map, how each of the other
+    columns is merged; `folds` are those that the topology's aggregation declared. `create`: the store is made where it is
+    not there. `epoch` None: for reading only, so nothing is made and nobody is fenced. `database` and `folder` are the
+    run's, for a state that names none itself.
     """
 
     identity: SinkIdentity

@@ -77,7 +77,7 @@ class QueueAudit:
         return unopened(self._cursor, self._table, Position.of(position).unopened_conditions())
 
     def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
-        """Spans must cover, once, all that was handed out; and the server must be the one that the queue is of."""
+        """Spans must cover all that was handed out, each message once; and the queue must be numbered by this server."""
         furthest = max((span for at in trusted if (span := span_of(at)) is not None), key=_reach, default=None)
         pieces: dict[tuple[str, str], list[_Piece]] = defaultdict(list)
         order: dict[tuple[str, str], int] = {}
@@ -117,7 +117,8 @@ class QueueAudit:
             if trusted is not None and end == trusted.end:
                 above = trusted.last
             elif trusted is not None and end.xmax <= trusted.end.xmax:
-                above, older = None, True  # opened again, of a span that was handed out whole before
+                # A part that was opened again, of a span that was handed out whole before the trusted one.
+                above, older = None, True
             if not older and previous is not None and previous != start:
                 findings.extend(self._missed(Span(previous, start), "between two spans", order[key]))
                 findings.extend(self._again(Span(start, previous), order[key]))
