@@ -53,9 +53,12 @@ class _HashingFile(io.RawIOBase):
         self._file.sync()
 
     def close(self) -> None:
-        if not self.closed:
+        if self.closed:
+            return
+        try:
             self._file.close()
-        super().close()
+        finally:
+            super().close()  # closed, even where that failed: the number of the file may be another's by now
 
     @property
     def digest(self) -> str:

@@ -111,7 +111,7 @@ class JobsOnThreads:
         """Start it, or queue it where all threads are busy."""
         if not self._threads:
             self._threads = [
-                threading.Thread(target=self._work, name=f"stormproof-job-{i}", daemon=True)
+                threading.Thread(target=self._work, args=(self._todo,), name=f"stormproof-job-{i}", daemon=True)
                 for i in range(self._number)
             ]
             for thread in self._threads:
@@ -119,8 +119,8 @@ class JobsOnThreads:
         self._running += 1
         self._todo.put((txid, work))
 
-    def _work(self) -> None:
-        while (todo := self._todo.get()) is not None:
+    def _work(self, todo_queue: queue.SimpleQueue[tuple[int, Work] | None]) -> None:
+        while (todo := todo_queue.get()) is not None:
             txid, work = todo
             try:
                 ended = Ended(txid, work())
@@ -156,7 +156,8 @@ class JobsOnThreads:
         self.drop_queued()
         for _ in self._threads:
             self._todo.put(None)
-        self._threads = []
+        # What is started later has threads and a queue of its own: the marks of the end are for those that run now.
+        self._threads, self._todo = [], queue.SimpleQueue()
 
 
 class WaitingLeases:

@@ -110,8 +110,8 @@ class LatencyTuner:
     in flight. With one in flight, small batches are tried: if these are late, too, the target is below reach
     (`Figures.floor_s`). Batches may then take twice as long as small ones, which are tried again every 16 windows.
 
-    Only full batches count, and late ones; and only those that were opened under the present setting. `most` and
-    `in_flight_max` are never passed.
+    Only full batches count, and late ones, until a batch as large is in time; and only those that were opened under the
+    present setting. `most` and `in_flight_max` are never passed.
 
     *Not guaranteed*: that no batch is late. A trial may be, and a change of the load is noticed by its late batches.
     """
@@ -164,7 +164,11 @@ class LatencyTuner:
         """A batch was committed. Those that were opened under another setting, or beside such ones, say nothing."""
         busy_s = sample.ended_s - max(self._ended_s, sample.ended_s - sample.latency_s)
         self._ended_s = sample.ended_s
-        if sample.setting != self._at or not (sample.full or sample.latency_s > self._bound_s):
+        if sample.setting != self._at:
+            return None
+        if not sample.full and sample.latency_s <= self._bound_s:
+            # It tells nothing of a full one, but that those which were late and no larger were late for another reason.
+            self._window = [(s, b) for s, b in self._window if s.full or s.messages > sample.messages]
             return None
         if self._skip:
             self._skip -= 1
@@ -219,6 +223,12 @@ class LatencyTuner:
         """Try what may bring more throughput: no batch, or few, were late."""
         if self._floor_s is not None and seen.high_s < self._floor_s:
             self._restart()  # Small batches took longer than these do now: the load has become lighter.
+            small = self._led_to(_Way.PROBE, seen)
+            if (
+                small is not None and KNEE * seen.high_s < self._floor_s
+            ):  # so much lighter that the target may be in reach
+                self._try(_Way.PROBE, small, seen)
+                return
         larger = self._larger(seen)
         if larger is not None:
             self._try(_Way.LARGER, larger, seen)

@@ -182,5 +182,9 @@ def run(
     `guarantee` beats the topology's own, which beats exactly-once. See `driver` for the errors before the first batch, and
     `Coordinator.run` for those after it.
     """
+    unknown = sorted(arguments.keys() - RunArguments.__annotations__.keys())
+    if unknown:  # type checkers know `RunArguments`, Python does not
+        known = ", ".join(RunArguments.__annotations__)
+        raise TypeError(f"run() got an unexpected keyword argument {unknown[0]!r}; known: {known}")
     with driver(topology, guarantee, **arguments) as coordinator:
         return coordinator.run()

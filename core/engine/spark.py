@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -43,12 +43,14 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.job import Job, JobKey
 from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.preflight import Probe, first_fault
-from stormproof.core.settings import Settings
 from stormproof.core.task.cut import StageJob, stage_jobs
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task
 from stormproof.core.task.wire import WIRE_DDL, WIRE_SCHEMA
 from stormproof.core.tracking.report import JobReport
+
+if TYPE_CHECKING:  # a worker that imports this module needs neither pydantic nor the embedded Postgres
+    from stormproof.core.settings import Settings
 
 log = logging.getLogger("stormproof.spark")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 from typing import Final
 
@@ -33,20 +32,21 @@ _WRAPPING: Final = re.compile(
 _IMPORT: Final = re.compile(r"(?:ModuleNotFoundError|ImportError): (?P<text>[^\n]*)")
 _MODULE: Final = re.compile(r"[Nn]o module named '?(?P<name>[\w.]+)'?")
 _NUMBERS: Final = {
-    os.strerror(number): number
-    for number in (
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.ENOMEM,
-        errno.EMFILE,
-        errno.EAGAIN,
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-    )
-} | {"unable to create native thread": errno.EAGAIN}
-"""The error numbers that mean a fault of the machine, by the text in which Spark or the JVM reports each."""
+    "No space left on device": errno.ENOSPC,
+    "Disk quota exceeded": errno.EDQUOT,
+    "File too large": errno.EFBIG,
+    "Cannot allocate memory": errno.ENOMEM,
+    "Too many open files": errno.EMFILE,
+    "unable to create native thread": errno.EAGAIN,
+    "Resource temporarily unavailable": errno.EAGAIN,
+    "Read-only file system": errno.EROFS,
+    "Permission denied": errno.EACCES,
+    "Operation not permitted": errno.EPERM,
+}
+"""The error numbers that mean a fault of the machine, by the text in which Spark or the JVM reports each.
+
+Not by `os.strerror`: it speaks the language of the driver's locale, and the executors' texts are English.
+"""
 
 _OTHER_PYTHON: Final = ("PYTHON_VERSION_MISMATCH", "Cannot run program", "UnpicklingError")
 

@@ -47,11 +47,11 @@ class NumberedSource(PendingSource):
         By default `reader` reads them. A connector whose readers give columns instead of bytes overrides it.
         """
         del cursor
-        first, stop = ids[0], ids[-1] + 1
-        others = frozenset(range(first, stop)).difference(ids)
+        numbers = np.array(ids)
         return {
             id_: payload
-            for rows in self.reader(first, stop).read(0, others, _PAYLOAD_ROWS)
+            for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)  # what lies between is not read
+            for rows in self.reader(int(run[0]), int(run[-1]) + 1).read(0, frozenset(), _PAYLOAD_ROWS)
             for id_, payload in zip(rows.column("id").to_pylist(), rows.column("payload").to_pylist(), strict=True)
         }
 

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final, LiteralString, NamedTuple
 
 import psycopg
 
+from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Fenced, StoreUnavailable
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE
 from stormproof.sinks.postgres.connection import Link
 from stormproof.sinks.protocol import SinkIdentity
 
-BACKEND_END_TIMEOUT_MS: Final = 10_000
+BACKEND_END_TIMEOUT_S: Final = 10.0
+BACKEND_POLL_S: Final = 0.01
 TAKE_OVER_LOCK_TIMEOUT_MS: Final = 2_000
 TAKE_OVER_TRIES_MAX: Final = 5
 """An older epoch may connect again after its backends were ended, before the fence is moved: they are then ended again."""
@@ -124,14 +126,18 @@ def backend_identity(connection: psycopg.Connection) -> Backend:
     return Backend(*row)
 
 
-def terminate_backends(connection: psycopg.Connection, backends: Iterable[tuple[int, datetime]]) -> int:
+def terminate_backends(
+    connection: psycopg.Connection, backends: Iterable[tuple[int, datetime]], *, clock: Clock | None = None
+) -> int:
     """End these backends, wait until they are gone, and return how many of them were still running at the call.
 
-    A pid whose start time differs is somebody else's by now and is left alone; so is `connection` itself.
+    All are told to end before the first is waited for. A pid whose start time differs is somebody else's by now and is left
+    alone; so is `connection` itself.
 
     Raises:
-        StoreUnavailable: one of them did not end within `BACKEND_END_TIMEOUT_MS`.
+        StoreUnavailable: one of them did not end within `BACKEND_END_TIMEOUT_S`.
     """
+    clock = clock or SystemClock()
     wanted = list(backends)
     pids, starts = [pid for pid, _ in wanted], [start for _, start in wanted]
     there = """
@@ -139,16 +145,19 @@ def terminate_backends(connection: psycopg.Connection, backends: Iterable[tuple[
         join unnest(%s::int[], %s::timestamptz[]) as w (pid, backend_start) using (pid, backend_start)
         where a.pid <> pg_backend_pid()
     """
-    connection.execute("select pg_stat_clear_snapshot()")  # else a transaction sees its first answer again
-    found = connection.execute(
-        "select pg_terminate_backend(a.pid, %s)" + there, (BACKEND_END_TIMEOUT_MS, pids, starts)
-    ).fetchall()
-    connection.execute("select pg_stat_clear_snapshot()")
-    left = [row[0] for row in connection.execute("select a.pid" + there, (pids, starts))]
-    if left:
-        raise StoreUnavailable(
-            f"Postgres backends {left} did not end within {BACKEND_END_TIMEOUT_MS / 1000:.0f} s of pg_terminate_backend; "
-            "look at them in pg_stat_activity",
-            pids=list(left),
-        )
+
+    def query(columns: LiteralString) -> list[int]:
+        connection.execute("select pg_stat_clear_snapshot()")  # else a transaction sees its first answer again
+        return [row[0] for row in connection.execute("select " + columns + there, (pids, starts))]
+
+    found = query("a.pid, pg_terminate_backend(a.pid)")
+    until_s = clock.monotonic_s() + BACKEND_END_TIMEOUT_S
+    while left := query("a.pid"):
+        if clock.monotonic_s() > until_s:
+            raise StoreUnavailable(
+                f"Postgres backends {left} did not end within {BACKEND_END_TIMEOUT_S:.0f} s of pg_terminate_backend; "
+                "look at them in pg_stat_activity",
+                pids=list(left),
+            )
+        clock.sleep(BACKEND_POLL_S)
     return len(found)

@@ -720,3 +720,18 @@ def test_many_batches_leave_nothing_behind(tmp_path: Path) -> None:
         if thread.name.startswith("stormproof-"):
             thread.join(WAIT_S)
     assert threading.active_count() <= before
+
+
+def test_after_the_threads_were_let_go_nothing_counts_as_running() -> None:
+    """A second run on one coordinator drops what the first left queued: no mark of the end may count as work."""
+    jobs = JobsOnThreads(4)
+    jobs.start(1, lambda: EMPTY)
+    assert jobs.wait(WAIT_S) is not None
+    jobs.close()
+    jobs.drop_queued()
+    assert jobs.running == 0
+    jobs.start(2, lambda: EMPTY)
+    ended = jobs.wait(WAIT_S)
+    assert ended is not None
+    assert ended.txid == 2
+    jobs.close()

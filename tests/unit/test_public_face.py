@@ -87,3 +87,11 @@ def test_importing_the_package_imports_no_engine() -> None:
 def test_an_unknown_name_is_refused_by_name() -> None:
     with pytest.raises(AttributeError, match="Topolgy"):
         _ = stormproof.Topolgy  # type: ignore[attr-defined] # pyright: ignore
+
+
+@pytest.mark.parametrize("name", ["clock", "batches_max"])
+def test_run_refuses_an_argument_that_it_does_not_have_by_its_own_name(name: str) -> None:
+    with pytest.raises(
+        TypeError, match=rf"run\(\) got an unexpected keyword argument '{name}'; known: settings, engine"
+    ):
+        stormproof.run(stormproof.Topology("t"), **{name: 1})  # type: ignore[arg-type]

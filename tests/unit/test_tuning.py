@@ -208,6 +208,46 @@ def test_a_latency_above_the_target_counts_where_batches_are_not_full_too() -> N
     assert tuner.limit.messages < 900
 
 
+def test_a_late_batch_of_a_quiet_source_is_outweighed_by_one_as_large_in_time() -> None:
+    """Three hiccups within days are no reason to make batches smaller."""
+    tuner = LatencyTuner(1.0, MOST, 4)
+    before = tuner.figures
+    for number in range(1_000):
+        tuner.learn(Sample(20, 3.0 if number % 200 == 0 else 0.1, number * 10.0, full=False, setting=setting_of(tuner)))
+    assert tuner.figures == before
+
+
+def test_control_late_batches_that_are_larger_than_those_in_time_count() -> None:
+    tuner = LatencyTuner(1.0, MOST, 4)
+    before = tuner.limit.messages
+    for number in range(20):
+        messages, latency_s = (20, 0.1) if number % 2 else (min(900, tuner.limit.messages), 3.0)
+        tuner.learn(Sample(messages, latency_s, number * 10.0, full=False, setting=setting_of(tuner)))
+    assert tuner.limit.messages < before
+
+
+def test_where_the_load_is_much_lighter_the_target_is_tried_before_larger_batches() -> None:
+    tuner, now_s = LatencyTuner(1.0, Limit(10_000_000, 2**40), 1), 0.0
+    steps: list[Step] = []
+
+    def until(fixed_s: float, done: Callable[[], bool]) -> None:
+        nonlocal now_s
+        for _ in range(1_000):
+            latency_s = fixed_s + tuner.limit.messages * 1e-5
+            now_s += latency_s
+            step = tuner.learn(Sample(tuner.limit.messages, latency_s, now_s, full=True, setting=setting_of(tuner)))
+            steps.extend([] if step is None else [step])
+            if done():
+                return
+        pytest.fail("it did not come to that")
+
+    until(4.0, lambda: tuner.figures.floor_s is not None)
+    largest = tuner.limit.messages
+    steps.clear()
+    until(0.01, lambda: tuner.figures.floor_s is None)
+    assert max(step.after.messages for step in steps) <= largest
+
+
 def test_what_was_opened_under_another_setting_says_nothing() -> None:
     tuner = LatencyTuner(1.0, MOST, 1)
     before = tuner.figures

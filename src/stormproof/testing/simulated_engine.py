@@ -15,7 +15,7 @@ import pyarrow as pa
 from stormproof.core.bolt import AnyBolt, FailTuple
 from stormproof.core.clock import ManualClock
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import JobFailed
+from stormproof.core.errors import JobFailed, UsageError
 from stormproof.core.graph.components import UserFunction
 from stormproof.core.graph.plan import BoltNode, Node, OperationNode, Plan
 from stormproof.core.job import Job, JobKey
@@ -194,8 +194,16 @@ def _faulty_bolt(bolt: BoltT, component: str, chance: Chance) -> BoltT:
     """
     kind, faulty = type(bolt), copy.copy(bolt)
     members = {"__slots__": (), "execute": _faulty_function(kind.execute, component, chance)}
+    try:
+        derived = type(kind.__name__, (kind,), members)
+    except TypeError as error:
+        raise UsageError(
+            f"bolt {component!r}: a simulation strikes it in a class derived from {kind.__name__}, whose __init_subclass__ "
+            f"refuses that: {error}; let it take a class without arguments",
+            component=component,
+        ) from error
     # A frozen dataclass refuses a plain assignment.
-    object.__setattr__(faulty, "__class__", type(kind.__name__, (kind,), members))
+    object.__setattr__(faulty, "__class__", derived)
     return faulty
 
 
