@@ -149,13 +149,18 @@ def batch_of(
         columns: list[Sequence[object]] = [made]
     else:
         columns, errors = _columns(made, schema, frozenset(skip), gave)
+    return rows_of_columns(columns, schema, errors), sorted(errors.items())
+
+
+def rows_of_columns(columns: Sequence[Sequence[object]], schema: pa.Schema, errors: dict[int, str]) -> pa.RecordBatch:
+    """A record batch of columns of Python values; the first error of each row that a column refuses is put into `errors`."""
     arrays: list[pa.Array] = []
     for column, field in zip(columns, schema, strict=True):
         array, failed = column_of(column, field)
         arrays.append(array)
         for row, text in failed:
             errors.setdefault(row, text)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema), sorted(errors.items())
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _columns(

@@ -22,7 +22,7 @@ from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import TopologyError
 from stormproof.core.message import storable_text
-from stormproof.core.python_to_arrow import column_of, type_text, value_text
+from stormproof.core.python_to_arrow import rows_of_columns, type_text, value_text
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.source.protocol import Decoded, Decoder
 
@@ -224,13 +224,7 @@ def _batch_of(values: Sequence[object], schema: pa.Schema, errors: dict[int, str
             errors[row] = f"the payload is JSON, but not an object: {type(parts).__name__}"
         for column, cell in zip(columns, cells, strict=True):
             column.append(cell)
-    arrays: list[pa.Array] = []
-    for column, field in zip(columns, schema, strict=True):
-        array, failed = column_of(column, field)
-        arrays.append(array)
-        for row, text in failed:
-            errors.setdefault(row, text)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return rows_of_columns(columns, schema, errors)
 
 
 def _told(error: Exception, payload: bytes = b"") -> str:
