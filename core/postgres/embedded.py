@@ -16,6 +16,7 @@ import psycopg
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import SettingsError, StoreUnavailable
+from stormproof.core.forks import ProcessLife, process_life
 from stormproof.core.postgres.binaries import Binaries, RunAs, find_binaries, run_as
 from stormproof.core.postgres.data_lock import LOCKED_FILE, is_data_locked, take_data_lock, try_lock
 from stormproof.core.postgres.database import Database, connect
@@ -49,8 +50,12 @@ _SERVER_SETTINGS: Final = {
     "log_line_prefix": "%m [%p] ",
 }
 
-_children: dict[int, subprocess.Popen[bytes]] = {}
-"""Servers that this process started: only their parent can reap them, and an unreaped one looks alive to Postgres."""
+_children: dict[tuple[ProcessLife, int], subprocess.Popen[bytes]] = {}
+"""The servers that this process started, by its life and their pid.
+
+Only their parent can reap them, and an unreaped one looks alive to Postgres. In a fork of the parent, `poll` would say of a
+living server that it has ended.
+"""
 
 
 class EmbeddedPostgres:
@@ -169,9 +174,7 @@ class EmbeddedPostgres:
     # --- which server runs -------------------------------------------------------------------------------------------
 
     def _is_ours(self, pid: int) -> bool:
-        if (child := _children.get(pid)) is not None and child.poll() is not None:
-            del _children[pid]  # reaped just now
-            return False
+        _reap(pid)
         return serves(pid, self._data)
 
     def _works(self) -> bool:
@@ -285,7 +288,7 @@ class EmbeddedPostgres:
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         command = [*as_user.prefix, str(binaries.folder / "postgres"), "-D", str(self._data), *options]
         child = self._spawn(command, as_user, lock)
-        _children[child.pid] = child
+        _children[process_life(), child.pid] = child
 
         def ready_or_gone() -> bool:
             noted = read_pid_file(self._data)
@@ -295,7 +298,7 @@ class EmbeddedPostgres:
             self._end(child.pid, "immediate")
             raise self._folder.failed(f"Postgres was not ready after {START_TIMEOUT_S:.0f} s, and was stopped")
         if child.poll() is not None:
-            del _children[child.pid]
+            _reap(child.pid)
             raise self._folder.failed(
                 f"Postgres ended at once with exit status {child.returncode}{self._folder.room()}"
             )
@@ -369,7 +372,8 @@ class EmbeddedPostgres:
         for step in steps:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, _SIGNALS[step])
-            if self._folder.wait_until(lambda: not self._is_ours(pid), STOP_TIMEOUT_S):
+            # A server that is ending has no folder any more before it can be reaped.
+            if self._folder.wait_until(lambda: _reap(pid) and not serves(pid, self._data), STOP_TIMEOUT_S):
                 return
         raise self._folder.failed(f"Postgres (pid {pid}) does not stop")
 
@@ -391,6 +395,15 @@ class EmbeddedPostgres:
             raise self._folder.failed(
                 f"Postgres, which runs in another container ({self._folder.started_on()}), does not stop"
             )
+
+
+def _reap(pid: int) -> bool:
+    """Reap this process's child where it has ended; False where it is a child that has not."""
+    child = _children.get((process_life(), pid))
+    if child is not None and child.poll() is None:
+        return False
+    _children.pop((process_life(), pid), None)
+    return True
 
 
 def _database_at(socket_folder: str) -> Database:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import stat
@@ -116,6 +117,35 @@ def test_a_fork_that_releases_leaves_its_parents_lock(home: Path) -> None:
     assert server.pid is not None
     server.release()
     assert server.pid is None
+
+
+def test_a_fork_of_its_starter_sees_it_run_and_can_stop_it(home: Path) -> None:
+    server = EmbeddedPostgres(home)
+    server.acquire()
+    pid = server.pid
+    child = os.fork()
+    if child == 0:
+        seen = EmbeddedPostgres(home).pid == pid
+        server.stop()
+        os._exit(0 if seen else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert server.pid is None
+    server.release()
+
+
+def test_a_stopped_server_is_reaped_by_its_starter(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its end is seen, by its folder that is gone, before it can be reaped."""
+    server = EmbeddedPostgres(home)
+    server.acquire()
+    pid = server.pid
+    assert pid is not None
+    seen = itertools.chain([True], itertools.repeat(False))
+    monkeypatch.setattr("stormproof.core.postgres.embedded.serves", lambda *_: next(seen))
+    server.stop()
+    assert not psutil.pid_exists(pid)
+    monkeypatch.undo()
+    server.release()
 
 
 def test_two_homes_at_once(tmp_path: Path) -> None:
