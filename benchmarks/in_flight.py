@@ -20,7 +20,7 @@ from stormproof.core.source.protocol import Limit
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySession, MemorySink
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkIdentity
+from stormproof.sinks.protocol import CommitResult, PreparedTransaction, SinkIdentity
 from stormproof.trident.options import RunOptions
 from stormproof.trident.run import driver
 
@@ -45,7 +45,7 @@ class SlowSession(MemorySession):
 
     pause: Pause
 
-    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Wait, then commit."""
         time.sleep(self.pause.seconds)
         return super().commit(transaction, checked=checked)

@@ -21,7 +21,9 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
-    CommitOutcome,
+    ALREADY_HELD,
+    APPLIED,
+    CommitResult,
     Decision,
     Evidence,
     EvidenceReport,
@@ -193,12 +195,12 @@ class SqliteSession(SinkSession):
             )
         return Held(row[0], row[1])
 
-    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         with self._transaction(write=True) as connection:
             self._require_epoch(connection)
             held = self._held(connection)
             if checked and decide(self._identity, transaction, held) is Decision.SKIP:
-                return CommitOutcome.ALREADY_HELD
+                return ALREADY_HELD
             table = self._table_id(connection)
             self._insert(connection, transaction)
             txid, digest = transaction.txid, transaction.digest
@@ -209,7 +211,7 @@ class SqliteSession(SinkSession):
             if checked or held is None or txid >= held.txid:
                 change = "update stormproof_guard set txid = ?, digest = ?, tab = ? where application = ?"
                 connection.execute(change, [txid, digest, table, self._id])
-        return CommitOutcome.APPLIED
+        return APPLIED
 
     def _insert(self, connection: sqlite3.Connection, transaction: PreparedTransaction) -> None:
         where = f"{self._where}, txid {transaction.txid}"

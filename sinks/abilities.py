@@ -7,22 +7,10 @@ of the protocol with that default.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedRow:
-    """One row that the table refuses: file, row number in it, the row as JSON, and why. No SQLSTATE: by a trigger."""
-
-    file: str
-    row: int
-    text: str
-    sqlstate: str | None
-    error: str
+from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkIdentity
 
 
 def warning_of(found: Sequence[str]) -> str:

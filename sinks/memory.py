@@ -21,7 +21,9 @@ from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
-    CommitOutcome,
+    ALREADY_HELD,
+    APPLIED,
+    CommitResult,
     Decision,
     Evidence,
     EvidenceReport,
@@ -249,17 +251,17 @@ class MemorySession(SinkSession):
             )
         return Held(guard.txid, guard.digest)
 
-    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Adopt one transaction, by the table of `decide`."""
         with self._store.guard:
             return self._commit(transaction, checked=checked)
 
-    def _commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+    def _commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         log = self._store.log(self._identity)
         if self._epoch != log.epoch:
             raise Fenced(f"{self._where}: epoch {log.epoch} holds it, this is epoch {self._epoch}", epoch=self._epoch)
         if checked and decide(self._identity, transaction, self.held()) is Decision.SKIP:
-            return CommitOutcome.ALREADY_HELD
+            return ALREADY_HELD
         content = self._next_content(transaction)
         self._store.strike(FaultPoint.BEFORE, transaction.txid)
         self._store.content = content
@@ -269,7 +271,7 @@ class MemorySession(SinkSession):
         log.entries = [entry for entry in log.entries if entry.txid != transaction.txid]
         log.entries.append(Evidence(transaction.txid, transaction.digest, transaction.rows))
         self._store.strike(FaultPoint.AFTER, transaction.txid)
-        return CommitOutcome.APPLIED
+        return APPLIED
 
     def _next_content(self, transaction: PreparedTransaction) -> pa.Table:
         """What the table will hold. Nothing is changed before all of it was checked."""

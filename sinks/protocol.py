@@ -84,6 +84,39 @@ class CommitOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """One row that the table refuses: file, row number in it, the row as JSON, and why. No SQLSTATE: by a trigger."""
+
+    file: str
+    row: int
+    text: str
+    sqlstate: str | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What became of a transaction at a sink, by the sink's own record: asked again after a crash, it says the same."""
+
+    outcome: CommitOutcome
+    superseded: int = 0
+    """Rows of an upsert that changed nothing: the table, or the batch itself, has a later one of their key."""
+    refused: tuple[RefusedRow, ...] = ()
+    """Rows that the table refused one by one; it has all others."""
+
+    @property
+    def is_suppressed(self) -> bool:
+        """Whether the sink held the transaction already: a duplicate was suppressed."""
+        return self.outcome is CommitOutcome.ALREADY_HELD
+
+
+APPLIED: Final = CommitResult(CommitOutcome.APPLIED)
+"""Every row was applied."""
+ALREADY_HELD: Final = CommitResult(CommitOutcome.ALREADY_HELD)
+"""The sink held the transaction with all of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """One transaction in a sink's own log, for the audit. `problem` names what is wrong with it there, if anything.
 
@@ -204,7 +237,7 @@ class SinkSession(StoreRecord, Protocol):
         """The executors' side."""
         ...
 
-    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Adopt one transaction, by the table of `decide`.
 
         `checked` is on under exactly-once. Off (at-least-once, at-most-once), the txid is recorded as evidence, and

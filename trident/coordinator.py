@@ -33,7 +33,6 @@ from stormproof.core.source.protocol import Source
 from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.report import JobReport
-from stormproof.sinks.protocol import CommitOutcome
 from stormproof.trident.flight import Flight
 from stormproof.trident.jobs import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.latency_tuner import LatencyTuner
@@ -526,11 +525,11 @@ class Coordinator:
         assert isinstance(complete, Complete)
         assert work is not None
         opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
-        outcomes = self._steps.settle(opened.txid, guarantee, answers)
+        results = self._steps.settle(opened.txid, guarantee, answers)
         before = TxnState.PREPARED if guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN
         with batch.timed(self._clock, "finish"):
             failures = [failed.failure for failed in complete.failed]
-            resolution = self._steps.finish(opened.txid, guarantee, before, work, failures, outcomes, batch.steps_ms)
-        self._accounts.suppressed(sum(outcome is CommitOutcome.ALREADY_HELD for outcome in outcomes.values()))
+            resolution = self._steps.finish(opened.txid, guarantee, before, work, failures, results, batch.steps_ms)
+        self._accounts.suppressed(sum(result.is_suppressed for result in results.values()))
         result = batch.result(TxnState.COMMITTED, complete.failed, report.tuples)
         return replace(result, unanchored=report.unanchored, dead_letters=len(resolution.dead))

@@ -17,7 +17,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.source.abilities import SupportsDeadLetters
 from stormproof.core.source.protocol import Expectation, Resolution
-from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
+from stormproof.sinks.protocol import Held, SinkSession
 from stormproof.trident.blocked_error import blocked
 from stormproof.trident.ledger import bindings, events, txns
 from stormproof.trident.ledger.repair import take_late_commit
@@ -128,19 +128,17 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
             txid=txn.txid,
         )
     try:
-        outcomes = steps.commit(txn.txid, txn.guarantee, work)
+        results = steps.commit(txn.txid, txn.guarantee, work)
     except MovedLate as error:
         if not _take_late_commits(steps, txn.txid, work, done):
             raise error.__cause__ or error from None
         with steps.ledger.transaction(steps.run) as tx:
             work, _ = txns.owed_work(tx, txn.txid)
-        outcomes = steps.commit(txn.txid, txn.guarantee, work)
-    resolution = steps.finish(txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, outcomes, txn.steps_ms)
+        results = steps.commit(txn.txid, txn.guarantee, work)
+    resolution = steps.finish(txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, results, txn.steps_ms)
     _record_dead(steps, txn.txid, failures, resolution, recorded=resolution.dead)
     done.rolled_forward.append(txn.txid)
-    done.suppressed.extend(
-        (txn.txid, sink) for sink, outcome in outcomes.items() if outcome is CommitOutcome.ALREADY_HELD
-    )
+    done.suppressed.extend((txn.txid, sink) for sink, result in results.items() if result.is_suppressed)
 
 
 def _take_late_commits(steps: Steps, txid: int, work: Mapping[str, SinkWork], done: _Done) -> bool:

@@ -20,7 +20,7 @@ from stormproof.core.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, Source
 from stormproof.core.tracking.attempts import Journal
 from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
-from stormproof.sinks.protocol import PROBLEM, CommitOutcome, PreparedTransaction, SinkProblem
+from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, SinkProblem
 from stormproof.trident.blocked_error import blocked
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.ledger import Ledger
@@ -37,9 +37,9 @@ class MovedLate(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class SinkAnswers:
-    """The sinks' answers to a batch: the outcome of each that adopted it, and the one that `refused` it with its error."""
+    """The sinks' answers to a batch: the result of each that adopted it, and the one that `refused` it with its error."""
 
-    outcomes: dict[str, CommitOutcome]
+    results: dict[str, CommitResult]
     refused: str = ""
     error: FatalError | None = None
 
@@ -232,7 +232,7 @@ class Steps:
 
     # -- commit ------------------------------------------------------------------------------------------------------
 
-    def commit(self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> dict[str, CommitOutcome]:
+    def commit(self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> dict[str, CommitResult]:
         """Have each sink adopt the batch, in the topology's order: `adopt`, then `settle`, with their errors."""
         return self.settle(txid, guarantee, self.adopt(txid, guarantee, work))
 
@@ -253,23 +253,23 @@ class Steps:
                 txid=txid,
                 sink=strangers[0],
             )
-        outcomes: dict[str, CommitOutcome] = {}
+        results: dict[str, CommitResult] = {}
         for name in self.sessions:
             if name not in work:
                 continue
             failpoint("commit.before_sink")
             try:
                 with self.sessions.adopting(name) as session:
-                    outcomes[name] = session.commit(
+                    results[name] = session.commit(
                         to_prepared(txid, work[name]), checked=guarantee is Guarantee.EXACTLY_ONCE
                     )
             except FatalError as error:
-                return SinkAnswers(outcomes, name, error)
+                return SinkAnswers(results, name, error)
             failpoint("commit.after_sink")
-        return SinkAnswers(outcomes)
+        return SinkAnswers(results)
 
-    def settle(self, txid: int, guarantee: Guarantee, answers: SinkAnswers) -> dict[str, CommitOutcome]:
-        """The outcomes, where every sink has adopted the batch; where one refused, the error, recorded in the ledger.
+    def settle(self, txid: int, guarantee: Guarantee, answers: SinkAnswers) -> dict[str, CommitResult]:
+        """The results, where every sink has adopted the batch; where one refused, the error, recorded in the ledger.
 
         Raises:
             Fenced: another driver took over, so that the sink holds another txid or the files are gone.
@@ -278,7 +278,7 @@ class Steps:
             MovedLate: that txid is a batch that was given up.
         """
         if answers.error is None:
-            return answers.outcomes
+            return answers.results
         name, error = answers.refused, answers.error
         self._require_epoch()
         if isinstance(error, SinkRefused) and guarantee is Guarantee.EXACTLY_ONCE:
@@ -319,7 +319,7 @@ class Steps:
         before: TxnState,
         work: Mapping[str, SinkWork],
         failures: Sequence[MessageFailure],
-        outcomes: Mapping[str, CommitOutcome],
+        results: Mapping[str, CommitResult],
         steps_ms: Mapping[str, float],
     ) -> Resolution:
         """Confirm the messages and record `committed`.
@@ -334,9 +334,9 @@ class Steps:
             if guarantee is not Guarantee.AT_MOST_ONCE:
                 resolution = self.source.confirm(self.lease(txid), failures, self.joined(tx))
             failpoint("finish.in_transaction")
-            held = {name: SinkOutcome(outcome.value) for name, outcome in outcomes.items()}
+            held = {name: SinkOutcome(result.outcome.value) for name, result in results.items()}
             txns.commit(tx, txid, before, held, timings)
-            events.record(tx, self._resolution_events(txid, resolution, outcomes))
+            events.record(tx, self._resolution_events(txid, resolution, results))
             failpoint("finish.before_commit")
         failpoint("finish.after")
         for name, session in self.sessions.items():
@@ -346,14 +346,12 @@ class Steps:
                     session.finished(to_prepared(txid, work[name]))
         return resolution
 
-    def _resolution_events(
-        self, txid: int, resolution: Resolution, outcomes: Mapping[str, CommitOutcome]
-    ) -> list[Event]:
+    def _resolution_events(self, txid: int, resolution: Resolution, results: Mapping[str, CommitResult]) -> list[Event]:
         dead = [Event(EventKind.DEAD_LETTER, txid=txid, message=shown) for shown in resolution.dead]
         suppressed = [
             Event(EventKind.SUPPRESSED, txid=txid, sink=sink)
-            for sink, outcome in outcomes.items()
-            if outcome is CommitOutcome.ALREADY_HELD
+            for sink, result in results.items()
+            if result.is_suppressed
         ]
         return dead + suppressed
 

@@ -24,7 +24,9 @@ from stormproof.sinks.delta.rows import HOOKS, RowsToPut
 from stormproof.sinks.delta.table import column_limits, require_table
 from stormproof.sinks.delta.torn import put_torn_aside
 from stormproof.sinks.protocol import (
-    CommitOutcome,
+    ALREADY_HELD,
+    APPLIED,
+    CommitResult,
     Decision,
     EvidenceReport,
     Held,
@@ -143,7 +145,7 @@ class TableHold(StoreRecord):
         position = self.position(self._newest.load(), same_table=True)
         return None if position is None else position.held
 
-    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Adopt one transaction, by the table of `decide`; see the protocol."""
         where = f"{self.where}, txid {transaction.txid}"
         table = self._newest.load()
@@ -151,7 +153,7 @@ class TableHold(StoreRecord):
         if checked and decide(self.identity, transaction, self._known(table, transaction, position)) is Decision.SKIP:
             self._require_live(position)
             self._sync(position.commit if position is not None else None, after=None)
-            return CommitOutcome.ALREADY_HELD
+            return ALREADY_HELD
         if position is not None and position.commit is not None and position.commit.epoch > self._epoch:
             raise Fenced(
                 f"{where}: epoch {position.commit.epoch} has committed here, this is epoch {self._epoch}",
@@ -173,13 +175,13 @@ class TableHold(StoreRecord):
         if commit is None:
             if problem is None and self._was_cleaned(transaction, after=read_version):
                 failpoint("delta.after_sync")
-                return CommitOutcome.APPLIED
+                return APPLIED
             raise self._refusal(problem, where) from problem
         known = read_version if position is None or position.commit is None else position.commit.version
         self._sync(commit, after=min(known, commit.version - 1))
         self._clean(commit)
         failpoint("delta.after_sync")
-        return CommitOutcome.APPLIED
+        return APPLIED
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """What the table's log says of each txid, and of its files since."""

@@ -13,11 +13,18 @@ import psycopg
 
 from stormproof.core.errors import PositionMismatch, SinkRefused
 from stormproof.core.failpoint import failpoint
-from stormproof.sinks.abilities import RefusedRow
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE
 from stormproof.sinks.postgres.table import TableName, find_oid
-from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity, SinkProblem
+from stormproof.sinks.protocol import (
+    Evidence,
+    EvidenceReport,
+    Held,
+    PreparedTransaction,
+    RefusedRow,
+    SinkIdentity,
+    SinkProblem,
+)
 
 # Unchecked, a later attempt may write a txid again: the ledger names the last one.
 _LATER_WINS: Final = (

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.message import storable_text
-from stormproof.sinks.abilities import RefusedRow
 from stormproof.sinks.postgres.refusals import is_of_a_row
+from stormproof.sinks.protocol import RefusedRow
 
 REFUSED_MAX: Final = 1_000
 """Rows that one command may give up. More than that is no exception any more, and each one costs some 40 statements."""

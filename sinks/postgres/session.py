@@ -11,7 +11,6 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.abilities import RefusedRow
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.durable import require_durable
@@ -19,7 +18,16 @@ from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.row_by_row import move_row_by_row
 from stormproof.sinks.postgres.rows import RowsByKey, copy_rows
 from stormproof.sinks.postgres.table import Table, TableName, wire_schema
-from stormproof.sinks.protocol import CommitOutcome, Decision, PreparedTransaction, SinkIdentity, SinkSession
+from stormproof.sinks.protocol import (
+    ALREADY_HELD,
+    APPLIED,
+    CommitResult,
+    Decision,
+    PreparedTransaction,
+    RefusedRow,
+    SinkIdentity,
+    SinkSession,
+)
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.writer import FileWriter
 
@@ -44,13 +52,13 @@ class PostgresSession(TableHold, SinkSession):
         """Parquet files in the staging folder."""
         return FileWriter(self.identity.sink, self._staging, self.limits)
 
-    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Adopt one transaction, by the table of `decide`; see the protocol."""
         where = self._where(transaction)
         with self.link.transaction(where) as connection:
             table = self._begin(connection, transaction, where, checked=checked)
             if table is None:
-                return CommitOutcome.ALREADY_HELD
+                return ALREADY_HELD
             self.guard.add_evidence(connection, transaction, transaction.rows, again=not checked)
             moved = self._move_rows(connection, wire_schema(table, self.input), transaction, where)
             if moved != transaction.rows:
@@ -63,7 +71,7 @@ class PostgresSession(TableHold, SinkSession):
             require_durable(connection, table.oid, where)
             failpoint("postgres.after_rows")
         failpoint("postgres.after_commit")
-        return CommitOutcome.APPLIED
+        return APPLIED
 
     def commit_without_refused(self, transaction: PreparedTransaction) -> list[RefusedRow]:
         """Commit one transaction without the rows that the table refuses; these are kept in the table `reject`.

@@ -85,11 +85,13 @@ from .sinks.memory import MemorySink as MemorySink
 from .sinks.postgres import PostgresSink as PostgresSink
 from .sinks.protocol import (
     CommitOutcome as CommitOutcome,
+    CommitResult as CommitResult,
     Decision as Decision,
     Evidence as Evidence,
     EvidenceReport as EvidenceReport,
     Held as Held,
     PreparedTransaction as PreparedTransaction,
+    RefusedRow as RefusedRow,
     Sink as Sink,
     SinkIdentity as SinkIdentity,
     SinkSession as SinkSession,

@@ -53,11 +53,11 @@ def after(harness: SinkHarness, *batches: dict[str, int]) -> Counter[tuple[str, 
 def test_commits_in_order(harness: SinkHarness, session: SinkSession) -> None:
     assert session.held() is None
     first = harness.prepare(session, 1, None, A, tasks=2)
-    assert session.commit(first, checked=True) is CommitOutcome.APPLIED
+    assert session.commit(first, checked=True).outcome is CommitOutcome.APPLIED
     assert session.held() == Held(1, first.digest)
     # Numbers of batches that were aborted are gaps.
     second = harness.prepare(session, 4, 1, B)
-    assert session.commit(second, checked=True) is CommitOutcome.APPLIED
+    assert session.commit(second, checked=True).outcome is CommitOutcome.APPLIED
     assert session.held() == Held(4, second.digest)
     assert harness.rows() == after(harness, A, B)
 
@@ -65,10 +65,10 @@ def test_commits_in_order(harness: SinkHarness, session: SinkSession) -> None:
 def test_a_repeat_applies_nothing(harness: SinkHarness, session: SinkSession) -> None:
     transaction = harness.prepare(session, 1, None, A)
     session.commit(transaction, checked=True)
-    assert session.commit(transaction, checked=True) is CommitOutcome.ALREADY_HELD
+    assert session.commit(transaction, checked=True).outcome is CommitOutcome.ALREADY_HELD
     session.close()
     with closing(harness.open(epoch=2)) as again:
-        assert again.commit(transaction, checked=True) is CommitOutcome.ALREADY_HELD
+        assert again.commit(transaction, checked=True).outcome is CommitOutcome.ALREADY_HELD
     assert harness.rows() == after(harness, A)
 
 
@@ -77,7 +77,7 @@ def test_a_repeat_after_staging_files_went(harness: SinkHarness, session: SinkSe
     session.commit(transaction, checked=True)
     session.finished(transaction)
     session.finished(transaction)
-    assert session.commit(transaction, checked=True) is CommitOutcome.ALREADY_HELD
+    assert session.commit(transaction, checked=True).outcome is CommitOutcome.ALREADY_HELD
     assert harness.rows() == after(harness, A)
 
 
@@ -136,8 +136,8 @@ def test_a_new_table_of_the_same_name_stops(harness: SinkHarness, session: SinkS
 def test_an_empty_transaction_is_held_like_any_other(harness: SinkHarness, session: SinkSession) -> None:
     empty = harness.prepare(session, 1, None, {})
     assert empty.files == ()
-    assert session.commit(empty, checked=True) is CommitOutcome.APPLIED
-    assert session.commit(empty, checked=True) is CommitOutcome.ALREADY_HELD
+    assert session.commit(empty, checked=True).outcome is CommitOutcome.APPLIED
+    assert session.commit(empty, checked=True).outcome is CommitOutcome.ALREADY_HELD
     session.commit(harness.prepare(session, 2, 1, A), checked=True)
     session.commit(harness.prepare(session, 3, 2, {}), checked=True)
     assert session.held() == Held(3, empty.digest)
@@ -163,7 +163,7 @@ def test_a_damaged_file_is_refused_before_anything_moves(
     assert harness.rows() == Counter()
     # Repaired, the very same transaction goes through.
     path.write_bytes(content)
-    assert session.commit(transaction, checked=True) is CommitOutcome.APPLIED
+    assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
     assert harness.rows() == after(harness, A)
 
 
@@ -177,12 +177,12 @@ def test_a_wrong_number_of_rows_is_refused(harness: SinkHarness, session: SinkSe
 
 def test_unchecked_commits_compare_nothing(harness: SinkHarness, session: SinkSession) -> None:
     two = harness.prepare(session, 2, 1, A)
-    assert session.commit(two, checked=False) is CommitOutcome.APPLIED
+    assert session.commit(two, checked=False).outcome is CommitOutcome.APPLIED
     # Files of another attempt: a Delta table holds one file once, however often it is added.
     again = harness.prepare(session, 2, 1, A, attempt=2)
-    assert session.commit(again, checked=False) is CommitOutcome.APPLIED
+    assert session.commit(again, checked=False).outcome is CommitOutcome.APPLIED
     one = harness.prepare(session, 1, None, B)
-    assert session.commit(one, checked=False) is CommitOutcome.APPLIED
+    assert session.commit(one, checked=False).outcome is CommitOutcome.APPLIED
     assert session.held() == Held(2, again.digest)
     assert harness.rows() == after(harness, A, A, B)
     report = session.evidence(0, None)
@@ -237,7 +237,7 @@ def test_sweep_removes_only_what_is_dead(harness: SinkHarness, session: SinkSess
     assert not (harness.staging / dead.files[0].path).exists()
     assert foreign.exists()
     assert (harness.staging / "notes.txt").exists()
-    assert session.commit(live, checked=True) is CommitOutcome.APPLIED
+    assert session.commit(live, checked=True).outcome is CommitOutcome.APPLIED
     assert harness.rows() == after(harness, A)
 
 

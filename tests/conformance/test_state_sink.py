@@ -111,11 +111,11 @@ def test_a_map_adopts_in_order_and_once(tmp_path: Path) -> None:
         one = prepare(session, 1, None, ("a", 1), ("b", 2))
         three = prepare(session, 3, 1, ("a", 5))
         assert session.held() is None
-        assert session.commit(one, checked=True) is CommitOutcome.APPLIED
-        assert session.commit(one, checked=True) is CommitOutcome.ALREADY_HELD
+        assert session.commit(one, checked=True).outcome is CommitOutcome.APPLIED
+        assert session.commit(one, checked=True).outcome is CommitOutcome.ALREADY_HELD
         with pytest.raises(PositionMismatch, match="holds txid 1"):
             session.commit(prepare(session, 5, 3, ("a", 1)), checked=True)
-        assert session.commit(three, checked=True) is CommitOutcome.APPLIED
+        assert session.commit(three, checked=True).outcome is CommitOutcome.APPLIED
         with pytest.raises(PositionMismatch, match="digest"):
             session.commit(prepare(session, 3, 1, ("a", 6), attempt=2), checked=True)
         assert session.held() == Held(3, three.digest)
@@ -148,7 +148,7 @@ def test_a_file_that_is_not_as_prepared_is_refused(tmp_path: Path) -> None:
         with pytest.raises(SinkRefused, match="more than once"):
             session.commit(prepare(session, 1, None, ("a", 1), ("a", 1)), checked=True)
         assert factory.items() == {}
-        assert session.commit(one, checked=True) is CommitOutcome.APPLIED
+        assert session.commit(one, checked=True).outcome is CommitOutcome.APPLIED
 
 
 @pytest.mark.parametrize("tells", [False, True], ids=["mute", "telling"])
@@ -157,9 +157,9 @@ def test_a_users_own_state(tmp_path: Path, tells: bool) -> None:
     with opened(store, tmp_path, updater=Adding()) as session:
         assert session.tells_position is tells
         one, two = prepare(session, 1, None, ("a", 1), ("a", 2)), prepare(session, 2, 1, ("b", 1))
-        assert session.commit(one, checked=True) is CommitOutcome.APPLIED
+        assert session.commit(one, checked=True).outcome is CommitOutcome.APPLIED
         again = CommitOutcome.ALREADY_HELD if tells else CommitOutcome.APPLIED
-        assert session.commit(one, checked=True) is again
+        assert session.commit(one, checked=True).outcome is again
         assert session.held() == (Held(1, None) if tells else None)
         session.commit(two, checked=True)
         if tells:
@@ -181,7 +181,7 @@ def test_a_lost_connection_is_an_unknown_outcome_and_the_state_is_made_anew(tmp_
         with pytest.raises(StoreUnavailable, match="peer"):
             session.commit(one, checked=True)
         assert store.opened == 1
-        assert session.commit(one, checked=True) is CommitOutcome.APPLIED
+        assert session.commit(one, checked=True).outcome is CommitOutcome.APPLIED
         assert store.opened == 2
 
 

@@ -256,7 +256,7 @@ def test_a_foreign_clean_up_with_no_retention(harness: SinkHarness) -> None:
         with pytest.raises(CannotTell, match="evidence of its content has expired"):
             session.commit(fourth, checked=True)
     else:
-        assert session.commit(fourth, checked=True) is CommitOutcome.ALREADY_HELD
+        assert session.commit(fourth, checked=True).outcome is CommitOutcome.ALREADY_HELD
         other = harness.prepare(session, 4, 3, {"d": 5})
         with pytest.raises(CannotTell):
             session.commit(other, checked=True)
@@ -274,7 +274,7 @@ def test_a_clean_up_at_the_instant_of_a_commit(harness: SinkHarness, monkeypatch
             cleaned(harness)
 
     monkeypatch.setattr("stormproof.sinks.delta.hold.failpoint", cleans)
-    assert session.commit(harness.prepare(session, 4, 3, {"d": 4}), checked=True) is CommitOutcome.APPLIED
+    assert session.commit(harness.prepare(session, 4, 3, {"d": 4}), checked=True).outcome is CommitOutcome.APPLIED
     assert session.held() == Held(4, None)
 
 

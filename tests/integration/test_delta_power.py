@@ -93,7 +93,7 @@ def test_a_torn_log_entry_is_a_lost_one(harness: SinkHarness, how: str) -> None:
     assert held.txid == 1
     (aside,) = path.parent.glob(".stormproof-torn-*")
     assert aside.read_bytes() == torn
-    assert session.commit(second, checked=True) is CommitOutcome.APPLIED
+    assert session.commit(second, checked=True).outcome is CommitOutcome.APPLIED
     assert harness.rows() == after_two(harness)
     assert [e.txid for e in session.evidence(0, None).entries] == [1, 2]
     assert DeltaTable(harness.delta_path).version() == 2
@@ -173,7 +173,7 @@ def test_a_torn_checkpoint_is_put_aside(
         if which in (name, "both"):
             damage(path)
     session = harness.open(2)
-    assert session.commit(second, checked=True) is CommitOutcome.ALREADY_HELD
+    assert session.commit(second, checked=True).outcome is CommitOutcome.ALREADY_HELD
     for txid, word in enumerate("cde", 3):
         session.commit(harness.prepare(session, txid, txid - 1, {word: txid}), checked=True)
     assert harness.rows() == after_two(harness) + Counter({("c", 3): 1, ("d", 4): 1, ("e", 5): 1})
@@ -192,7 +192,7 @@ def test_a_checkpoint_that_outlived_its_own_entry_is_put_aside_with_it(
     held = session.held()
     assert held is not None
     assert held.txid == 1
-    assert session.commit(second, checked=True) is CommitOutcome.APPLIED
+    assert session.commit(second, checked=True).outcome is CommitOutcome.APPLIED
     assert harness.rows() == after_two(harness)
     assert session.held() == Held(2, second.digest)
 
@@ -287,12 +287,12 @@ def test_a_lost_merge_is_taken_back_and_made_again(fold: SinkHarness, again: boo
         report = session.evidence(0, None)
         assert ([e.txid for e in report.entries], report.last_txid, report.problems) == ([1], 1, ())
         assert fold.rows() == Counter({("a", 1): 1})
-        assert session.commit(second, checked=True) is CommitOutcome.APPLIED
+        assert session.commit(second, checked=True).outcome is CommitOutcome.APPLIED
         assert fold.rows() == after_two(fold)
         lost = lose_a_file(fold) if again and epoch == 2 else lost
     session = fold.open(4)
     assert session.held() == Held(2, second.digest)
-    assert session.commit(second, checked=True) is CommitOutcome.ALREADY_HELD
+    assert session.commit(second, checked=True).outcome is CommitOutcome.ALREADY_HELD
     report = session.evidence(0, None)
     assert [(e.txid, e.problem) for e in report.entries] == [(1, None), (2, None)]
     assert (report.last_txid, report.problems) == (2, ())
@@ -381,7 +381,7 @@ def test_a_state_that_holds_a_batch_is_synced_before_that_counts(state: SinkHarn
     written = log_of(state).entry(2)
     assert written is not None
     synced.clear()
-    assert state.open(2).commit(second, checked=True) is CommitOutcome.ALREADY_HELD
+    assert state.open(2).commit(second, checked=True).outcome is CommitOutcome.ALREADY_HELD
     assert {str(entry(state, 2)), *(log_of(state).local_path(f.path) for f in written.added)} <= synced
 
 
@@ -396,5 +396,5 @@ def test_a_states_lost_merge_is_taken_back_and_made_again(state: SinkHarness) ->
     kept.rename(state.staging / second.files[0].path)
     assert restore(state, second)
     assert restore(state, second) is None
-    assert state.open(2).commit(second, checked=True) is CommitOutcome.APPLIED
+    assert state.open(2).commit(second, checked=True).outcome is CommitOutcome.APPLIED
     assert state.rows() == after_two(state)

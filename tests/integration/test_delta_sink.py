@@ -52,7 +52,7 @@ def commit(
     harness: SinkHarness, session: SinkSession, txid: int, previous: int | None, rows: dict[str, int]
 ) -> PreparedTransaction:
     transaction = harness.prepare(session, txid, previous, rows)
-    assert session.commit(transaction, checked=True) is CommitOutcome.APPLIED
+    assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
     return transaction
 
 
@@ -127,7 +127,7 @@ def test_control_without_the_transaction_identifier_a_repeat_adds_again(
     without_identifier(monkeypatch)
     session = fold.open()
     transaction = commit(fold, session, 1, None, A)
-    assert session.commit(transaction, checked=True) is CommitOutcome.APPLIED
+    assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
     assert fold.rows() == Counter({("a", 2): 1})
 
 
@@ -156,7 +156,7 @@ def test_a_merge_that_loses_against_another_writer_goes_through_the_next_time(
     between.actions["delta.after_check"] = lambda: table(fold).update(updates={"n": "n + 100"}, predicate="word = 'a'")
     with pytest.raises(StoreUnavailable):
         session.commit(transaction, checked=True)
-    assert session.commit(transaction, checked=True) is CommitOutcome.APPLIED
+    assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
     assert fold.rows() == Counter({("a", 111): 1, ("b", 2): 1})
 
 
@@ -170,7 +170,7 @@ def test_a_lost_answer_is_read_from_the_log(harness: SinkHarness, between: Betwe
     between.actions["delta.after_log_entry"] = crash
     with pytest.raises(KeyboardInterrupt):
         session.commit(transaction, checked=True)
-    assert harness.open(2).commit(transaction, checked=True) is CommitOutcome.ALREADY_HELD
+    assert harness.open(2).commit(transaction, checked=True).outcome is CommitOutcome.ALREADY_HELD
     assert harness.rows() == Counter({("a", 1): 1})
 
 
@@ -260,7 +260,7 @@ def test_a_held_transaction_whose_file_was_lost_stops(harness: SinkHarness) -> N
     assert caught.value.details["problem"] == SinkProblem.FILE_LOST
     assert session.evidence(0, None).entries[0].problem is not None
     Path(live).write_bytes(content)
-    assert harness.open(2).commit(transaction, checked=True) is CommitOutcome.ALREADY_HELD
+    assert harness.open(2).commit(transaction, checked=True).outcome is CommitOutcome.ALREADY_HELD
 
 
 def test_evidence_that_retention_removed_cannot_tell(harness: SinkHarness) -> None:
@@ -279,7 +279,7 @@ def test_evidence_that_retention_removed_cannot_tell(harness: SinkHarness) -> No
         with pytest.raises(CannotTell):
             session.commit(transaction, checked=True)
     else:  # the prepared files are the table's own
-        assert session.commit(transaction, checked=True) is CommitOutcome.ALREADY_HELD
+        assert session.commit(transaction, checked=True).outcome is CommitOutcome.ALREADY_HELD
     report = session.evidence(0, None)
     assert (report.truncated, report.entries, report.last_txid) == (True, (), 1)
     # Going on is known to be right: the number is what the ledger expects.

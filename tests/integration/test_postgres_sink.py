@@ -81,7 +81,7 @@ def test_a_take_over_does_not_wait_for_a_driver_that_stands_still(
         def take_over() -> None:
             with closing(harness.open(2)) as newer:
                 assert newer.held() is None
-                assert newer.commit(transaction, checked=True) is CommitOutcome.APPLIED
+                assert newer.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
 
         between.actions[place] = take_over
         with pytest.raises(StoreUnavailable):
@@ -145,7 +145,7 @@ def test_a_driver_that_comes_back_after_its_connection_was_ended(harness: SinkHa
         _end_connections(database)
         with pytest.raises(StoreUnavailable):
             session.commit(transaction, checked=True)
-        assert session.commit(transaction, checked=True) is CommitOutcome.APPLIED
+        assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
         # The new connection is known by its epoch, too, and the next take-over ends it.
         assert harness.sql("select count(distinct pid) from stormproof_sink.backend") == [(2,)]
     assert harness.rows() == Counter(A.items())
@@ -166,7 +166,7 @@ def test_a_crash_inside_leaves_all_or_nothing(harness: SinkHarness, between: Bet
             session.commit(transaction, checked=True)
     expected = CommitOutcome.ALREADY_HELD if place == "postgres.after_commit" else CommitOutcome.APPLIED
     with closing(harness.open(2)) as session:
-        assert session.commit(transaction, checked=True) is expected
+        assert session.commit(transaction, checked=True).outcome is expected
     assert harness.rows() == Counter(A.items())
 
 
@@ -180,7 +180,7 @@ def test_a_connection_lost_inside_applies_nothing(
         with pytest.raises(StoreUnavailable):
             session.commit(transaction, checked=True)
         assert harness.rows() == Counter()
-        assert session.commit(transaction, checked=True) is CommitOutcome.APPLIED
+        assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
     assert harness.rows() == Counter(A.items())
 
 
@@ -192,7 +192,7 @@ def test_what_was_committed_survives_an_immediate_stop(harness: SinkHarness, pos
         with pytest.raises(StoreUnavailable):
             session.held()
         assert session.held() == Held(1, one.digest)
-        assert session.commit(two, checked=True) is CommitOutcome.APPLIED
+        assert session.commit(two, checked=True).outcome is CommitOutcome.APPLIED
 
 
 def test_synchronous_commit_is_on_where_the_database_has_it_off(append: SinkHarness, database: Database) -> None:
@@ -364,7 +364,7 @@ def test_a_table_in_a_schema_and_one_sink_beside_another(tmp_path: Path, databas
         identity = type(harness.identity)("topology", "inc-1", sink.name)
         with closing(sink.open(identity, FOLD, 1)) as session:
             transaction = harness.prepare(session, 1, None, A)
-            assert session.commit(transaction, checked=True) is CommitOutcome.APPLIED
+            assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
     assert Counter(harness.sql("select word, n from other.counts")) == harness.rows() == Counter(A.items())
 
 

@@ -31,7 +31,7 @@ from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.task.wire import WireRow, wire_batch
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import FaultPoint, MemorySession
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction
+from stormproof.sinks.protocol import CommitResult, PreparedTransaction
 from stormproof.trident.jobs import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
 from stormproof.trident.opening import attached
@@ -534,7 +534,7 @@ def test_an_exit_in_a_job_closes_no_sink_in_the_middle_of_a_commit(
     within, closing, seen = threading.Event(), threading.Event(), list[str]()
     commit, close, close_all = MemorySession.commit, MemorySession.close, Sessions.close
 
-    def slow_commit(self: MemorySession, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+    def slow_commit(self: MemorySession, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         within.set()
         assert closing.wait(WAIT_S)
         outcome = commit(self, transaction, checked=checked)

@@ -26,7 +26,7 @@ def test_a_fault_strikes_once_and_the_store_outlives_it(tmp_path: Path, at: Faul
     # A new driver, with the same store.
     harness.sink = MemorySink("counts", store=store, staging=tmp_path / "staged")
     expected = CommitOutcome.APPLIED if at is FaultPoint.BEFORE else CommitOutcome.ALREADY_HELD
-    assert harness.open(epoch=2).commit(transaction, checked=True) is expected
+    assert harness.open(epoch=2).commit(transaction, checked=True).outcome is expected
     assert harness.rows() == Counter({("a", 1): 1})
 
 

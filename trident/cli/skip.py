@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from stormproof.core.errors import Json, SinkRefused, StormproofError, UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.sink import PreparedFile
-from stormproof.sinks.abilities import RefusedRow, SupportsOperate
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.abilities import SupportsOperate
+from stormproof.sinks.protocol import RefusedRow, SinkIdentity
 from stormproof.trident.audit.inspect import described_sink, open_for_inspection
 from stormproof.trident.audit.status import may_be_running
 from stormproof.trident.cli.layout import counted

@@ -22,7 +22,9 @@ from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
-    CommitOutcome,
+    ALREADY_HELD,
+    APPLIED,
+    CommitResult,
     Decision,
     EvidenceReport,
     Held,
@@ -329,7 +331,7 @@ class StateSession(SinkSession):
             return None if last is None else Held(last, None)
         return None
 
-    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Have the state take one transaction, unless it holds it already by its own record."""
         try:
             return self._commit(transaction, checked=checked)
@@ -342,13 +344,13 @@ class StateSession(SinkSession):
             self.close()
             raise
 
-    def _commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+    def _commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         where, txid, state = f"{self._where}, txid {transaction.txid}", transaction.txid, self.state()
         if checked and self._holds(transaction):
             backing = self._backing()
             if backing is not None:
                 backing.keep_held()
-            return CommitOutcome.ALREADY_HELD
+            return ALREADY_HELD
         require_files(self._staging, transaction.files, where=where, digests=True)
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
@@ -369,7 +371,7 @@ class StateSession(SinkSession):
         with kept_from_forks():
             state.commit(txid)
         failpoint("state.after_commit")
-        return CommitOutcome.APPLIED
+        return APPLIED
 
     def _holds(self, transaction: PreparedTransaction) -> bool:
         """Whether the state holds this very transaction by its own record.

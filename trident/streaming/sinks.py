@@ -23,7 +23,6 @@ from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkSpec, TaskContext
 from stormproof.core.source.protocol import Slice, Source
 from stormproof.core.tracking.outcome import FailedIn
-from stormproof.sinks.protocol import CommitOutcome
 from stormproof.trident.coordinator import SEED_BITS
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.rows import Event
@@ -170,9 +169,9 @@ class SinkStream(ForeachBatch):
         nobody: Sequence[FailedIn] = ()
         work = steps.fix_content(opened, attempt, Guarantee.EXACTLY_ONCE, written.files, nobody, written.rows)
         times.mark("prepare")
-        outcomes = steps.commit(opened.txid, Guarantee.EXACTLY_ONCE, work)
+        results = steps.commit(opened.txid, Guarantee.EXACTLY_ONCE, work)
         times.mark("commit")
-        steps.finish(opened.txid, Guarantee.EXACTLY_ONCE, TxnState.PREPARED, work, (), outcomes, times.ms)
+        steps.finish(opened.txid, Guarantee.EXACTLY_ONCE, TxnState.PREPARED, work, (), results, times.ms)
         times.mark("finish")
         s = self.statistics
         self.statistics = replace(
@@ -181,7 +180,7 @@ class SinkStream(ForeachBatch):
             messages=s.messages + 1,
             tuples=s.tuples + written.rows,
             attempts=s.attempts + attempt,
-            suppressed=s.suppressed + sum(o is CommitOutcome.ALREADY_HELD for o in outcomes.values()),
+            suppressed=s.suppressed + sum(result.is_suppressed for result in results.values()),
         )
         return StreamResult(current.query, batch, StreamOutcome.COMMITTED, (opened.txid,), written.rows, times.ms)
 

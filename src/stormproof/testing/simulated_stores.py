@@ -23,7 +23,9 @@ from stormproof.core.source.protocol import Lease, Limit, Resolution, Slice
 from stormproof.sinks.folding import fold_tables
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
-    CommitOutcome,
+    ALREADY_HELD,
+    APPLIED,
+    CommitResult,
     Decision,
     Evidence,
     EvidenceReport,
@@ -231,7 +233,7 @@ class SimulatedSession(SinkSession):
         applied = self._sink.applied
         return Held(applied[-1].batch, applied[-1].digest) if applied else None
 
-    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitOutcome:
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Commit one transaction, by the table of `decide`.
 
         Raises:
@@ -242,10 +244,10 @@ class SimulatedSession(SinkSession):
         if self._epoch != sink.epoch:
             raise Fenced(f"sink {sink.name!r}: epoch {sink.epoch} holds it", epoch=self._epoch)
         if checked and decide(self._identity, transaction, self.held()) is Decision.SKIP:
-            return CommitOutcome.ALREADY_HELD
+            return ALREADY_HELD
         attempt = max((sink.staged[file.path].context.attempt for file in transaction.files), default=0)
         sink.add(transaction.txid, attempt, transaction.digest, transaction.files)
-        return CommitOutcome.APPLIED
+        return APPLIED
 
     def sweep(self, is_dead: Callable[[int, int, str], bool]) -> int:
         """Forget what dead attempts prepared."""
