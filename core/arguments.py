@@ -1,7 +1,11 @@
-"""Checks of the arguments of declarations; an error names the thing, the argument, its value and what it must be."""
+"""Checks of the arguments of declarations; an error names the thing, the argument, its value and what it must be.
+
+And the default of each argument `by`.
+"""
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,6 +21,14 @@ def error_prefix(where: str, **details: Json) -> Generator[None]:
         yield
     except TopologyError as error:
         raise TopologyError(f"{where}: {error.message}", **{**error.details, **details}) from error
+
+
+def operator(given: str = "") -> str:
+    """Who decides: the given name, else the user at the keyboard."""
+    try:
+        return given or getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
 
 
 def require_whole(where: str, argument: str, value: object, low: int) -> None:

@@ -9,20 +9,18 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
-from stormproof.core.errors import Json, SettingsError, StoreUnavailable, UsageError
+from stormproof.core.errors import Json, UsageError
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.bindings import Loss
+from stormproof.trident.ledger.database import known_error
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_event, to_txn, to_work
 from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnState
 
 T = TypeVar("T")
-
-_SCHEMA_MISSING = ("42P01", "42703", "3F000")
-"""Undefined table, column and schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,22 +289,10 @@ class AuditLedger:
                 yield LedgerSnapshot(connection.execution_options(**options))
                 connection.rollback()
         except DBAPIError as error:
-            raise _translated(error) from error
-
-
-def _translated(error: DBAPIError) -> Exception:
-    sqlstate = getattr(error.orig, "sqlstate", None)
-    if sqlstate in _SCHEMA_MISSING:
-        return SettingsError(
-            "the database has no Stormproof schema, or an old one; run: stormproof ledger migrate", sqlstate=sqlstate
-        )
-    if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError):
-        text = str(error.orig).strip().splitlines()
-        return StoreUnavailable(
-            f"the ledger's database does not answer ({type(error.orig).__name__}: {text[0] if text else ''})",
-            sqlstate=sqlstate,
-        )
-    return error
+            known = known_error(error)
+            if known is None:
+                raise
+            raise known from error
 
 
 def _between(column: sa.ColumnElement[int], first: int | None, last: int | None) -> list[sa.ColumnElement[bool]]:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import getpass
 import re
 from datetime import timedelta
 from typing import Annotated, Final
 
 import typer
 
+from stormproof.core.arguments import operator
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
-
-
-def operator(given: str = "") -> str:
-    """Who decides: the given name, else the user at the keyboard."""
-    try:
-        return given or getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"
 
 
 def _storable(text: str) -> str:

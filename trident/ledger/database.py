@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from stormproof.core.errors import SettingsError, StoreUnavailable
+from stormproof.core.errors import SettingsError, StoreUnavailable, StormproofError
 from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.postgres.rights import explained
 from stormproof.migrations import migrate, state
@@ -27,6 +27,8 @@ READ_ONLY: Final = "25006"
 """SQLSTATE of a write in a read-only transaction."""
 LOCK_NOT_AVAILABLE: Final = "55P03"
 """SQLSTATE of a lock that could not be had within `lock_timeout`."""
+_SCHEMA_MISSING: Final = ("42P01", "42703", "3F000")
+"""SQLSTATEs of an undefined table, column and schema."""
 
 
 def ledger_engine(database: Database, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> sa.Engine:
@@ -120,29 +122,12 @@ class LedgerDatabase:
                 yield connection
                 connection.commit()
         except DBAPIError as error:
-            sqlstate = getattr(error.orig, "sqlstate", None)
-            if sqlstate == READ_ONLY:
-                raise StoreUnavailable(
-                    "the ledger's database takes no writes (default_transaction_read_only is on there, or it is a standby): "
-                    f"{_first_line(error.orig)}; let it take writes, or name another one in STORMPROOF_DATABASE_URL",
-                    sqlstate=sqlstate,
-                ) from error
-            if sqlstate == LOCK_NOT_AVAILABLE:
-                raise LockTimeout(
-                    "another session of the ledger's database holds a lock for too long; see pg_locks",
-                    sqlstate=sqlstate,
-                ) from error
-            if (
-                error.connection_invalidated
-                or isinstance(error, OperationalError | InterfaceError)
-                or may_pass(error.orig)
-            ):
+            known = known_error(error)
+            if known is None:
+                raise
+            if type(known) is StoreUnavailable and known.details["sqlstate"] != READ_ONLY:
                 self._on_lost()
-                raise StoreUnavailable(
-                    f"the ledger's database does not answer ({type(error.orig).__name__}: {_first_line(error.orig)})",
-                    sqlstate=sqlstate,
-                ) from error
-            raise
+            raise known from error
 
     def drop_connections(self) -> None:
         """Close the connections; the next transaction opens a new one. SQLite in memory is its connection, and stays."""
@@ -153,6 +138,31 @@ class LedgerDatabase:
     def close(self) -> None:
         """Close the connections."""
         self._engine.dispose()
+
+
+def known_error(error: DBAPIError) -> StormproofError | None:
+    """The error to raise in place of the ledger's database's own; None for one that only a fault of ours explains."""
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    if sqlstate in _SCHEMA_MISSING:
+        return SettingsError(
+            "the database has no Stormproof schema, or an old one; run: stormproof ledger migrate", sqlstate=sqlstate
+        )
+    if sqlstate == READ_ONLY:
+        return StoreUnavailable(
+            "the ledger's database takes no writes (default_transaction_read_only is on there, or it is a standby): "
+            f"{_first_line(error.orig)}; let it take writes, or name another one in STORMPROOF_DATABASE_URL",
+            sqlstate=sqlstate,
+        )
+    if sqlstate == LOCK_NOT_AVAILABLE:
+        return LockTimeout(
+            "another session of the ledger's database holds a lock for too long; see pg_locks", sqlstate=sqlstate
+        )
+    if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError) or may_pass(error.orig):
+        return StoreUnavailable(
+            f"the ledger's database does not answer ({type(error.orig).__name__}: {_first_line(error.orig)})",
+            sqlstate=sqlstate,
+        )
+    return None
 
 
 def _first_line(error: object) -> str:

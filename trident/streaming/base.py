@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import logging
 import random
@@ -15,19 +14,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import sqlalchemy as sa
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
+from stormproof.core.arguments import operator
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable
-from stormproof.core.errors import Json, StoreUnavailable, UsageError
+from stormproof.core.errors import Json, UsageError
 from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
 from stormproof.trident.ledger import events
-from stormproof.trident.ledger.database import ledger_engine, require_schema
+from stormproof.trident.ledger.database import known_error, ledger_engine, require_schema
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.ledger.streams import Standing, StreamBatch, handed, missing, stands_by_name, take
@@ -212,7 +212,7 @@ class ForeachBatch(ABC):
                 "from": before,
                 "query": taken.query,
                 "batch": taken.batch,
-                "by": _user(),
+                "by": operator(),
             }
             reason = f"goes on from {place}, which follows {before}"
             events.record(tx, [Event(EventKind.OPERATOR, OperatorAction.ADOPT_STREAM, reason=reason, detail=detail)])
@@ -244,12 +244,8 @@ def _look(engine: sa.Engine, name: str, query: str, batch: int) -> Standing:
     try:
         with engine.connect() as connection:
             return stands_by_name(connection, name, query, batch)
-    except OperationalError as error:
-        raise StoreUnavailable(f"the ledger's database does not answer ({type(error.orig).__name__})") from error
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"
+    except DBAPIError as error:
+        known = known_error(error)
+        if known is None:
+            raise
+        raise known from error
