@@ -181,7 +181,8 @@ class PreparedFile:
     """One file that a task wrote and synced for one sink.
 
     `path` is relative to the sink's place for prepared files; `statistics` is Delta's per-file statistics as a JSON
-    string; `digest` is the SHA-256 of the file's bytes, in hex.
+    string; `digest` is the SHA-256 of the file's bytes, in hex. `partition` has the values of a partitioned table's columns,
+    which are then not in the file: a JSON object of texts; "": it was not cut.
     """
 
     sink: str
@@ -190,6 +191,7 @@ class PreparedFile:
     bytes: int
     digest: str
     statistics: str = "{}"
+    partition: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +248,11 @@ class SinkWriter(Protocol):
 
 
 def transaction_digest(files: Sequence[PreparedFile]) -> str:
-    """What a txid writes to one sink, as one SHA-256 in hex: its rows and the digests of its files, in path order."""
+    """What a txid writes to one sink, as one SHA-256 in hex: its rows, its files' digests and partitions."""
     hasher = hashlib.sha256()
     for file in sorted(files, key=lambda f: f.path):
-        hasher.update(f"{file.path} {file.rows} {file.bytes} {file.digest}\n".encode())
+        partition = f" {file.partition}" if file.partition else ""
+        hasher.update(f"{file.path} {file.rows} {file.bytes} {file.digest}{partition}\n".encode())
     return hasher.hexdigest()
 
 

@@ -6,7 +6,7 @@
 | `delta` | how does a Delta table commit a txid once; what does a power loss do |
 | `postgres` | how does a Postgres table commit a txid once; which of its rules can refuse a row |
 | `memory` | a sink in memory, for tests |
-| `writer`, `statistics` | how does a task write a prepared file, with which statistics |
+| `writer`, `statistics`, `partitions` | how does a task write a prepared file, with which statistics, for which partition |
 | `staging`, `files` | how are prepared files named, checked, read and removed; how are files reached |
 | `limits`, `folding` | how are rows checked against what columns can hold; what can be folded |
 | `registry`, `abilities` | how is a sink opened that the ledger describes; what can only some sinks do |

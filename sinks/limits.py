@@ -22,13 +22,15 @@ _TICKS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_
 class ColumnLimit:
     """What the values of one column must be. `type_name` is the sink's name of the column's type, for messages.
 
-    `no_nul`: text holds no NUL character. `chars_max` bounds text, `bytes_max` text and bytes, `low` and `high` integers.
+    `no_nul`: text holds no NUL character; `no_empty`: no empty text. `chars_max` bounds text, `bytes_max` text and bytes,
+    `low` and `high` integers.
     """
 
     name: str
     type_name: str
     not_null: bool = False
     no_nul: bool = False
+    no_empty: bool = False
     chars_max: int | None = None
     bytes_max: int | None = None
     low: int | None = None
@@ -120,6 +122,10 @@ def _text_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int
     if limit.no_nul:
         for row in _true(pc.match_substring(column, "\0")):
             yield row, f"{_value(column, row)} has a NUL, and {limit.type_name} holds none"
+    if limit.no_empty:
+        yield from (
+            (row, f"the empty text, which {limit.type_name} stores as NULL") for row in _true(pc.equal(column, ""))
+        )
     if limit.chars_max is not None:
         lengths = pc.utf8_length(column)
         for row in _true(pc.greater(lengths, limit.chars_max)):

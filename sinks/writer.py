@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 
 from stormproof.core.failpoint import failpoint
 from stormproof.core.forks import end_if_fork
-from stormproof.core.sink import PreparedFile, TaskContext
+from stormproof.core.sink import PreparedFile, TaskContext, TaskWriter
 from stormproof.sinks.files import NewFile, files_at
 from stormproof.sinks.limits import Limits
+from stormproof.sinks.partitions import PartitionedTaskWriter
 from stormproof.sinks.staging import prepared_name
 from stormproof.sinks.statistics import FileStatistics
 
@@ -74,10 +75,18 @@ class ParquetTaskWriter:
     """
 
     def __init__(
-        self, sink: str, directory: str, context: TaskContext, schema: pa.Schema, *, private: bool = True
+        self,
+        sink: str,
+        directory: str,
+        context: TaskContext,
+        schema: pa.Schema,
+        *,
+        private: bool = True,
+        partition: str = "",
     ) -> None:
         self._sink = sink
         self._private = private
+        self._partition = partition
         self._directory = directory
         self._files = files_at(directory)
         self._context = context
@@ -105,12 +114,12 @@ class ParquetTaskWriter:
         self._pending_rows += rows.num_rows
         self._pending_bytes += rows.nbytes
         if self._pending_rows >= ROW_GROUP_ROWS_MAX or self._pending_bytes >= ROW_GROUP_BYTES_MAX:
-            self._flush()
+            self.flush()
 
     def close(self) -> Sequence[PreparedFile]:
         """Finish the file, and fsync it and its folder. Returns it; nothing where no row was written."""
         end_if_fork()  # the file is the parent's, too
-        self._flush()
+        self.flush()
         if self._parquet is None or self._file is None or self._name is None:
             return ()
         self._parquet.close()
@@ -126,6 +135,7 @@ class ParquetTaskWriter:
                 bytes=self._file.bytes,
                 digest=self._file.digest,
                 statistics=self._statistics.to_json(),
+                partition=self._partition,
             ),
         )
 
@@ -138,7 +148,8 @@ class ParquetTaskWriter:
         if self._name is not None:
             self._files.remove(os.path.join(self._directory, self._name))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what waits, as a row group; the file is made where it is the first."""
         if not self._pending:
             return
         end_if_fork()
@@ -168,6 +179,7 @@ class FileWriter:
 
     `private` files are readable for this user alone, as is their folder where it is made here: they hold messages'
     content. Only files that become a Delta table's own are not private. `for_bolts` is the sink's resource for bolts.
+    `partitions` are the columns by which a task cuts its rows into files.
     """
 
     sink: str
@@ -175,14 +187,23 @@ class FileWriter:
     limits: Limits = field(default_factory=Limits)
     private: bool = True
     for_bolts: object | None = None
+    partitions: tuple[str, ...] = ()
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that this sink cannot hold, with column, value and reason."""
         return self.limits.check(rows)
 
-    def open_task(self, context: TaskContext, schema: pa.Schema) -> ParquetTaskWriter:
+    def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         """A writer for one task."""
-        return ParquetTaskWriter(self.sink, self.directory, context, schema, private=self.private)
+        if not self.partitions:
+            return ParquetTaskWriter(self.sink, self.directory, context, schema, private=self.private)
+        return PartitionedTaskWriter(
+            self.partitions,
+            schema,
+            lambda kept, partition: ParquetTaskWriter(
+                self.sink, self.directory, context, kept, private=self.private, partition=partition
+            ),
+        )
 
     def files_in(self) -> str:
         """The folder."""

@@ -70,6 +70,7 @@ class TableHold(StoreRecord):
         if not reading:
             require_table(table, input_, self.where)
         self.limits = column_limits(table, input_)
+        self.partitions = tuple(table.metadata().partition_columns)
         self._table_id = str(table.metadata().id)
 
     @property

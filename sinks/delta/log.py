@@ -206,6 +206,16 @@ class DeltaLog:
         """The whole entry; None where retention has removed it."""
         return self._read(version, whole=True)
 
+    def protocol_features(self) -> frozenset[str]:
+        """The features that the newest `protocol` action in the entries lists; for a table that delta-rs cannot open."""
+        for version in reversed(self.versions()):
+            with self.files.open(self.entry_path(version)) as file:
+                for line in file:
+                    if line.lstrip().startswith(b'{"protocol"'):
+                        found = json.loads(line)["protocol"]
+                        return frozenset([*found.get("readerFeatures", ()), *found.get("writerFeatures", ())])
+        return frozenset()
+
     def back_from(self, version: int) -> Iterator[LogEntry]:
         """The entries from `version` back to the first gap, each with its `commitInfo` alone."""
         return self._until_a_gap(range(version, -1, -1))

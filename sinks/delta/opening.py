@@ -9,9 +9,10 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
-from stormproof.core.sink import SinkInput
+from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.delta.claims import properties_of
 from stormproof.sinks.delta.failures import panics_as_errors, shown
+from stormproof.sinks.delta.features import TableFacts, choose, refusal
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL
 from stormproof.sinks.delta.torn import put_torn_aside
@@ -20,11 +21,11 @@ from stormproof.sinks.protocol import SinkIdentity, SinkProblem
 
 
 @contextmanager
-def opening(where: str) -> Generator[str]:
+def opening(where: str, log: DeltaLog, mode: SinkMode) -> Generator[str]:
     """Around code that opens the table: turns errors of delta-rs and of the file system into ours, which name `where`.
 
     Raises:
-        SinkRefused: there is no table.
+        SinkRefused: there is no table, or it has a feature that delta-rs cannot read.
         StoreUnavailable: it cannot be opened.
     """
     try:
@@ -35,6 +36,13 @@ def opening(where: str) -> Generator[str]:
             f"{where}: there is no Delta table: {shown(error)}", problem=SinkProblem.TABLE_GONE
         ) from error
     except (DeltaError, OSError) as error:
+        refused = (
+            choose(TableFacts(log.protocol_features(), {}, {}), mode).refused if isinstance(error, DeltaError) else ()
+        )
+        if refused:
+            raise SinkRefused(
+                f"{where}: {refusal(refused[0], mode)}", features=[found.feature.name for found in refused]
+            ) from error
         raise StoreUnavailable(f"{where}: the table cannot be opened: {shown(error)}") from error
 
 

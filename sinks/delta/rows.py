@@ -37,7 +37,12 @@ class RowsToPut(Protocol):
 def adopt_files(table: DeltaTable, files: Sequence[AddAction], properties: CommitProperties) -> None:
     """Add files that are in the table's folder already. Without files the version holds its transaction identifier alone."""
     table.create_write_transaction(
-        list(files), "append", table.schema(), commit_properties=properties, post_commithook_properties=HOOKS
+        list(files),
+        "append",
+        table.schema(),
+        table.metadata().partition_columns,
+        commit_properties=properties,
+        post_commithook_properties=HOOKS,
     )
 
 

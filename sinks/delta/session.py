@@ -14,11 +14,13 @@ from deltalake.transaction import AddAction
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import PreparedFile, SinkInput
+from stormproof.sinks.delta.checks import require_checks
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import require_unique_keys
+from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.writer import FileWriter
@@ -39,7 +41,9 @@ class DeltaSession(TableHold, SinkSession):
 
     def writer(self) -> FileWriter:
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
-        return FileWriter(self.identity.sink, self._directory, self.limits, private=self.input.is_by_key)
+        by_key = self.input.is_by_key
+        partitions = () if by_key else self.partitions
+        return FileWriter(self.identity.sink, self._directory, self.limits, private=by_key, partitions=partitions)
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts; never one that the table's log has adopted."""
@@ -61,6 +65,8 @@ class _PreparedRows(RowsToPut):
 
     def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
         require_table(table, self.input, where)
+        if not self.input.is_by_key:
+            self._require_partitions(table, transaction, where)
         # The driver under which files to adopt were written need not read them again. The files of a fold are read anyway,
         # and files that outlived their driver may have changed: in both cases their digests are compared.
         digests = self.input.is_by_key or self._outlived_its_driver(transaction)
@@ -68,12 +74,24 @@ class _PreparedRows(RowsToPut):
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
+        if not self.input.is_by_key:
+            require_checks(table, self.directory, transaction.files, where)
         if self.input.is_by_key:
             keys = list(prepared_batches(self.directory, transaction.files, self.input.keys))
             read = sum(batch.num_rows for batch in keys)
             if read != transaction.rows:
                 raise SinkRefused(f"{where}: {read} rows read from the prepared files instead of {transaction.rows}")
             require_unique_keys(keys, self.input.keys, where)
+
+    def _require_partitions(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
+        columns = sorted(table.metadata().partition_columns)
+        wrong = [file.path for file in transaction.files if sorted(partition_values(file)) != columns]
+        if wrong:
+            raise SinkRefused(
+                f"{where}: the table is partitioned by {', '.join(columns) or 'nothing'}, and {wrong[0]} was written for "
+                "other partitions: another table has taken its place since the batch was prepared",
+                files=list(wrong),
+            )
 
     def _outlived_its_driver(self, transaction: PreparedTransaction) -> bool:
         """Whether one of the files is older than this session."""
@@ -103,5 +121,10 @@ class _PreparedRows(RowsToPut):
         if state is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file.path)
         return AddAction(
-            file.path, file.bytes, {}, state.modified_ns // 1_000_000, data_change=True, stats=file.statistics
+            file.path,
+            file.bytes,
+            partition_values(file),
+            state.modified_ns // 1_000_000,
+            data_change=True,
+            stats=file.statistics,
         )

@@ -108,7 +108,7 @@ class DeltaSink(Sink):
         The first commit fences older epochs: a stale driver of the same identity conflicts with it. A torn newest log entry
         is put aside.
         """
-        with opening(f"sink {identity.sink!r} ({self._path})") as where:
+        with opening(f"sink {identity.sink!r} ({self._path})", DeltaLog(self._path), input_.mode) as where:
             prepare_table(self._path, identity, input_, where, create=create)
             if input_.is_by_key:
                 files_at(self._staging).settle_folder(self._staging, private=True)
@@ -116,7 +116,7 @@ class DeltaSink(Sink):
 
     def inspect(self, identity: SinkIdentity, input_: SinkInput) -> DeltaSession:
         """Open for reading only."""
-        with opening(f"sink {identity.sink!r} ({self._path})") as where:
+        with opening(f"sink {identity.sink!r} ({self._path})", DeltaLog(self._path), input_.mode) as where:
             require_whole(DeltaLog(self._path), where)
             return self._session(identity, input_, 0, reading=True)
 

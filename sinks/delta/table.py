@@ -9,23 +9,11 @@ from deltalake import DeltaTable, Schema
 
 from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta.features import Committer, TableFacts, choose, refusal
 from stormproof.sinks.limits import ColumnLimit, Limits
 
 CHECKPOINT_INTERVAL: Final = 100
 """Delta's default of 10 writes the table's whole state at every tenth commit, which is too often for small batches."""
-
-_FEATURES: Final = frozenset(
-    {
-        "appendOnly",
-        "invariants",
-        "timestampNtz",
-        "v2Checkpoint",
-        "vacuumProtocolCheck",
-        "checkConstraints",
-        "changeDataFeed",
-    }
-)
-_FEATURES_APPEND: Final = _FEATURES | {"deletionVectors"}
 
 
 def check_types(schema: pa.Schema, where: str) -> None:
@@ -44,21 +32,33 @@ def check_types(schema: pa.Schema, where: str) -> None:
             raise TopologyError(f"{where}: column {field.name!r} is {kind}, which Delta cannot hold")
 
 
-def require_table(table: DeltaTable, input_: SinkInput, where: str) -> None:
-    """Refuse a table that cannot hold such rows, or to which this committer cannot write safely.
+def require_table(table: DeltaTable, input_: SinkInput, where: str) -> Committer:
+    """Refuse a table that cannot hold such rows, or to which nobody writes them safely; returns who is to write.
 
     Raises:
-        SinkRefused: names the column and both types, the feature, or the setting.
+        SinkRefused: names the column and both types, or the feature, and what to do.
     """
     _require_columns(table, input_, where)
-    _require_features(table, input_, where)
-    _require_settings(table, input_, where)
+    return _require_features(table, input_, where)
 
 
 def column_limits(table: DeltaTable, input_: SinkInput) -> Limits:
-    """What the writer stage checks: keys and NOT NULL columns hold no NULL."""
+    """What the writer stage checks: keys and NOT NULL columns hold no NULL, text by which a table is partitioned is not
+    empty.
+    """
     required = {f.name for f in table.schema().fields if not f.nullable} | set(input_.keys)
-    return Limits(tuple(ColumnLimit(f.name, str(f.type), not_null=f.name in required) for f in input_.schema))
+    partitions = set(table.metadata().partition_columns)
+    return Limits(
+        tuple(
+            ColumnLimit(
+                f.name,
+                "a partition column" if f.name in partitions else str(f.type),
+                not_null=f.name in required,
+                no_empty=f.name in partitions,
+            )
+            for f in input_.schema
+        )
+    )
 
 
 def _require_columns(table: DeltaTable, input_: SinkInput, where: str) -> None:
@@ -86,44 +86,16 @@ def _type_name(kind: object) -> str:
     return str(getattr(kind, "type", kind))
 
 
-def _require_features(table: DeltaTable, input_: SinkInput, where: str) -> None:
-    protocol = table.protocol()
-    wanted = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
-    unknown = sorted(wanted - (_FEATURES if input_.is_by_key else _FEATURES_APPEND))
-    if unknown or protocol.min_reader_version > 3 or protocol.min_writer_version > 7:
+def _require_features(table: DeltaTable, input_: SinkInput, where: str) -> Committer:
+    choice = choose(TableFacts.of(table), input_.mode)
+    if choice.refused:
         raise SinkRefused(
-            f"{where}: the table needs {', '.join(unknown) or 'a newer protocol'} (reader "
-            f"{protocol.min_reader_version}, writer {protocol.min_writer_version}), which this committer does not "
-            "write; use another table",
-            features=list(unknown),
+            f"{where}: {refusal(choice.refused[0], input_.mode)}",
+            features=[found.feature.name for found in choice.refused],
         )
-
-
-def _require_settings(table: DeltaTable, input_: SinkInput, where: str) -> None:
-    metadata = table.metadata()
-    settings = metadata.configuration
-    reason: str | None = None
-    if metadata.partition_columns:
-        reason = f"is partitioned by {', '.join(metadata.partition_columns)}; partitioned tables are not supported yet"
-    elif settings.get("delta.setTransactionRetentionDuration"):
-        reason = "has delta.setTransactionRetentionDuration set, which forgets what was applied; unset it"
-    elif settings.get("delta.columnMapping.mode", "none") != "none":
-        reason = "has column mapping on, so prepared files would not have its columns' physical names"
-    elif input_.is_by_key and settings.get("delta.appendOnly") == "true":
-        reason = "is append-only, and a fold changes rows"
-    elif input_.is_by_key and settings.get("delta.enableChangeDataFeed") == "true":
-        reason = "has its change data feed on, which a fold does not write yet"
-    elif not input_.is_by_key and any(key.startswith("delta.constraints.") for key in settings):
-        reason = "has CHECK constraints, which adopted files would not be checked against"
-    else:
-        reason = next(
-            (
-                f"has column {field.name!r} with {key}, which adopted files and merges would not honour"
-                for field in table.schema().fields
-                for key in field.metadata
-                if key in ("delta.generationExpression", "delta.invariants") or key.startswith("delta.identity.")
-            ),
-            None,
+    if choice.needs_spark:
+        raise SinkRefused(
+            f"{where}: the table has {'; '.join(f.text for f in choice.needs_spark)}, which delta-rs does not write",
+            features=[f.feature.name for f in choice.needs_spark],
         )
-    if reason is not None:
-        raise SinkRefused(f"{where}: the table {reason}")
+    return choice.committer

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from deltalake import DeltaTable
-from support.sink_harness import APPEND, FOLD, SCHEMA, SinkHarness
+from support.sink_harness import APPEND, FOLD, SinkHarness
 
 from stormproof import DeltaSink, PostgresSink
 from stormproof.core.errors import SinkRefused, TopologyError
@@ -99,18 +99,6 @@ def test_a_postgres_table_is_taken_or_refused(row: list[str], database: Database
     for input_, should in ((APPEND, row[1]), (FOLD, row[2])):
         sink = PostgresSink("t", database=database, staging=tmp_path)
         assert verdict(sink, IDENTITY, input_) == should
-
-
-@pytest.mark.parametrize("row", rows("delta tables"), ids=lambda row: row[0])
-def test_a_delta_table_is_taken_or_refused(row: list[str], tmp_path: Path) -> None:
-    (told,) = names(row[0])
-    name, _, value = told.partition("=")
-    if name == "partition_by":
-        DeltaTable.create(tmp_path, SCHEMA, partition_by=["word"])
-    else:
-        DeltaTable.create(tmp_path, SCHEMA, configuration={name: value})
-    for input_, should in ((APPEND, row[1]), (FOLD, row[2])):
-        assert verdict(DeltaSink(tmp_path), IDENTITY, input_) == should
 
 
 def test_a_column_with_a_default_is_filled_and_a_further_one_is_null(database: Database, tmp_path: Path) -> None:

@@ -342,9 +342,8 @@ def there(**columns: Any) -> pa.Table:
     [
         (lambda p: write_deltalake(p, there(n=pa.array([1], pa.int32()))), "'n' is integer in the table and long"),
         (lambda p: write_deltalake(p, there().select(["word"])), "no column 'n'"),
-        (lambda p: write_deltalake(p, there(), partition_by="word"), "partitioned"),
         (lambda p: write_deltalake(p, there(), configuration={RETENTION: "interval 7 days"}), "forgets"),
-        (lambda p: DeltaTable.create(p, SCHEMA).alter.add_feature(_feature("RowTracking"), True), "rowTracking"),
+        (lambda p: DeltaTable.create(p, SCHEMA).alter.add_feature(_feature("RowTracking"), True), "row tracking"),
     ],
 )  # fmt: skip
 def test_a_table_that_cannot_serve_is_refused(harness: SinkHarness, make: Callable[[Path], object], why: str) -> None:

@@ -43,7 +43,7 @@ class DeltaBacking(Backing):
         self._rows = GatheredRows(self._input)
         self._begun: tuple[PreparedTransaction, bool] | None = None
         identity, reading = context.identity, context.epoch is None
-        with opening(f"sink {identity.sink!r} ({path})") as where:
+        with opening(f"sink {identity.sink!r} ({path})", DeltaLog(path), self._input.mode) as where:
             if reading:
                 require_whole(DeltaLog(path), where)
             else:

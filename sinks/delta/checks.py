@@ -1,0 +1,91 @@
+"""A table's CHECK constraints, asked of prepared files before the table's log adopts them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+from deltalake import DeltaTable, Field, QueryBuilder, Schema
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.message import storable_text
+from stormproof.core.sink import PreparedFile
+from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
+from stormproof.sinks.partitions import partition_values
+
+CONSTRAINT: Final = "delta.constraints."
+
+
+def checks_of(settings: Mapping[str, str]) -> dict[str, str]:
+    """The constraints by their names, each an expression in SQL."""
+    return {key.removeprefix(CONSTRAINT): text for key, text in settings.items() if key.startswith(CONSTRAINT)}
+
+
+def require_checks(table: DeltaTable, directory: str, files: Sequence[PreparedFile], where: str) -> None:
+    """Refuse prepared files of which a row violates a CHECK constraint: its expression is not true, NULL included.
+
+    The files are read through a table of their own, in a folder that lasts as long as the question.
+
+    Raises:
+        SinkRefused: names the constraint, how many rows violate it and one of them; or the expression that delta-rs cannot
+            evaluate.
+        StoreUnavailable: the machine lacks what the question takes.
+    """
+    checks = checks_of(table.metadata().configuration)
+    if not checks or not any(file.rows for file in files):
+        return
+    with tempfile.TemporaryDirectory(prefix="stormproof-check-") as folder:
+        asked = _table_of(table, directory, files, folder)
+        for name, expression in checks.items():
+            try:
+                with panics_as_errors():
+                    counted, first = _violations(asked, expression)
+            except (DeltaError, OSError, ValueError) as error:
+                if may_pass(error):
+                    raise StoreUnavailable(f"{where}: its CHECK constraints cannot be asked: {shown(error)}") from error
+                raise SinkRefused(
+                    f"{where}: delta-rs cannot evaluate the table's CHECK constraint {name!r} ({expression}): "
+                    f"{shown(error)}; nothing was written; give DeltaSink committer='spark'",
+                    constraint=name,
+                ) from error
+            if counted:
+                raise SinkRefused(
+                    f"{where}: {counted} rows violate the table's CHECK constraint {name!r} ({expression}), for example "
+                    f"{first}; nothing was written",
+                    constraint=name,
+                    rows=counted,
+                )
+
+
+def _table_of(table: DeltaTable, directory: str, files: Sequence[PreparedFile], folder: str) -> DeltaTable:
+    """A table in `folder` that has these files, by links to them, and nothing else."""
+    columns = table.metadata().partition_columns
+    made = DeltaTable.create(folder, _plain(table.schema()), partition_by=columns)
+    there = [file for file in files if file.rows]
+    for file in there:
+        os.symlink(os.path.join(os.path.abspath(directory), file.path), os.path.join(folder, file.path))
+    # Without statistics: a row is looked at, whatever they say of it.
+    added: list[AddAction | RemoveAction] = [
+        AddAction(f.path, f.bytes, partition_values(f), 0, data_change=True, stats="{}") for f in there
+    ]
+    made.create_write_transaction(added, "append", made.schema(), columns)
+    return DeltaTable(folder)
+
+
+def _plain(schema: Schema) -> Schema:
+    """The columns, without what the table's log says of them beyond their types."""
+    return Schema([Field(f.name, f.type) for f in schema.fields])
+
+
+def _violations(table: DeltaTable, expression: str) -> tuple[int, str]:
+    """How many rows violate it, and one of them."""
+    wrong = f"FROM t WHERE ({expression}) IS NOT TRUE"
+    asked = QueryBuilder().register("t", table)
+    counted = int(pa.table(asked.execute(f"SELECT count(*) AS n {wrong}")).column("n")[0].as_py())
+    first = pa.table(asked.execute(f"SELECT * {wrong} LIMIT 1")).to_pylist() if counted else []
+    return counted, storable_text(first[0], 200) if first else ""

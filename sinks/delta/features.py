@@ -1,0 +1,355 @@
+"""Which committer writes to which Delta table: the features of tables, as data. The table in docs/delta.md is made from it.
+
+delta-rs is the default: it commits in some 20 ms. Spark (delta-spark) takes a second or two, and writes every feature.
+A feature that neither writes without harm is refused by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from deltalake import DeltaTable
+
+from stormproof.core.sink import SinkMode
+
+
+class Committer(StrEnum):
+    """Who writes to a Delta table."""
+
+    DELTA_RS = "delta-rs"
+    SPARK = "spark"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nobody writes it: the reason, and what to do instead."""
+
+    reason: str
+    way_on: str
+
+
+Way: TypeAlias = Committer | Refused
+
+RS: Final = Committer.DELTA_RS
+SPARK: Final = Committer.SPARK
+
+READER_VERSION_MAX: Final = 3
+WRITER_VERSION_MAX: Final = 7
+
+_PLAIN: Final = frozenset(
+    {"string", "integer", "long", "short", "byte", "boolean", "date", "timestamp", "timestamp_ntz"}
+)
+"""Types of partition columns whose values delta-rs and Spark spell alike. delta-rs cannot read -0.5 as one, for example."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """What a table's protocol, settings and columns say of its features."""
+
+    features: frozenset[str]
+    settings: Mapping[str, str]
+    partitions: Mapping[str, str]
+    """The partition columns, each with its type."""
+    required: tuple[str, ...] = ()
+    """The columns that are NOT NULL."""
+    marks: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    """The keys of the columns' own metadata, by column."""
+    reader: int = 1
+    writer: int = 2
+
+    @classmethod
+    def of(cls, table: DeltaTable) -> TableFacts:
+        """The facts of a loaded table."""
+        protocol, metadata, fields = table.protocol(), table.metadata(), table.schema().fields
+        types = {f.name: str(getattr(f.type, "type", f.type)) for f in fields}
+        return cls(
+            frozenset([*(protocol.writer_features or ()), *(protocol.reader_features or ())]),
+            metadata.configuration,
+            {name: types[name] for name in metadata.partition_columns},
+            tuple(f.name for f in fields if not f.nullable),
+            {f.name: frozenset(f.metadata) for f in fields if f.metadata},
+            protocol.min_reader_version,
+            protocol.min_writer_version,
+        )
+
+    def marked(self, prefix: str) -> tuple[str, ...]:
+        """The columns with a key of this beginning in their metadata."""
+        return tuple(name for name, keys in self.marks.items() if any(key.startswith(prefix) for key in keys))
+
+    def is_on(self, setting: str) -> bool:
+        """Whether a table property is "true"."""
+        return self.settings.get(setting, "").lower() == "true"
+
+
+Find: TypeAlias = Callable[[TableFacts], Iterable[str]]
+"""What a table has of a feature, each in a few words; nothing where it does not have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One row of the matrix: a feature, and who writes to a table that has it."""
+
+    name: str
+    find: Find
+    append: Way
+    upsert: Way
+    fold: Way
+    note: str = ""
+    protocol: frozenset[str] = frozenset()
+    """The names under which it stands in a table's protocol."""
+
+    def way(self, mode: SinkMode) -> Way:
+        """Who writes rows of this mode."""
+        return {SinkMode.APPEND: self.append, SinkMode.UPSERT: self.upsert, SinkMode.FOLD: self.fold}[mode]
+
+
+def _listed(*names: str) -> Find:
+    return lambda facts: sorted(facts.features.intersection(names))
+
+
+def _in_protocol(name: str, names: str, way: Way, note: str, *, by_key: Way | None = None) -> Feature:
+    """A feature that counts as soon as the table's protocol lists it."""
+    listed = names.split()
+    other = way if by_key is None else by_key
+    return Feature(name, _listed(*listed), way, other, other, note, frozenset(listed))
+
+
+def _marked(prefix: str) -> Find:
+    return lambda facts: (f"column {name!r}" for name in facts.marked(prefix))
+
+
+def _set(setting: str) -> Find:
+    return lambda facts: (setting,) if facts.is_on(setting) else ()
+
+
+def _given(setting: str) -> Find:
+    return lambda facts: (setting,) if facts.settings.get(setting) else ()
+
+
+def _checks(facts: TableFacts) -> Iterable[str]:
+    return (key for key in facts.settings if key.startswith("delta.constraints."))
+
+
+def _odd_partitions(facts: TableFacts) -> Iterable[str]:
+    return (f"{name} {kind}" for name, kind in facts.partitions.items() if kind not in _PLAIN)
+
+
+def _mapping(facts: TableFacts) -> Iterable[str]:
+    mode = facts.settings.get("delta.columnMapping.mode", "none")
+    return () if mode == "none" else (f"delta.columnMapping.mode={mode}",)
+
+
+def _identity(facts: TableFacts) -> Iterable[str]:
+    return sorted({*facts.features.intersection({"identityColumns"}), *_marked("delta.identity.")(facts)})
+
+
+def _defaults(facts: TableFacts) -> Iterable[str]:
+    return sorted({*facts.features.intersection({"allowColumnDefaults"}), *_marked("CURRENT_DEFAULT")(facts)})
+
+
+def _newer(facts: TableFacts) -> Iterable[str]:
+    if facts.reader > READER_VERSION_MAX or facts.writer > WRITER_VERSION_MAX:
+        yield f"reader {facts.reader}, writer {facts.writer}"
+
+
+def _unknown(facts: TableFacts) -> Iterable[str]:
+    return sorted(facts.features - _KNOWN)
+
+
+_OTHER_TABLE: Final = "use another table"
+_APPEND_ONLY: Final = Refused(
+    "an upsert or a fold changes rows, which such a table forbids", "append to it, or unset it"
+)
+_CATALOG: Final = Refused("its catalog takes the commits, and a path reaches no catalog", _OTHER_TABLE)
+_FORGETS: Final = Refused("it forgets what was applied: a repeat would be applied again", "unset the property")
+_NO_JAR: Final = Refused(
+    "each commit must also write the other format, and its converter is not among Delta's jars for this Spark",
+    "unset the property",
+)
+_TYPES: Final = Refused("this release of Delta does not write it", _OTHER_TABLE)
+_UNKNOWN: Final = Refused("it is not known here what a writer has to do for it", _OTHER_TABLE)
+_MOVED: Final = Refused("the table is being moved: its writers are sent to another one", "name that table")
+
+FEATURES: Final = (
+    Feature("no further feature", lambda _: (), RS, RS, RS),
+    Feature(
+        "partitions",
+        lambda facts: facts.partitions,
+        RS,
+        RS,
+        RS,
+        "an append writes a file for each partition; a merge whose keys name the partition reads only those partitions",
+    ),
+    Feature(
+        "partitions by a float, a decimal or binary",
+        _odd_partitions,
+        SPARK,
+        SPARK,
+        SPARK,
+        "whose values writers spell differently",
+    ),
+    _in_protocol("liquid clustering", "clustering", SPARK, "rows are clustered by OPTIMIZE, not by a commit"),
+    _in_protocol(
+        "deletion vectors", "deletionVectors", RS, "adopted files need none; a merge deletes by them", by_key=SPARK
+    ),
+    Feature(
+        "column mapping",
+        _mapping,
+        SPARK,
+        SPARK,
+        SPARK,
+        "files hold the columns' physical names",
+        frozenset({"columnMapping"}),
+    ),
+    Feature(
+        "NOT NULL",
+        lambda facts: (f"column {name!r}" for name in facts.required),
+        RS,
+        RS,
+        RS,
+        "a NULL fails its message before the batch is prepared",
+        frozenset({"invariants"}),
+    ),
+    Feature(
+        "column invariants",
+        _marked("delta.invariants"),
+        SPARK,
+        SPARK,
+        SPARK,
+        "those of old tables, in the columns' metadata",
+    ),
+    Feature(
+        "CHECK constraints", _checks, RS, RS, RS, "checked before files are adopted", frozenset({"checkConstraints"})
+    ),
+    Feature(
+        "generated columns",
+        _marked("delta.generationExpression"),
+        SPARK,
+        SPARK,
+        SPARK,
+        "computed by Spark",
+        frozenset({"generatedColumns"}),
+    ),
+    Feature("identity columns", _identity, SPARK, SPARK, SPARK, "numbered by Spark", frozenset({"identityColumns"})),
+    Feature("column defaults", _defaults, SPARK, SPARK, SPARK, "filled by Spark", frozenset({"allowColumnDefaults"})),
+    _in_protocol("row tracking", "rowTracking", SPARK, "each row has an id, which Spark allots"),
+    _in_protocol("domain metadata", "domainMetadata", SPARK, "settings that features keep in the log"),
+    Feature(
+        "change data feed",
+        _set("delta.enableChangeDataFeed"),
+        RS,
+        SPARK,
+        SPARK,
+        "an append needs no file of changes, a merge does",
+        frozenset({"changeDataFeed"}),
+    ),
+    Feature(
+        "delta.appendOnly", _set("delta.appendOnly"), RS, _APPEND_ONLY, _APPEND_ONLY, "", frozenset({"appendOnly"})
+    ),
+    _in_protocol("type widening", "typeWidening typeWidening-preview", SPARK, "older files hold narrower types"),
+    _in_protocol(
+        "variant columns",
+        "variantType variantType-preview variantShredding variantShredding-preview",
+        RS,
+        "rows cannot fill one: an append leaves it NULL, a merge keeps it",
+        by_key=SPARK,
+    ),
+    _in_protocol("timestamps without zone", "timestampNtz", RS, ""),
+    _in_protocol("v2 checkpoints", "v2Checkpoint", RS, "delta-rs writes its own checkpoints in the classic form"),
+    _in_protocol(
+        "in-commit timestamps", "inCommitTimestamp inCommitTimestamp-preview", SPARK, "each commit is dated in the log"
+    ),
+    _in_protocol("VACUUM's protocol check", "vacuumProtocolCheck", SPARK, ""),
+    _in_protocol("checkpoint protection", "checkpointProtection", SPARK, "left behind by a feature that was dropped"),
+    _in_protocol("materialized partition columns", "materializePartitionColumns", SPARK, ""),
+    _in_protocol(
+        "Iceberg compatibility",
+        "icebergCompatV1 icebergCompatV2",
+        SPARK,
+        "files are written so that Iceberg can read them",
+    ),
+    Feature("UniForm", _given("delta.universalFormat.enabledFormats"), _NO_JAR, _NO_JAR, _NO_JAR),
+    _in_protocol(
+        "managed or catalog commits",
+        "catalogManaged catalogOwned catalogOwned-preview coordinatedCommits-preview managedCommit-preview",
+        _CATALOG,
+        "",
+    ),
+    Feature(
+        "delta.setTransactionRetentionDuration",
+        _given("delta.setTransactionRetentionDuration"),
+        _FORGETS,
+        _FORGETS,
+        _FORGETS,
+    ),
+    _in_protocol("collations", "collations collations-preview", _TYPES, ""),
+    _in_protocol("geometry and geography", "geospatial geospatial-preview", _TYPES, ""),
+    _in_protocol(
+        "redirection",
+        "redirectReaderWriter-preview redirectWriterOnly-preview redirectReaderWriter redirectWriterOnly",
+        _MOVED,
+        "",
+    ),
+    Feature("a protocol newer than reader 3, writer 7", _newer, _UNKNOWN, _UNKNOWN, _UNKNOWN),
+    Feature("any other feature", _unknown, _UNKNOWN, _UNKNOWN, _UNKNOWN),
+)
+"""The matrix. A table may have several features: one that is refused decides, then one that needs Spark."""
+
+_KNOWN: Final = frozenset(name for feature in FEATURES for name in feature.protocol)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A feature that a table has, and what of it in particular."""
+
+    feature: Feature
+    what: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The feature as a message names it."""
+        return f"{self.feature.name} ({', '.join(self.what)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who is to write: `refused` where it is nobody. `needs_spark` are the features that delta-rs does not write."""
+
+    committer: Committer
+    needs_spark: tuple[Found, ...] = ()
+    refused: tuple[Found, ...] = ()
+
+
+def features_of(facts: TableFacts) -> tuple[Found, ...]:
+    """The features that a table has, in the order of the matrix."""
+    found = ((feature, tuple(feature.find(facts))) for feature in FEATURES)
+    return tuple(Found(feature, what) for feature, what in found if what)
+
+
+def choose(facts: TableFacts, mode: SinkMode) -> Choice:
+    """Who writes rows of this mode to such a table: delta-rs wherever it can."""
+    there = features_of(facts)
+    spark = tuple(found for found in there if found.feature.way(mode) is SPARK)
+    refused = tuple(found for found in there if isinstance(found.feature.way(mode), Refused))
+    return Choice(SPARK if spark else RS, spark, refused)
+
+
+def refusal(found: Found, mode: SinkMode) -> str:
+    """What a person is told of a feature that is refused: what the table has, why that does not go, and the way on."""
+    way = found.feature.way(mode)
+    return f"the table has {found.text}" + (f": {way.reason}; {way.way_on}" if isinstance(way, Refused) else "")
+
+
+def as_markdown() -> str:
+    """The matrix as a table, for the docs."""
+    lines = ["| feature of the table | append | upsert | fold | |", "| --- | --- | --- | --- | --- |"]
+    for feature in FEATURES:
+        ways = (feature.append, feature.upsert, feature.fold)
+        refused = next((way for way in ways if isinstance(way, Refused)), None)
+        note = feature.note if refused is None else f"{refused.reason}; {refused.way_on}"
+        cells = ("refused" if isinstance(way, Refused) else way.value for way in ways)
+        lines.append(f"| {feature.name} | {' | '.join(cells)} | {note} |")
+    return "\n".join(lines) + "\n"

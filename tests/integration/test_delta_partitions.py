@@ -1,0 +1,146 @@
+"""Partitioned Delta tables, and CHECK constraints: rows are cut by partition, and checked before they are adopted."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Schema
+from support.delta_tables import make_by_hand
+from support.sink_harness import SCHEMA, SinkHarness
+
+from stormproof.core.errors import SinkRefused
+from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.sinks import partitions
+from stormproof.sinks.delta import DeltaSink, checks
+from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
+
+IDENTITY = SinkIdentity("topology", "inc-1", "t")
+A = dt.datetime.fromisoformat("2024-02-29T01:02:03.000004")
+VALUES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
+    "text": (pa.string(), ["a", "a b/c=%25é'\"", " ", None]),
+    "integer": (pa.int64(), [-(2**63), 0, None]),
+    "byte": (pa.int8(), [-128, 127]),
+    "boolean": (pa.bool_(), [True, False, None]),
+    "date": (pa.date32(), [dt.date(1, 1, 1), dt.date(1969, 12, 31), dt.date(9999, 12, 31), None]),
+    "instant": (pa.timestamp("us", "UTC"), [A.replace(tzinfo=dt.UTC), dt.datetime(1900, 1, 1, tzinfo=dt.UTC), None]),
+    "local": (pa.timestamp("us"), [A, dt.datetime.fromisoformat("1900-01-01"), None]),
+}
+
+
+def put(session: SinkSession, rows: pa.Table, txid: int = 1, previous: int | None = None) -> PreparedTransaction:
+    writer = session.writer().open_task(TaskContext("inc-1", txid, 1, 0), rows.schema)
+    for batch in rows.to_batches(max_chunksize=7):
+        writer.write(batch)
+    files = tuple(writer.close())
+    transaction = PreparedTransaction(txid, previous, transaction_digest(files), rows.num_rows, files)
+    session.commit(transaction, checked=True)
+    return transaction
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_rows_of_each_partition_come_back(kind: str, tmp_path: Path) -> None:
+    type_, values = VALUES[kind]
+    schema = pa.schema([("n", pa.int64()), ("p", type_)])
+    DeltaTable.create(tmp_path, Schema.from_arrow(schema), partition_by=["p"])
+    rows = pa.table({"n": range(20), "p": pa.array([values[i % len(values)] for i in range(20)], type_)}, schema)
+    session = DeltaSink(tmp_path).open(IDENTITY, SinkInput(schema), 1)
+    transaction = put(session, rows)
+    assert len(transaction.files) == len(values)
+    assert DeltaTable(tmp_path).to_pyarrow_table().select(["n", "p"]).sort_by("n").to_pylist() == rows.to_pylist()
+    (evidence,) = session.evidence(1, None).entries
+    assert (evidence.rows, evidence.problem, evidence.gone) == (20, None, False)
+    for value in (v for v in values if v is not None and kind in ("text", "integer", "boolean")):
+        found = DeltaTable(tmp_path).to_pyarrow_table(filters=[("p", "=", value)])
+        assert sorted(found["n"].to_pylist()) == [i for i in range(20) if values[i % len(values)] == value]
+
+
+def test_two_partition_columns_and_more_partitions_than_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "OPEN_MAX", 2)
+    schema = pa.schema([("a", pa.int64()), ("n", pa.int64()), ("b", pa.string())])
+    DeltaTable.create(tmp_path, Schema.from_arrow(schema), partition_by=["a", "b"])
+    rows = pa.table({"a": [i % 3 for i in range(60)], "n": range(60), "b": [str(i % 5) for i in range(60)]}, schema)
+    put(DeltaSink(tmp_path).open(IDENTITY, SinkInput(schema), 1), rows)
+    assert DeltaTable(tmp_path).to_pyarrow_table().select(schema.names).sort_by("n").to_pylist() == rows.to_pylist()
+
+
+@pytest.fixture
+def by_word(tmp_path: Path) -> SinkHarness:
+    harness = SinkHarness("delta-append", tmp_path, None)
+    DeltaTable.create(harness.delta_path, Schema.from_arrow(SCHEMA), partition_by=["word"])
+    return harness
+
+
+def test_empty_text_that_would_become_null_fails_its_message(by_word: SinkHarness) -> None:
+    rows = pa.record_batch([pa.array(["", "a", None]), pa.array([1, 2, 3])], schema=SCHEMA)
+    assert [row for row, _ in by_word.open().writer().check(rows)] == [0]
+
+
+def test_the_digest_covers_the_partition(by_word: SinkHarness) -> None:
+    (file,) = by_word.prepare(by_word.open(), 1, None, {"a": 1}).files
+    moved = replace(file, partition=json.dumps({"word": "b"}))
+    assert transaction_digest([file]) != transaction_digest([moved])
+
+
+def test_files_that_were_cut_for_another_table_are_refused(by_word: SinkHarness) -> None:
+    session = by_word.open()
+    transaction = by_word.prepare(session, 1, None, {"a": 1, "b": 2})
+    by_word.drop()
+    DeltaTable.create(by_word.delta_path, Schema.from_arrow(SCHEMA))
+    with pytest.raises(SinkRefused, match="partitioned by nothing"):
+        by_word.open().commit(transaction, checked=True)
+
+
+def test_a_fold_into_a_partitioned_table_reads_only_its_partitions(tmp_path: Path) -> None:
+    harness = SinkHarness("delta-fold", tmp_path, None)
+    DeltaTable.create(harness.delta_path, Schema.from_arrow(SCHEMA), partition_by=["word"])
+    session = harness.open()
+    session.commit(harness.prepare(session, 1, None, {"a": 1, "b": 2, "c": 3}), checked=True)
+    session.commit(harness.prepare(session, 2, 1, {"b": 10}), checked=True)
+    assert harness.rows() == Counter({("a", 1): 1, ("b", 12): 1, ("c", 3): 1})
+    metrics = json.loads(json.dumps(DeltaTable(harness.delta_path).history(1)[0]))["operationMetrics"]
+    assert (metrics["num_target_files_scanned"], metrics["num_target_files_skipped_during_scan"]) == (1, 2)
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> SinkHarness:
+    harness = SinkHarness("delta-append", tmp_path, None)
+    table = DeltaTable.create(harness.delta_path, Schema.from_arrow(SCHEMA))
+    table.alter.add_constraint({"few": "n < 100"})
+    return harness
+
+
+@pytest.mark.parametrize("bad", [100, None])
+def test_a_row_that_violates_a_check_is_not_adopted(checked: SinkHarness, bad: int | None) -> None:
+    session = checked.open()
+    with pytest.raises(SinkRefused, match=r"1 rows violate .*'few' \(n < 100\)"):
+        session.commit(checked.prepare(session, 1, None, [("a", 1), ("b", bad)]), checked=True)
+    assert checked.rows() == Counter()
+    session.commit(checked.prepare(session, 1, None, [("a", 1), ("b", 99)]), checked=True)
+    assert checked.rows() == Counter({("a", 1): 1, ("b", 99): 1})
+
+
+def test_control_without_the_question_such_a_row_is_adopted(
+    checked: SinkHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "checks_of", lambda _: {})
+    session = checked.open()
+    session.commit(checked.prepare(session, 1, None, [("b", 100)]), checked=True)
+    assert checked.rows() == Counter({("b", 100): 1})
+
+
+def test_a_constraint_that_cannot_be_evaluated_is_no_permission(tmp_path: Path) -> None:
+    harness = SinkHarness("delta-append", tmp_path, None)
+    make_by_hand(harness.delta_path, {"settings": {"delta.constraints.odd": "nope(n)"}})
+    session = harness.open()
+    with pytest.raises(SinkRefused, match=r"cannot evaluate .*'odd'.*committer='spark'"):
+        session.commit(harness.prepare(session, 1, None, {"a": 1}), checked=True)

@@ -1,0 +1,74 @@
+"""The matrix of a Delta table's features: who writes, and what is refused by its name. Tables are made without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, Schema
+from support.delta_tables import BY_HAND, BY_SPARK, make_by_hand
+from support.sink_harness import FOLD, SCHEMA, SinkHarness
+
+from stormproof.core.errors import SinkRefused
+from stormproof.core.sink import SinkMode
+from stormproof.sinks.delta.features import FEATURES, Committer, Refused, TableFacts, choose, features_of
+
+
+def facts(*features: str, **settings: str) -> TableFacts:
+    return TableFacts(frozenset(features), {f"delta.{name}": value for name, value in settings.items()}, {})
+
+
+def test_each_row_of_the_matrix_has_a_table_in_the_tests() -> None:
+    assert {feature.name for feature in FEATURES} == {*BY_SPARK, *BY_HAND}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_what_spark_does_not_make_is_found_in_the_log(name: str, tmp_path: Path) -> None:
+    harness = SinkHarness("delta-append", tmp_path, None)
+    make_by_hand(harness.delta_path, BY_HAND[name])
+    with pytest.raises(SinkRefused, match=name):
+        harness.open()
+
+
+@pytest.mark.parametrize(
+    ("found", "mode", "who"),
+    [
+        (facts(), SinkMode.APPEND, Committer.DELTA_RS),
+        (facts("timestampNtz", "v2Checkpoint"), SinkMode.FOLD, Committer.DELTA_RS),
+        (facts("deletionVectors"), SinkMode.APPEND, Committer.DELTA_RS),
+        (facts("deletionVectors"), SinkMode.UPSERT, Committer.SPARK),
+        (facts("rowTracking", "domainMetadata"), SinkMode.APPEND, Committer.SPARK),
+        (facts(enableChangeDataFeed="true"), SinkMode.APPEND, Committer.DELTA_RS),
+        (facts(enableChangeDataFeed="true"), SinkMode.FOLD, Committer.SPARK),
+    ],
+)
+def test_delta_rs_writes_where_it_can(found: TableFacts, mode: SinkMode, who: Committer) -> None:
+    choice = choose(found, mode)
+    assert (choice.committer, choice.refused) == (who, ())
+    assert (who is Committer.SPARK) == bool(choice.needs_spark)
+
+
+@pytest.mark.parametrize("settings", [{"setTransactionRetentionDuration": "interval 1 day"}, {"appendOnly": "true"}])
+def test_one_refused_feature_decides(settings: Mapping[str, Any]) -> None:
+    choice = choose(facts("rowTracking", **settings), SinkMode.FOLD)
+    assert [found.feature.name for found in choice.refused] == [f"delta.{next(iter(settings))}"]
+
+
+def test_a_feature_that_a_protocol_only_allows_counts_as_absent(tmp_path: Path) -> None:
+    allowed = ("columnMapping", "generatedColumns", "checkConstraints", "changeDataFeed", "appendOnly", "invariants")
+    assert features_of(facts(*allowed)) == ()
+    DeltaTable.create(tmp_path, Schema.from_arrow(SCHEMA))
+    assert features_of(TableFacts.of(DeltaTable(tmp_path))) == ()
+
+
+def test_a_refusal_says_why_and_what_to_do() -> None:
+    ways = [way for feature in FEATURES for way in (feature.append, feature.upsert, feature.fold)]
+    assert all(way.reason and way.way_on for way in ways if isinstance(way, Refused))
+
+
+@pytest.mark.parametrize("kind", ["float", "double", "binary", "decimal(9,2)"])
+def test_partitions_whose_values_are_spelled_differently_need_spark(kind: str) -> None:
+    found = TableFacts(frozenset(), {}, {"at": kind})
+    assert choose(found, FOLD.mode).committer is Committer.SPARK
