@@ -103,6 +103,8 @@ class CommitResult:
     """Rows of an upsert that changed nothing: the table, or the batch itself, has a later one of their key."""
     refused: tuple[RefusedRow, ...] = ()
     """Rows that the table refused one by one; it has all others."""
+    dropped: int = 0
+    """Rows that the table's own triggers dropped without an error."""
 
     @property
     def is_suppressed(self) -> bool:
@@ -133,6 +135,8 @@ class Evidence:
 
     gone: bool = False
     doubt: str | None = None
+    dropped: int = 0
+    """Rows that the table's own triggers dropped; `rows` counts the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,8 @@ class EvidenceReport:
     truncated: bool = False
     problems: tuple[str, ...] = ()
     rows_found: int | None = None
+    uncounted: str | None = None
+    """Why a count of the table's rows would prove nothing."""
 
 
 def least_rows(written: Sequence[int], *, fold: bool) -> int:

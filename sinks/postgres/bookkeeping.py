@@ -67,6 +67,9 @@ _TABLES: Final = (
     """,
 )
 
+_ADDED: Final = (("evidence", "dropped", "bigint not null default 0"),)
+"""Columns that tables of an earlier version lack: table, name, type."""
+
 
 _REJECTS: Final = """
     create table if not exists stormproof_sink.reject (
@@ -120,9 +123,21 @@ def one_at_a_time(connection: psycopg.Connection) -> None:
     connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK,))
 
 
+def _lacking(connection: psycopg.Connection) -> list[tuple[str, str, str]]:
+    return [
+        (table, column, kind)
+        for table, column, kind in _ADDED
+        if connection.execute(
+            "select 1 from pg_attribute where attrelid = to_regclass(%s) and attname = %s and not attisdropped",
+            (f"{SCHEMA}.{table}", column),
+        ).fetchone()
+        is None
+    ]
+
+
 def make(connection: psycopg.Connection) -> None:
-    """Make the sink's own tables where they are missing."""
-    if is_made(connection):
+    """Make the sink's own tables where they are missing, and what a later version added to them."""
+    if is_made(connection) and not _lacking(connection):
         return
     with connection.transaction():
         one_at_a_time(connection)
@@ -131,3 +146,5 @@ def make(connection: psycopg.Connection) -> None:
             connection.execute("create schema stormproof_sink")
         for statement in _TABLES:
             connection.execute(statement)
+        for table, column, kind in _lacking(connection):
+            connection.execute(f"alter table {SCHEMA}.{table} add column {column} {kind}".encode())

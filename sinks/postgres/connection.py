@@ -8,13 +8,23 @@ from typing import Final
 
 import psycopg
 
-from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.errors import SinkRefused, StoreUnavailable, StormproofError
 from stormproof.core.message import storable_text
 from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.postgres.rights import explained
 
 LOCK_TIMEOUT_MS: Final = 30_000
 """How long a commit waits for another session's lock on the table before it gives up."""
+
+
+_LOCK_HOLDERS: Final = """
+    select l.relation::regclass::text, a.application_name, l.pid, a.state
+    from pg_locks l join pg_stat_activity a using (pid) join pg_class c on c.oid = l.relation
+    where l.granted and l.database = (select oid from pg_database where datname = current_database())
+      and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+      and c.relkind in ('r', 'p') and c.relnamespace <> 'pg_catalog'::regnamespace
+    order by a.xact_start limit 5
+"""
 
 
 class Link:
@@ -76,11 +86,22 @@ class Link:
             if state is None or may_pass(error):
                 # The answer to a COMMIT may be lost with the connection: a new connection tells whether it took place.
                 self.close()
+                holders = self._lock_holders() if isinstance(error, psycopg.errors.LockNotAvailable) else ""
                 raise StoreUnavailable(
-                    f"{where}: {self._database.without_secrets(str(error)).strip()}; read again before acting",
+                    f"{where}: {self._database.without_secrets(str(error)).strip()}{holders}; read again before acting",
                     sqlstate=state,
                 ) from error
             raise _refused(error, where) from error
+
+    def _lock_holders(self) -> str:
+        """Who holds locks on whole tables that keep writers out, in words; nothing where that cannot be told."""
+        try:
+            with closing(connect(self._database, application_name="stormproof locks", autocommit=True)) as connection:
+                found = connection.execute(_LOCK_HOLDERS).fetchall()
+        except (StormproofError, psycopg.Error):
+            return ""  # the error that this belongs to is on its way already
+        held = "; ".join(f"{table} by {name!r} (pid {pid}) in state {state!r}" for table, name, pid, state in found)
+        return f". Locked now: {storable_text(held)}" if held else ""
 
     def close(self) -> None:
         """Close the connection; what was not committed on it is rolled back."""

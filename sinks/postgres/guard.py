@@ -29,7 +29,8 @@ from stormproof.sinks.protocol import (
 # Unchecked, a later attempt may write a txid again: the ledger names the last one.
 _LATER_WINS: Final = (
     "on conflict (topology, incarnation, sink, txid) do update "
-    "set rows = excluded.rows, digest = excluded.digest, epoch = excluded.epoch, committed_at = excluded.committed_at"
+    "set rows = excluded.rows, dropped = excluded.dropped, digest = excluded.digest, epoch = excluded.epoch, "
+    "committed_at = excluded.committed_at"
 )
 
 
@@ -220,17 +221,25 @@ class Guard:
     # -- evidence ----------------------------------------------------------------------------------------------------
 
     def add_evidence(
-        self, connection: psycopg.Connection, transaction: PreparedTransaction, rows: int, *, again: bool
+        self,
+        connection: psycopg.Connection,
+        transaction: PreparedTransaction,
+        rows: int,
+        *,
+        again: bool,
+        dropped: int = 0,
     ) -> None:
-        """Record what a txid wrote. `again`: evidence that is there is replaced."""
-        said = {**self._said(transaction), "rows": rows}
+        """Record how many rows of a txid the table took, and how many its triggers dropped. `again`: evidence that is
+        there is replaced.
+        """
+        said = {**self._said(transaction), "rows": rows, "dropped": dropped}
         self._add_evidence(connection, said, _LATER_WINS if again else "")
 
     def _add_evidence(self, connection: psycopg.Connection, said: dict[str, Any], on_conflict: str) -> None:
         connection.execute(
             (
-                "insert into stormproof_sink.evidence (topology, incarnation, sink, txid, rows, digest, epoch) "
-                "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(digest)s, %(epoch)s) "
+                "insert into stormproof_sink.evidence (topology, incarnation, sink, txid, rows, dropped, digest, epoch) "
+                "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(dropped)s, %(digest)s, %(epoch)s) "
                 + on_conflict
             ).encode(),
             said,
@@ -244,6 +253,10 @@ class Guard:
             [(*self._mine.values(), txid, row.file, row.row, row.text, row.sqlstate, row.error) for row in refused],
         )
 
+    def dropped(self, connection: psycopg.Connection, txid: int) -> int:
+        """How many rows of a txid the table's triggers dropped."""
+        return sum(entry.dropped for entry in self.entries(connection, txid, txid))
+
     def rejected(self, connection: psycopg.Connection, txid: int) -> list[RefusedRow]:
         """The rows of a txid that were given up."""
         rows = connection.execute(
@@ -256,7 +269,9 @@ class Guard:
     def entries(self, connection: psycopg.Connection, first: int, last: int | None) -> tuple[Evidence, ...]:
         """The evidence of txids from `first` to `last`."""
         rows = connection.execute(
-            f"select txid, digest, rows from stormproof_sink.evidence where {MINE} and txid >= %(first)s "
+            # As JSON: a table of an earlier version has no such column, and a reader does not change it.
+            "select txid, digest, rows, coalesce((to_jsonb(e) ->> 'dropped')::bigint, 0) "
+            f"from stormproof_sink.evidence e where {MINE} and txid >= %(first)s "
             "and (%(last)s::bigint is null or txid <= %(last)s) order by txid",
             {**self._mine, "first": first, "last": last},
         ).fetchall()
@@ -266,7 +281,10 @@ class Guard:
                 f"select txid, count(*) from stormproof_sink.reject where {MINE} group by txid", self._mine
             )
             rejected = dict(found.fetchall())
-        return tuple(Evidence(txid, digest, count, rejected=rejected.get(txid, 0)) for txid, digest, count in rows)
+        return tuple(
+            Evidence(txid, digest, count, rejected=rejected.get(txid, 0), dropped=dropped)
+            for txid, digest, count, dropped in rows
+        )
 
     def report(
         self,
@@ -302,6 +320,7 @@ class Guard:
             "txid": transaction.txid,
             "previous": transaction.previous,
             "rows": transaction.rows,
+            "dropped": 0,
             "digest": transaction.digest,
             "epoch": self._epoch,
         }

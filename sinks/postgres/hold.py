@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Final
 
 import psycopg
 from psycopg import sql
 
+from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.abilities import warning_of
@@ -18,7 +20,7 @@ from stormproof.sinks.postgres.connection import Link
 from stormproof.sinks.postgres.durable import require_durable, volatile_relations
 from stormproof.sinks.postgres.fence import Fence
 from stormproof.sinks.postgres.guard import Guard
-from stormproof.sinks.postgres.refusals import require_writable, what_can_refuse
+from stormproof.sinks.postgres.refusals import require_writable, what_can_refuse, why_uncounted
 from stormproof.sinks.postgres.table import (
     Table,
     TableName,
@@ -122,6 +124,18 @@ class TableHold(StoreRecord):
         require_table(table, self.input, where)
         return table
 
+    def require_same(self, connection: psycopg.Connection, table: Table, where: str) -> None:
+        """Refuse rows that went to another table than the one that was checked. Written, it cannot be renamed or dropped.
+
+        Raises:
+            SinkRefused: the name stands for another table since.
+        """
+        if find_oid(connection, table.name) != table.oid:
+            raise SinkRefused(
+                f"{where}: another table took the name {table.name} during the commit; nothing was written. Retry the txid "
+                "once the tables have their names"
+            )
+
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
         """Insert a guard row without a txid for the table; see the protocol."""
         with self.link.transaction() as connection:
@@ -166,11 +180,14 @@ class TableHold(StoreRecord):
             oid = find_oid(connection, self.name)
             # A map's number of rows does not follow from what was written: several rows may have one key, or none be kept.
             counts = self.input.mode is not SinkMode.UPSERT and oid is not None
+            uncounted = why_uncounted(connection, oid) if counts and oid is not None else None
             least = least_rows([entry.rows for entry in entries], fold=self.input.is_by_key)
-            found = self._count(connection, least) if counts and least <= COUNTED_ROWS_MAX else None
+            counts = counts and uncounted is None and least <= COUNTED_ROWS_MAX
+            found = self._count(connection, least) if counts else None
             volatile = [] if oid is None else volatile_relations(connection, oid)
             problems = [f"{name} is {what}: a crash of the server loses its rows" for name, what in volatile]
-            return self.guard.report(connection, entries, rows_found=found, problems=problems)
+            report = self.guard.report(connection, entries, rows_found=found, problems=problems)
+            return replace(report, uncounted=uncounted)
 
     def count_rows(self, limit: int) -> int:
         """The rows that are visible now."""
@@ -189,8 +206,10 @@ class TableHold(StoreRecord):
 
     def _count(self, connection: psycopg.Connection, limit: int) -> int:
         row = connection.execute(
-            sql.SQL("select count(*) from (select 1 from {} limit %s) as counted").format(self.name.identifier),
-            (limit,),
+            # Without parameters, where a % in the name would be read as one.
+            sql.SQL("select count(*) from (select 1 from {} limit {}) as counted").format(
+                self.name.identifier, sql.Literal(limit)
+            )
         ).fetchone()
         return 0 if row is None else int(row[0])
 

@@ -15,10 +15,18 @@ _CONSTRAINTS: Final = """
         union all
         select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
         join pg_class p on p.oid = t.oid where p.relkind = 'p'
+    ), domain as (
+        select t.oid, t.typbasetype from pg_attribute a join pg_type t on t.oid = a.atttypid
+        where a.attrelid = %(oid)s and a.attnum > 0 and t.typtype = 'd'
+        union
+        select t.oid, t.typbasetype from domain d join pg_type t on t.oid = d.typbasetype where t.typtype = 'd'
     )
     select distinct c.conname::text, case c.contype when 'c' then 'CHECK' when 'f' then 'FOREIGN KEY'
            when 'x' then 'EXCLUDE' end, pg_get_constraintdef(c.oid)
     from tree t join pg_constraint c on c.conrelid = t.oid where c.contype in ('c', 'f', 'x')
+    union
+    select c.conname::text, 'CHECK', pg_get_constraintdef(c.oid)
+    from domain d join pg_constraint c on c.contypid = d.oid where c.contype = 'c'
     order by 2, 1
 """
 
@@ -33,6 +41,20 @@ _TRIGGERS: Final = """
     select t.tgname::text from pg_trigger t
     where t.tgrelid = %(oid)s and not t.tgisinternal and t.tgenabled <> 'D'
       and (t.tgtype & 4 <> 0 or (%(updates)s and t.tgtype & 16 <> 0)) order by 1
+"""
+
+# Only a row's own trigger can drop it, before the row is written: by returning NULL.
+_DROPPING: Final = """
+    with recursive tree as (
+        select %(oid)s::oid as oid
+        union all
+        select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
+        join pg_class p on p.oid = t.oid where p.relkind = 'p'
+    )
+    select distinct t.tgname::text from tree join pg_trigger t on t.tgrelid = tree.oid
+    where not t.tgisinternal and t.tgtype & 3 = 3 and (t.tgtype & 4 <> 0 or (%(updates)s and t.tgtype & 16 <> 0))
+      and t.tgenabled in ('A', case current_setting('session_replication_role') when 'replica' then 'R' else 'O' end)
+    order by 1
 """
 
 _RULES: Final = """
@@ -55,18 +77,35 @@ def what_can_refuse(connection: psycopg.Connection, oid: int, input_: SinkInput)
         if not (input_.is_by_key and set(columns) == set(input_.keys)):
             found.append(f"UNIQUE {name}: {text}")
     found += [f"trigger {name}" for (name,) in connection.execute(_TRIGGERS, known).fetchall()]
-    row = connection.execute("select row_security_active(%(oid)s::oid)", known).fetchone()
-    if row is not None and row[0]:
+    if has_row_security(connection, oid):
         found.append("row-level security")
     return found
 
 
+def triggers_that_drop(connection: psycopg.Connection, oid: int, input_: SinkInput) -> list[str]:
+    """The triggers of the table and its partitions that may drop a row without an error: row triggers BEFORE the change."""
+    known = {"oid": oid, "updates": input_.is_by_key}
+    return [str(name) for (name,) in connection.execute(_DROPPING, known).fetchall()]
+
+
+def has_row_security(connection: psycopg.Connection, oid: int) -> bool:
+    """Whether row-level security is active for this role: COPY is refused, and a query sees the policies' rows alone."""
+    return connection.execute("select row_security_active(%s::oid)", (oid,)).fetchone() == (True,)
+
+
+def why_uncounted(connection: psycopg.Connection, oid: int) -> str | None:
+    """Why a count of the table's rows by this role would prove nothing; None where it sees them all."""
+    if has_row_security(connection, oid):
+        return "row-level security is active for the role, which sees a part of the rows"
+    may = connection.execute("select has_table_privilege(%s::oid, 'select')", (oid,)).fetchone()
+    return None if may == (True,) else "the role may not SELECT from the table"
+
+
 def require_writable(connection: psycopg.Connection, oid: int, input_: SinkInput, where: str) -> None:
-    """Refuse a table whose rules our statements would bypass, or which forbid our statements.
+    """Refuse a table whose rules our statements would bypass.
 
     Raises:
-        SinkRefused: it has rules on INSERT (COPY bypasses them, and an upsert is not allowed with them), or row-level
-            security is active for this role (COPY is not allowed with it).
+        SinkRefused: it has rules on INSERT: COPY bypasses them, and an upsert is not allowed with them.
     """
     known = {"oid": oid, "updates": input_.is_by_key}
     rules = [name for (name,) in connection.execute(_RULES, known).fetchall()]
@@ -75,12 +114,6 @@ def require_writable(connection: psycopg.Connection, oid: int, input_: SinkInput
             f"{where}: the table has the rule {rules[0]!r}: COPY bypasses rules, and INSERT ... ON CONFLICT is not "
             "allowed with them. Drop it, or make it a trigger",
             rule=rules[0],
-        )
-    row = connection.execute("select row_security_active(%(oid)s::oid)", known).fetchone()
-    if row is not None and row[0] and not input_.is_by_key:
-        raise SinkRefused(
-            f"{where}: row-level security is active for this role, and COPY is not allowed with it. Use a role that "
-            "bypasses it (ALTER ROLE ... BYPASSRLS)"
         )
 
 

@@ -15,7 +15,8 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.postgres.folds import fold_assignment
 from stormproof.sinks.postgres.table import TableName
 
-_ADDED: Final = sql.Identifier("stormproof_added")
+_ADDED: Final = sql.Identifier("pg_temp", "stormproof_added")
+"""With its schema: the user's own table of this name must be neither hidden by it nor taken for it."""
 
 
 def identifiers(names: Iterable[str]) -> sql.Composed:
@@ -49,6 +50,32 @@ def copy_rows(
     return cursor.rowcount
 
 
+def make_added(connection: psycopg.Connection, name: TableName, columns: sql.Composed) -> None:
+    """Make the temporary table for rows on their way into a table, where it is missing."""
+    # Each time, since a savepoint that was rolled back may have taken the temporary table with it.
+    connection.execute(
+        sql.SQL("create temporary table if not exists {} on commit drop as select {} from {} with no data").format(
+            _ADDED, columns, name.identifier
+        )
+    )
+
+
+def insert_rows(
+    connection: psycopg.Connection,
+    name: TableName,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    where: str,
+) -> int:
+    """Append rows by INSERT, by way of a temporary table: row-level security forbids COPY. Returns how many it took."""
+    columns = identifiers(schema.names)
+    make_added(connection, name, columns)
+    connection.execute(sql.SQL("truncate {}").format(_ADDED))
+    copy_rows(connection, _ADDED, schema, batches, where)
+    statement = sql.SQL("insert into {} ({}) select {} from {}").format(name.identifier, columns, columns, _ADDED)
+    return connection.execute(statement).rowcount
+
+
 class RowsByKey:
     """Upserts or folds rows into a table, within one transaction of the connection; a key comes once in a call."""
 
@@ -64,12 +91,7 @@ class RowsByKey:
 
     def put(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Upsert or fold these rows by way of a temporary table; returns how many rows were inserted or updated."""
-        # Each time, since a savepoint that was rolled back may have taken the temporary table with it.
-        self._connection.execute(
-            sql.SQL("create temporary table if not exists {} on commit drop as select {} from {} with no data").format(
-                _ADDED, identifiers(self._schema.names), self._name.identifier
-            )
-        )
+        make_added(self._connection, self._name, identifiers(self._schema.names))
         if self._is_made:
             self._connection.execute(sql.SQL("truncate {}").format(_ADDED))
         self._is_made = True

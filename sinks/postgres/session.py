@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterable
 
 import psycopg
@@ -15,12 +16,12 @@ from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.hold import TableHold
+from stormproof.sinks.postgres.refusals import has_row_security, triggers_that_drop
 from stormproof.sinks.postgres.row_by_row import move_row_by_row
-from stormproof.sinks.postgres.rows import RowsByKey, copy_rows
+from stormproof.sinks.postgres.rows import RowsByKey, copy_rows, insert_rows
 from stormproof.sinks.postgres.table import Table, TableName, wire_schema
 from stormproof.sinks.protocol import (
-    ALREADY_HELD,
-    APPLIED,
+    CommitOutcome,
     CommitResult,
     Decision,
     PreparedTransaction,
@@ -30,6 +31,8 @@ from stormproof.sinks.protocol import (
 )
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.writer import FileWriter
+
+log = logging.getLogger("stormproof.sink")
 
 
 class PostgresSession(TableHold, SinkSession):
@@ -58,20 +61,16 @@ class PostgresSession(TableHold, SinkSession):
         with self.link.transaction(where) as connection:
             table = self._begin(connection, transaction, where, checked=checked)
             if table is None:
-                return ALREADY_HELD
-            self.guard.add_evidence(connection, transaction, transaction.rows, again=not checked)
-            moved = self._move_rows(connection, wire_schema(table, self.input), transaction, where)
-            if moved != transaction.rows:
-                raise SinkRefused(
-                    f"{where}: {moved} rows reached the table instead of the {transaction.rows} prepared; nothing was "
-                    "written; look for a trigger or rule that drops rows",
-                    moved=moved,
-                    prepared=transaction.rows,
-                )
+                dropped = self.guard.dropped(connection, transaction.txid)
+                return CommitResult(CommitOutcome.ALREADY_HELD, dropped=dropped)
+            taken = self._move_rows(connection, table, transaction, where)
+            dropped = transaction.rows - taken
+            self.guard.add_evidence(connection, transaction, taken, again=not checked, dropped=dropped)
+            self.require_same(connection, table, where)
             require_durable(connection, table.oid, where)
             failpoint("postgres.after_rows")
         failpoint("postgres.after_commit")
-        return APPLIED
+        return CommitResult(CommitOutcome.APPLIED, dropped=dropped)
 
     def commit_without_refused(self, transaction: PreparedTransaction) -> list[RefusedRow]:
         """Commit one transaction without the rows that the table refuses; these are kept in the table `reject`.
@@ -89,12 +88,13 @@ class PostgresSession(TableHold, SinkSession):
             if table is None:
                 return guard.rejected(connection, transaction.txid)
             schema = wire_schema(table, self.input)
-            move = self._mover(connection, schema, where)
+            move = self._mover(connection, table, schema, where)
             moved, refused = move_row_by_row(connection, self._numbered(transaction, schema), move, where)
             if moved + len(refused) != transaction.rows:
                 raise SinkRefused(f"{where}: {moved} rows and {len(refused)} refused ones are not {transaction.rows}")
             guard.add_evidence(connection, transaction, moved, again=False)
             guard.add_rejected(connection, transaction.txid, refused)
+            self.require_same(connection, table, where)
             require_durable(connection, table.oid, where)
         return refused
 
@@ -133,20 +133,53 @@ class PostgresSession(TableHold, SinkSession):
                 at += batch.num_rows
 
     def _move_rows(
-        self, connection: psycopg.Connection, schema: pa.Schema, transaction: PreparedTransaction, where: str
+        self, connection: psycopg.Connection, table: Table, transaction: PreparedTransaction, where: str
     ) -> int:
+        """Move the prepared rows into the table. Returns how many it took: all, but for those that its triggers drop.
+
+        Raises:
+            SinkRefused: rows are missing that no trigger can have dropped.
+        """
         if not transaction.files:
+            _require_all(0, 0, transaction.rows, where)
             return 0
         if self.input.is_by_key:
             keys = self.input.keys
             require_unique_keys(prepared_batches(self._staging, transaction.files, keys), keys, where)
-        batches = prepared_batches(self._staging, transaction.files, schema.names)
-        return self._mover(connection, schema, where)(batches)
+        schema, sent = wire_schema(table, self.input), 0
+
+        def counted() -> Generator[pa.RecordBatch]:
+            nonlocal sent
+            for batch in prepared_batches(self._staging, transaction.files, schema.names):
+                sent += batch.num_rows
+                yield batch
+
+        taken = self._mover(connection, table, schema, where)(counted())
+        # Met here, an error of a deferred constraint names the constraint; at the COMMIT the outcome would be in question.
+        connection.execute("set constraints all immediate")
+        may_drop = taken < sent and bool(triggers_that_drop(connection, table.oid, self.input))
+        _require_all(sent if may_drop else taken, sent, transaction.rows, where)
+        if may_drop:
+            log.info("%s: the table's triggers dropped %d of %d rows", where, sent - taken, sent)
+        return taken
 
     def _mover(
-        self, connection: psycopg.Connection, schema: pa.Schema, where: str
+        self, connection: psycopg.Connection, table: Table, schema: pa.Schema, where: str
     ) -> Callable[[Iterable[pa.RecordBatch]], int]:
         """What moves rows into the table, and returns how many the table took."""
         if self.input.is_by_key:
-            return RowsByKey(connection, self.name, self.input, schema, where).put
-        return lambda batches: copy_rows(connection, self.name.identifier, schema, batches, where)
+            return RowsByKey(connection, table.name, self.input, schema, where).put
+        if has_row_security(connection, table.oid):
+            return lambda batches: insert_rows(connection, table.name, schema, batches, where)
+        return lambda batches: copy_rows(connection, table.name.identifier, schema, batches, where)
+
+
+def _require_all(taken: int, sent: int, prepared: int, where: str) -> None:
+    if not taken == sent == prepared:
+        raise SinkRefused(
+            f"{where}: {taken} rows reached the table instead of the {prepared} prepared ({sent} were read from the "
+            "prepared files), and no trigger of the table drops rows; nothing was written",
+            moved=taken,
+            sent=sent,
+            prepared=prepared,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,13 +13,34 @@ from psycopg import sql
 
 from stormproof.core.arguments import shown
 from stormproof.core.errors import SinkRefused, TopologyError
+from stormproof.core.postgres.rights import quoted
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.limits import ColumnLimit, Limits
 
 _INTEGERS: Final[Mapping[str, pa.DataType]] = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
 _KEY_BYTES_MAX: Final = 2_600
 """An entry of a B-tree holds at most 2,704 bytes, including its header and fixed-size columns; longer keys are refused."""
-_WRITTEN_BY: Final = {"r": "table", "p": "partitioned table"}
+_TABLES: Final = ("r", "p")
+"""Relation kinds that are written: a table, a partitioned table."""
+_NO_TABLE: Final[Mapping[str, tuple[str, str]]] = {
+    "v": ("a view", "Name the table below it, and let its triggers stand there"),
+    "m": ("a materialized view", "Name the table that it is made from, and refresh the view by yourself"),
+    "f": (
+        "a foreign table",
+        "Its rows are not part of our transaction. Name the table in its own database: database=URL",
+    ),
+    "i": ("an index", "Name its table"),
+    "I": ("an index", "Name its table"),
+    "S": ("a sequence", "Name a table"),
+    "c": ("a composite type", "Name a table"),
+}
+"""What another relation kind is, and what to do."""
+_NAME_BYTES_MAX: Final = 63
+"""Postgres cuts a longer name without an error: another table or column might have what is left of it."""
+
+
+_FORM: Final = 'write TABLE or SCHEMA.TABLE, and a name with a dot in quotes: "a.b"'
+_PART: Final = re.compile(r'"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[^".][^.]*)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +52,52 @@ class TableName:
 
     @classmethod
     def parse(cls, text: str) -> TableName:
-        """Read `table` or `schema.table`; names are taken letter by letter, as if quoted."""
+        """Read `table` or `schema.table`; names are taken letter by letter. One with a dot in it is written in quotes, as
+        in SQL: `"a.b"`, `public."a.b"`.
+
+        Raises:
+            TopologyError: it is no such name, or longer than Postgres's names are.
+        """
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TopologyError(f"{shown(text)} is not a table's name; write TABLE or SCHEMA.TABLE")
-        schema, dot, table = text.partition(".")
-        name = cls(schema, table) if dot else cls(None, schema)
-        if not name.table or name.schema == "" or "." in name.table or "\0" in text:
-            raise TopologyError(f"{text!r} is not a table's name; write TABLE or SCHEMA.TABLE")
-        return name
+            raise TopologyError(f"{shown(text)} is not a table's name; {_FORM}")
+        parts, at = list[str](), 0
+        while (match := _PART.match(text, at)) is not None:
+            parts.append(match["plain"] or (match["quoted"] or "").replace('""', '"'))
+            at = match.end() + 1
+            if text[match.end() : at] != ".":
+                break
+        if at <= len(text) or not 1 <= len(parts) <= 2 or "" in parts or "\0" in text:
+            raise TopologyError(f"{text!r} is not a table's name; {_FORM}")
+        for part in parts:
+            require_name(part, f"table {text!r}")
+        return cls(parts[0], parts[1]) if len(parts) == 2 else cls(None, parts[0])
 
     @property
     def identifier(self) -> sql.Identifier:
         """For statements."""
         return sql.Identifier(self.table) if self.schema is None else sql.Identifier(self.schema, self.table)
 
+    @property
+    def quoted(self) -> str:
+        """For a statement that a person runs."""
+        return ".".join(quoted(part) for part in (self.schema, self.table) if part is not None)
+
     def __str__(self) -> str:
-        return self.table if self.schema is None else f"{self.schema}.{self.table}"
+        """As `parse` reads it."""
+        return ".".join(_shown(part) for part in (self.schema, self.table) if part is not None)
+
+
+def _shown(part: str) -> str:
+    return quoted(part) if "." in part or part.startswith('"') else part
+
+
+def require_name(name: str, where: str) -> None:
+    """Raise TopologyError for a name that Postgres would cut."""
+    size = len(name.encode())
+    if size > _NAME_BYTES_MAX:
+        raise TopologyError(
+            f"{where}: the name {name!r} has {size} bytes in UTF-8; Postgres keeps {_NAME_BYTES_MAX}. Choose a shorter one"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +108,7 @@ class Column:
     type: str
     """As `format_type` shows it, with its modifier."""
     base: str
-    """The same without the modifier."""
+    """The same without the modifier; of a domain, the type below it."""
     modifier: int
     not_null: bool
     has_default: bool
@@ -65,13 +117,31 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """An existing table: its oid, its columns, and whether its rows survive a crash."""
+    """An existing table: its oid, its name with its schema, its columns, and whether its rows survive a crash."""
 
     oid: int
+    name: TableName
     kind: str
     persistence: str
     columns: tuple[Column, ...]
     unique_keys: tuple[frozenset[str], ...]
+
+
+# A domain is read as the type at its bottom: its own checks, NOT NULL and default hold on the way down.
+_COLUMNS: Final = """
+    with recursive c as (
+        select attnum, attname::text as name, format_type(atttypid, atttypmod) as shown, atttypid as type,
+               atttypmod as modifier, attnotnull as not_null, atthasdef or attidentity <> '' as has_default,
+               attgenerated <> '' or attidentity = 'a' as generated
+        from pg_attribute where attrelid = %s and attnum > 0 and not attisdropped
+        union all
+        select c.attnum, c.name, c.shown, t.typbasetype, t.typtypmod, c.not_null or t.typnotnull,
+               c.has_default or t.typdefault is not null, c.generated
+        from c join pg_type t on t.oid = c.type and t.typtype = 'd'
+    )
+    select c.name, c.shown, format_type(c.type, null), c.modifier, c.not_null, c.has_default, c.generated
+    from c join pg_type t on t.oid = c.type and t.typtype <> 'd' order by c.attnum
+"""
 
 
 def find_oid(connection: psycopg.Connection, name: TableName) -> int | None:
@@ -82,17 +152,12 @@ def find_oid(connection: psycopg.Connection, name: TableName) -> int | None:
 
 def read_table(connection: psycopg.Connection, oid: int) -> Table:
     """What the catalog says of a table."""
-    kind, persistence = connection.execute(
-        "select relkind::text, relpersistence::text from pg_class where oid = %s", (oid,)
-    ).fetchone() or ("", "")
-    columns = connection.execute(
-        """
-        select attname, format_type(atttypid, atttypmod), format_type(atttypid, null), atttypmod, attnotnull,
-               atthasdef or attidentity <> '', attgenerated <> '' or attidentity = 'a'
-        from pg_attribute where attrelid = %s and attnum > 0 and not attisdropped order by attnum
-        """,
+    schema, name, kind, persistence = connection.execute(
+        "select n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text from pg_class c "
+        "join pg_namespace n on n.oid = c.relnamespace where c.oid = %s",
         (oid,),
-    ).fetchall()
+    ).fetchone() or ("", "", "", "")
+    columns = connection.execute(_COLUMNS, (oid,)).fetchall()
     keys = connection.execute(
         """
         select array_agg(a.attname::text)
@@ -106,7 +171,12 @@ def read_table(connection: psycopg.Connection, oid: int) -> Table:
         (oid,),
     ).fetchall()
     return Table(
-        oid, kind, persistence, tuple(Column(*row) for row in columns), tuple(frozenset(names) for (names,) in keys)
+        oid,
+        TableName(schema, name),
+        kind,
+        persistence,
+        tuple(Column(*row) for row in columns),
+        tuple(frozenset(names) for (names,) in keys),
     )
 
 
@@ -139,6 +209,7 @@ def column_type(kind: pa.DataType) -> str | None:
 def check_types(schema: pa.Schema, where: str) -> None:
     """Raise TopologyError for a column that no Postgres table of ours can hold."""
     for field in schema:
+        require_name(field.name, where)
         if column_type(field.type) is None:
             hint = "; use microseconds" if pa.types.is_timestamp(field.type) else ""
             raise TopologyError(
@@ -165,17 +236,28 @@ def require_table(table: Table, input_: SinkInput, where: str) -> None:
     Raises:
         SinkRefused: names the column and both types, or what is wrong with the table.
     """
-    if table.kind not in _WRITTEN_BY:
-        raise SinkRefused(f"{where}: it is not a table (relkind {table.kind!r})")
+    if table.kind not in _TABLES:
+        what, way_on = _NO_TABLE.get(table.kind, (f"a relation of kind {table.kind!r}", "Name a table"))
+        raise SinkRefused(f"{where}: it is {what}, not a table. {way_on}", relation_kind=table.kind)
+    if table.persistence == "t":
+        raise SinkRefused(
+            f"{where}: the table is temporary: it ends with the session that made it. Name a permanent table"
+        )
     if table.persistence != "p":
-        raise SinkRefused(f"{where}: the table is unlogged or temporary, and a crash of the server empties it")
+        raise SinkRefused(
+            f"{where}: the table is unlogged, and a crash of the server empties it. "
+            f"Run: alter table {table.name.quoted} set logged"
+        )
     there = {column.name: column for column in table.columns}
     for field in input_.schema:
         column = there.pop(field.name, None)
         if column is None:
             raise SinkRefused(f"{where}: the table has no column {field.name!r}", column=field.name)
         if column.generated:
-            raise SinkRefused(f"{where}: column {field.name!r} is generated by the table", column=field.name)
+            raise SinkRefused(
+                f"{where}: column {field.name!r} is generated by the table (GENERATED ALWAYS). Leave it out of the stream",
+                column=field.name,
+            )
         if wire_type(field.type, column) is None:
             raise SinkRefused(
                 f"{where}: column {field.name!r} is {column.type} in the table and {field.type} in the rows "

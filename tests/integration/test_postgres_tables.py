@@ -145,7 +145,7 @@ def test_a_states_table_is_held_to_the_same(operated: Operated) -> None:
             "not a table",
         ),
         ("create table words (word text); create rule r as on insert to words do instead nothing", "has the rule 'r'"),
-        ("create unlogged table words (word text)", "unlogged or temporary"),
+        ("create unlogged table words (word text)", "is unlogged"),
     ],
 )
 def test_what_is_no_plain_table_is_refused_by_name(operated: Operated, make: str, said: str) -> None:

@@ -58,6 +58,10 @@ class NoticeKind(StrEnum):
     LOSS_ACCEPTED = "loss_accepted"
     BEGAN_LATE = "began_late"
     """A streaming query ran before it was joined to this topology: what it had read by then is not in the sinks."""
+    DROPPED = "dropped"
+    """The table's own triggers dropped rows without an error, as its owner wants it."""
+    NOT_COUNTED = "not_counted"
+    """The rows of a sink's table were not counted against its record."""
 
 
 @dataclass(frozen=True, slots=True)

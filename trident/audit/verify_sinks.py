@@ -162,7 +162,7 @@ class _Comparison:
                 f"the sink holds digest {entry.digest[:16]}, the ledger prepared {work.digest[:16]}",
                 txid,
             )
-        if entry.rows + entry.rejected != work.rows:
+        if entry.rows + entry.rejected + entry.dropped != work.rows:
             self._wrong(
                 ViolationKind.EVIDENCE_DIFFERS,
                 f"the sink holds {entry.rows} rows, the ledger prepared {work.rows}",
@@ -170,6 +170,14 @@ class _Comparison:
             )
         if entry.rejected:
             self._rejected(entry)
+        if entry.dropped:
+            self._findings.notice(
+                NoticeKind.DROPPED,
+                f"txid {txid}, sink {self._sink!r}: the table took {entry.rows} of {work.rows} rows; its own triggers "
+                f"dropped the other {entry.dropped}",
+                txid=txid,
+                sink=self._sink,
+            )
         if work.outcome is SinkOutcome.SKIPPED:
             self._wrong(ViolationKind.EVIDENCE_DIFFERS, "the sink holds it, though an operator skipped it there", txid)
         elif txn is not None:
@@ -204,6 +212,12 @@ class _Comparison:
         description = self._binding.description or {}
         fold = description.get("mode", SinkMode.APPEND.value) != SinkMode.APPEND.value
         least, found = least_rows(written, fold=fold), self._report.rows_found
+        if self._report.uncounted is not None and least:
+            self._findings.notice(
+                NoticeKind.NOT_COUNTED,
+                f"sink {self._sink!r}: the rows of its table were not counted: {self._report.uncounted}",
+                sink=self._sink,
+            )
         if found is not None and found < least:
             self._findings.unknown(
                 f"sink {self._sink!r}: its table holds {found} rows, its own record says that {least} or more were written: "
