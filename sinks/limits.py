@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Final
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from stormproof.core.arrow_compute import pc
 from stormproof.core.message import storable_text
+from stormproof.sinks.leaves import is_bytes, is_string, parts_of, plain, repeated_keys
 
 _VALUE_SHOWN_MAX = 80
 _FIRST_DAY: Final = date.min.toordinal() - date(1970, 1, 1).toordinal()
@@ -23,7 +24,8 @@ class ColumnLimit:
     """What the values of one column must be. `type_name` is the sink's name of the column's type, for messages.
 
     `no_nul`: text holds no NUL character; `no_empty`: no empty text. `chars_max` bounds text, `bytes_max` text and bytes,
-    `low` and `high` integers.
+    `low` and `high` integers. `pattern`: a regular expression that text has to match. All but `not_null`, `no_empty` and
+    `bytes_max` are asked of the values inside a nested column, too.
     """
 
     name: str
@@ -35,16 +37,17 @@ class ColumnLimit:
     bytes_max: int | None = None
     low: int | None = None
     high: int | None = None
+    pattern: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of a table's columns. Picklable; holds no connection.
 
-    Whatever the table, no sink and no state takes text that is not UTF-8, a decimal with more digits than its type has, or
-    a date or timestamp outside of the years 1 to 9999, which are all that the types of Spark and Python hold. A function
-    over record batches can make such values: without this check they would be staged, and then stored, or refused in the
-    middle of the commit.
+    Whatever the table, no sink and no state takes text that is not UTF-8, a decimal with more digits than its type has, a
+    date or timestamp outside of the years 1 to 9999, which are all that the types of Spark and Python hold, NULL where a
+    field inside of a struct, an array or a map is NOT NULL, or a map with a key twice. A function over record batches can
+    make such values: without this check they would be staged, and then stored, or refused in the middle of the commit.
     """
 
     columns: tuple[ColumnLimit, ...] = ()
@@ -57,17 +60,39 @@ class Limits:
             limit = limits.get(field.name) or ColumnLimit(field.name, str(field.type))
             for row, reason in _violations(limit, column):
                 found.setdefault(row, f"column {limit.name!r}: {reason}")
+            if pa.types.is_nested(field.type):
+                for row, path, reason in _nested_violations(limit, column):
+                    found.setdefault(row, f"column {limit.name!r}: {limit.name}{path}: {reason}")
         return sorted(found.items())
+
+
+def _nested_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str, str]]:
+    """Row number, path and reason of each value inside a nested column that it cannot hold."""
+    inner = replace(limit, not_null=False, no_empty=False, bytes_max=None)
+    if pa.types.is_map(column.type):
+        yield from ((row, "", "a key comes more than once") for row in repeated_keys(column).tolist())
+    for part in parts_of(column):
+        yield from ((row, part.path, "NULL, and it is NOT NULL") for row in part.lacking.tolist())
+        yield from ((int(part.rows[at]), part.path, reason) for at, reason in _violations(inner, part.values))
+        if pa.types.is_map(part.values.type):
+            for at in repeated_keys(part.values).tolist():
+                yield int(part.rows[at]), part.path, "a key comes more than once"
 
 
 def _violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str]]:
     """Row number and reason of each value that the column cannot hold; a row may come several times."""
-    kind = column.type
     if limit.not_null and column.null_count:
         yield from ((row, "NULL, and the column takes none") for row in _true(pc.is_null(column)))
-    if _is_text(kind):
+    column = plain(column)
+    kind = column.type
+    if is_string(kind):
+        broken = _broken_utf8(column)
+        yield from ((row, f"{shown!r} is not UTF-8") for row, shown in broken.items())
+        if broken:
+            there = pa.array(row in broken for row in range(len(column)))
+            column = pc.if_else(there, pa.scalar(None, kind), column)
         yield from _text_violations(limit, column)
-    if limit.bytes_max is not None and (_is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+    if limit.bytes_max is not None and (is_string(kind) or is_bytes(kind)):
         lengths = pc.binary_length(column)
         for row in _true(pc.greater(lengths, limit.bytes_max)):
             yield (
@@ -82,10 +107,6 @@ def _violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str
             yield row, f"{_value(column, row)} has too many digits for {limit.type_name}"
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
         yield from _year_violations(limit, column)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _invalid(column: pa.Array, start: int = 0) -> list[int]:
@@ -115,10 +136,6 @@ def _year_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int
 
 
 def _text_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str]]:
-    broken = _broken_utf8(column)
-    yield from ((row, f"{shown!r} is not UTF-8") for row, shown in broken.items())
-    if broken:
-        column = pc.if_else(pa.array(row in broken for row in range(len(column))), pa.scalar(None, column.type), column)
     if limit.no_nul:
         for row in _true(pc.match_substring(column, "\0")):
             yield row, f"{_value(column, row)} has a NUL, and {limit.type_name} holds none"
@@ -130,6 +147,9 @@ def _text_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int
         lengths = pc.utf8_length(column)
         for row in _true(pc.greater(lengths, limit.chars_max)):
             yield row, f"{_value(column, row)} has {lengths[row]} characters, too many for {limit.type_name}"
+    if limit.pattern is not None:
+        for row in _true(pc.invert(pc.match_substring_regex(column, limit.pattern))):
+            yield row, f"{_value(column, row)} is no {limit.type_name}"
 
 
 def _beyond(column: pa.Array, low: int | None, high: int | None) -> list[int]:
@@ -158,7 +178,7 @@ def _broken_utf8(column: pa.Array) -> dict[int, bytes]:
         pass
     else:
         return {}
-    binary = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    binary = pa.binary() if pa.types.is_string(column.type) else pa.large_binary()
     broken: dict[int, bytes] = {}
     for row, value in enumerate(column.cast(binary).to_pylist()):
         try:

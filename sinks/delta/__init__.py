@@ -11,7 +11,7 @@ on or takes the lost version back.
 | `rows`, `folds` | how do rows get into the table: adoption, or one MERGE |
 | `log`, `newest`, `evidence` | what does the table's log say of our txids; what is its newest version |
 | `claims` | which topology has claimed the table |
-| `opening`, `table`, `locate` | how is a table made and opened; is it fit; do two paths mean one table |
+| `opening`, `table`, `column_types`, `locate` | how is a table made and opened; is it fit; do two paths mean one |
 | `features`, `checks` | which committer serves which table, as data; do rows keep its CHECK constraints |
 | `durable`, `torn`, `merge_files` | what is synced, and what did a power loss leave: see above |
 | `failures` | is an error the machine's, or does the table refuse |

@@ -10,11 +10,11 @@ from stormproof.core.errors import Json, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
+from stormproof.sinks.delta.column_types import check_types
 from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening, prepare_table
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.delta.table import check_types
 from stormproof.sinks.delta.torn import require_whole
 from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import check_fold_input

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
-from stormproof.core.errors import SinkRefused, TopologyError
+from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.features import Committer, TableFacts, choose, refusal
 from stormproof.sinks.limits import ColumnLimit, Limits
 
 CHECKPOINT_INTERVAL: Final = 100
 """Delta's default of 10 writes the table's whole state at every tenth commit, which is too often for small batches."""
-
-
-def check_types(schema: pa.Schema, where: str) -> None:
-    """Raise TopologyError for a column that no Delta table can hold."""
-    for field in schema:
-        kind = field.type
-        if pa.types.is_timestamp(kind) and kind.unit != "us":
-            raise TopologyError(f"{where}: column {field.name!r} is {kind}; Delta holds microseconds: timestamp[us]")
-        try:
-            Schema.from_arrow(pa.schema([field]))
-        except Exception as error:
-            raise TopologyError(
-                f"{where}: column {field.name!r} is {kind}, which Delta cannot hold: {error}"
-            ) from error
-        if pa.types.is_unsigned_integer(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind):
-            raise TopologyError(f"{where}: column {field.name!r} is {kind}, which Delta cannot hold")
 
 
 def require_table(table: DeltaTable, input_: SinkInput, where: str) -> Committer:

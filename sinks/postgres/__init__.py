@@ -10,6 +10,7 @@
 | `rows`, `folds` | how do rows get into the table: COPY, upsert, fold |
 | `refusals`, `row_by_row` | which CHECK, UNIQUE or FOREIGN KEY can refuse a row; how is such a row left out; how many |
 | `table`, `locate` | what can each column hold; do two names mean one table |
+| `wire`, `json_text` | how does a column of Arrow get into a column of Postgres; nested values as JSON |
 | `durable` | do the table's rows survive a crash of the server |
 """
 

@@ -14,6 +14,7 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.postgres.folds import fold_assignment
 from stormproof.sinks.postgres.table import TableName
+from stormproof.sinks.postgres.wire import to_wire
 
 _ADDED: Final = sql.Identifier("pg_temp", "stormproof_added")
 """With its schema: the user's own table of this name must be neither hidden by it nor taken for it."""
@@ -31,7 +32,7 @@ def copy_rows(
     batches: Iterable[pa.RecordBatch],
     where: str,
 ) -> int:
-    """COPY rows into a table, as the types of `schema`; returns how many it took.
+    """COPY rows into a table, in the forms of the wire schema `schema`; returns how many it took.
 
     Raises:
         SinkRefused: a value does not fit its column.
@@ -43,7 +44,7 @@ def copy_rows(
         copy.write(encoder.write_header())
         for batch in batches:
             try:
-                copy.write(encoder.write_batch(batch.cast(schema)))
+                copy.write(encoder.write_batch(to_wire(batch, schema)))
             except pa.ArrowInvalid as error:
                 raise SinkRefused(f"{where}: a value does not fit its column: {error}") from error
         copy.write(encoder.finish())

@@ -378,7 +378,7 @@ def test_what_is_not_given_comes_from_the_run(tmp_path: Path, database: Database
     assert (tmp_path / sink.name).is_dir()
 
 
-@pytest.mark.parametrize("kind", [pa.uint64(), pa.timestamp("ns"), pa.list_(pa.int64()), pa.time64("us")])
+@pytest.mark.parametrize("kind", [pa.uint64(), pa.timestamp("ns"), pa.list_(pa.uint8()), pa.time64("ns")])
 def test_a_type_that_has_no_column_is_refused(kind: pa.DataType) -> None:
     with pytest.raises(TopologyError, match="'x'"):
         PostgresSink("t").check(SinkInput(pa.schema([("x", kind)])), Guarantee.EXACTLY_ONCE)

@@ -16,7 +16,8 @@ from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.locate import key_of_name, locate
 from stormproof.sinks.postgres.rows import RowsByKey
-from stormproof.sinks.postgres.table import TableName, check_types, column_type, find_oid, wire_schema
+from stormproof.sinks.postgres.table import TableName, check_flat_types, find_oid, wire_schema
+from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.protocol import Decision, PreparedTransaction
 from stormproof.sinks.registry import SinkAddress
 from stormproof.trident.state.checks import as_state_kind
@@ -192,7 +193,7 @@ class PostgresMap:
 
     def check(self, schema: pa.Schema, where: str) -> None:
         """Raise TopologyError for a column that has no Postgres type here."""
-        check_types(schema, where)
+        check_flat_types(schema, where)
 
     def description(self, database: Database | None) -> dict[str, Json]:
         """What the ledger keeps of it."""

@@ -1,0 +1,184 @@
+"""How a column's values get into a Postgres column: the Arrow type that is sent, and its binary form where Arrow has none.
+
+The schema of what is sent (`wire_schema`) says so in its fields' metadata, so that it can be handed to another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.arrow_compute import pc
+from stormproof.sinks.leaves import is_bytes, is_list, is_string, lengths_of, parents_of, plain
+from stormproof.sinks.postgres.json_text import json_text
+
+UUID_PATTERN: Final = r"^(?:\{[0-9a-fA-F]{4}(?:-?[0-9a-fA-F]{4}){7}\}|[0-9a-fA-F]{4}(?:-?[0-9a-fA-F]{4}){7})$"
+"""What Postgres takes for a uuid."""
+
+_FORM: Final = b"stormproof.form"
+_EPOCH_US: Final = 946_684_800_000_000
+"""Postgres counts time from the year 2000."""
+_TIMESTAMPTZ: Final = 1184
+
+
+class Form(StrEnum):
+    """A binary form that is made here, since the encoder has none."""
+
+    UUID = "uuid"
+    """Text as 16 bytes."""
+    JSON = "json"
+    """Text as it is, nested values as JSON text."""
+    JSONB = "jsonb"
+    """The same behind a version byte."""
+    INSTANTS = "timestamptz[]"
+    """Arrays of timestamps with time zone: the encoder gives their values the type without one."""
+
+
+def formed(name: str, form: Form) -> pa.Field:
+    """A field of a wire schema whose values are sent in this form."""
+    return pa.field(name, pa.large_binary(), metadata={_FORM: form.value.encode()})
+
+
+def to_wire(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows as they are sent: cast to the types of the wire schema, or brought into the form that its fields name.
+
+    Raises:
+        ArrowInvalid: a value does not fit its type.
+    """
+    columns: list[pa.Array] = []
+    for field in schema:
+        column = rows.column(field.name)
+        form = (field.metadata or {}).get(_FORM)
+        columns.append(plain(column).cast(field.type) if form is None else _MAKE[Form(form.decode())](column))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _uuids(column: pa.Array) -> pa.Array:
+    digits = pc.replace_substring_regex(plain(column).cast(pa.large_string()), "[{}-]", "")
+    whole = pc.fill_null(digits, "0" * 32)
+    if not pc.all(pc.equal(pc.binary_length(whole), 32)).as_py():
+        raise pa.ArrowInvalid("a text is no uuid")
+    offsets = np.frombuffer(whole.buffers()[1], np.int64)[whole.offset : whole.offset + len(whole) + 1]
+    data = b"" if not len(whole) else bytes(memoryview(whole.buffers()[2])[offsets[0] : offsets[-1]])
+    values = pa.Array.from_buffers(pa.binary(16), len(whole), [None, pa.py_buffer(bytes.fromhex(data.decode()))])
+    return pc.if_else(pc.is_valid(column), values.cast(pa.large_binary()), pa.scalar(None, pa.large_binary()))
+
+
+def _json(column: pa.Array) -> pa.Array:
+    flat = plain(column)
+    text = flat.cast(pa.large_string()) if is_string(flat.type) else json_text(column)
+    return text.cast(pa.large_binary())
+
+
+def _jsonb(column: pa.Array) -> pa.Array:
+    version, nothing = pa.scalar(b"\x01", pa.large_binary()), pa.scalar(b"", pa.large_binary())
+    return pc.binary_join_element_wise(version, _json(column), nothing)
+
+
+def _instants(column: pa.Array) -> pa.Array:
+    """The wire form of arrays: dimensions, whether there are NULLs, the values' type; per dimension length and lower bound;
+    then each value behind its length. All of it is in words of four bytes.
+    """
+    values, lengths, parents = column.flatten(), lengths_of(column), parents_of(column)
+    there = pc.is_valid(values).to_numpy(zero_copy_only=False)
+    numbers = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False) - _EPOCH_US
+    words = np.where(there, 3, 1)
+    before = np.concatenate(([0], np.cumsum(words)))  # words of all values before this one
+    first = np.concatenate(([0], np.cumsum(lengths)))  # number of each row's first value
+    valid = pc.is_valid(column).to_numpy(zero_copy_only=False)
+    sizes = np.where(valid, np.where(lengths > 0, 5 + before[first[1:]] - before[first[:-1]], 3), 0)
+    starts = np.concatenate(([0], np.cumsum(sizes)))
+    out = np.zeros(starts[-1], ">i4")
+    at, full = starts[:-1][valid], lengths[valid] > 0
+    out[at] = full
+    out[at + 2] = _TIMESTAMPTZ
+    nulls = np.bincount(parents[~there], minlength=len(column))[valid] > 0
+    out[at + 1] = nulls
+    out[at[full] + 3] = lengths[valid][full]
+    out[at[full] + 4] = 1
+    places = starts[parents] + 5 + before[:-1] - before[first[parents]]
+    out[places] = np.where(there, 8, -1)
+    out[places[there] + 1] = (numbers >> 32)[there]
+    out[places[there] + 2] = (numbers & 0xFFFFFFFF).astype(np.uint32).view(np.int32)[there]
+    made = pa.Array.from_buffers(
+        pa.large_binary(), len(column), [None, pa.py_buffer(starts * 4), pa.py_buffer(out.tobytes())]
+    )
+    return pc.if_else(pc.is_valid(column), made, pa.scalar(None, pa.large_binary()))
+
+
+_MAKE: Final[Mapping[Form, Callable[[pa.Array], pa.Array]]] = {
+    Form.UUID: _uuids,
+    Form.JSON: _json,
+    Form.JSONB: _jsonb,
+    Form.INSTANTS: _instants,
+}
+
+
+def is_uuid(kind: pa.DataType) -> bool:
+    """Whether it is Arrow's uuid, or bytes of that length."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return bool(kind.extension_name == "arrow.uuid")
+    return bool(pa.types.is_fixed_size_binary(kind) and kind.byte_width == 16)
+
+
+def column_type(kind: pa.DataType) -> str | None:
+    """The type of a new column for Arrow's type; None where there is none.
+
+    An array of plain values is a Postgres array. A struct, a map, and an array of such or of arrays is jsonb.
+    """
+    flat = _flat_type(kind)
+    if flat is not None:
+        return flat
+    if is_list(kind):
+        element = _flat_type(kind.value_type)
+        if element is not None and element != "uuid":
+            return f"{element}[]"
+    return "jsonb" if pa.types.is_nested(kind) and _is_json(kind) else None
+
+
+_SCALARS: Final[tuple[tuple[Callable[[pa.DataType], bool], str], ...]] = (
+    (is_string, "text"),
+    (pa.types.is_int8, "smallint"),
+    (pa.types.is_int16, "smallint"),
+    (pa.types.is_int32, "integer"),
+    (pa.types.is_int64, "bigint"),
+    (pa.types.is_float32, "real"),
+    (pa.types.is_float64, "double precision"),
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_date32, "date"),
+    (is_uuid, "uuid"),
+    (is_bytes, "bytea"),
+    (pa.types.is_time32, "time without time zone"),
+)
+
+
+def _flat_type(kind: pa.DataType) -> str | None:
+    if pa.types.is_dictionary(kind):
+        return "text" if is_string(kind.value_type) else None
+    for matches, name in _SCALARS:
+        if matches(kind):
+            return name
+    if pa.types.is_timestamp(kind) and kind.unit == "us":
+        return "timestamp without time zone" if kind.tz is None else "timestamp with time zone"
+    if pa.types.is_time64(kind) and kind.unit == "us":
+        return "time without time zone"
+    if pa.types.is_duration(kind) and kind.unit == "us":
+        return "interval"
+    if pa.types.is_decimal128(kind):
+        return f"numeric({kind.precision},{kind.scale})"
+    return None
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    """Whether JSON can hold the type: all that columns can hold, but for intervals, uuids, and keys that are nested."""
+    if pa.types.is_struct(kind):
+        return kind.num_fields > 0 and all(_is_json(kind.field(i).type) for i in range(kind.num_fields))
+    if is_list(kind):
+        return _is_json(kind.value_type)
+    if pa.types.is_map(kind):
+        return not pa.types.is_nested(kind.key_type) and _is_json(kind.key_type) and _is_json(kind.item_type)
+    return _flat_type(kind) not in (None, "interval", "uuid")
