@@ -1,49 +1,42 @@
-"""One way to drive every sink in tests: open, prepare files, look at the rows, drop the table behind its back."""
+"""The package's own sinks, and the example, as the suite for sinks sees them."""
 
 from __future__ import annotations
 
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from deltalake import DeltaTable
 from sqlite_sink import SqliteSink
 
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.sink import Fold, SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
+from stormproof.sinks.protocol import Sink
+from stormproof.testing import SinkHarness as BaseHarness
+from stormproof.testing.sinks.harness import APPEND, FOLD, SCHEMA
 
-SCHEMA = pa.schema([pa.field("word", pa.string()), pa.field("n", pa.int64())])
-APPEND = SinkInput(SCHEMA)
-FOLD = SinkInput.for_fold(SCHEMA, ("word",), {"n": Fold.SUM})
+__all__ = ["APPEND", "FOLD", "KINDS", "SCHEMA", "SinkHarness"]
+
 KINDS = (
     *(f"{store}-{how}" for store in ("memory", "postgres", "delta") for how in ("append", "fold")),
     "sqlite-append",
 )
 
 
-@dataclass
-class SinkHarness:
+class SinkHarness(BaseHarness):
     """One sink of one kind, and the ways of a test to reach around it."""
 
-    kind: str
-    folder: Path
-    database: Database | None
-
-    def __post_init__(self) -> None:
+    def __init__(self, kind: str, folder: Path, database: Database | None) -> None:
+        self.kind, self.folder, self.database = kind, folder, database
         self.store, _, how = self.kind.partition("-")
         self.fold = how == "fold"
         self.input = FOLD if self.fold else APPEND
-        self.identity = SinkIdentity("topology", "inc-1", "counts")
+        self.private = self.kind != "delta-append"
         self.delta_path = self.folder / "lake" / "counts"
         self.sink = self._sink()
 
@@ -60,50 +53,11 @@ class SinkHarness:
                 return DeltaSink(self.delta_path, name="counts")
 
     @property
-    def private(self) -> bool:
-        """Whether its prepared files are in a staging folder, and not the table's own."""
-        return self.kind != "delta-append"
-
-    @property
     def staging(self) -> Path:
         """Where prepared files lie."""
         if self.store != "delta":
             return self.folder / "staged"
         return self.folder / "lake" / ".stormproof-staging" / "counts" if self.fold else self.delta_path
-
-    def open(self, epoch: int = 1, *, create: bool = True) -> SinkSession:
-        return self.sink.open(self.identity, self.input, epoch, create=create)
-
-    def prepare(
-        self,
-        session: SinkSession,
-        txid: int,
-        previous: int | None,
-        rows: Mapping[str, int] | Sequence[tuple[str | None, int | None]],
-        *,
-        attempt: int = 1,
-        tasks: int = 1,
-    ) -> PreparedTransaction:
-        """Write rows as `tasks` tasks would, and put them together as prepare does."""
-        pairs = list(rows.items()) if isinstance(rows, Mapping) else list(rows)
-        files = [
-            file
-            for task in range(tasks)
-            for file in self._task(
-                session, TaskContext(self.identity.incarnation, txid, attempt, task), pairs[task::tasks]
-            )
-        ]
-        return PreparedTransaction(txid, previous, transaction_digest(files), sum(f.rows for f in files), tuple(files))
-
-    def _task(self, session: SinkSession, context: TaskContext, pairs: Sequence[tuple[Any, Any]]) -> Sequence[Any]:
-        writer = session.writer().open_task(context, SCHEMA)
-        writer.write(
-            pa.record_batch(
-                [pa.array([w for w, _ in pairs], pa.string()), pa.array([n for _, n in pairs], pa.int64())],
-                schema=SCHEMA,
-            )
-        )
-        return writer.close()
 
     def rows(self) -> Counter[tuple[str, int]]:
         """What the table holds now."""

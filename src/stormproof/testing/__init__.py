@@ -1,7 +1,7 @@
-"""For tests of what you build on Stormproof: simulations of whole topologies, and suites for sources and states of your own.
+"""For tests of what you build on Stormproof: simulations of whole topologies; suites for sources, sinks and states of yours.
 
-`SourceConformance` and `MapStateConformance` need pytest; nothing here is imported before it is used. The names stand in
-`__init__.pyi`.
+`SourceConformance`, `SinkConformance` and `MapStateConformance` need pytest; nothing here is imported before it is used. The
+names stand in `__init__.pyi`.
 """
 
 from __future__ import annotations

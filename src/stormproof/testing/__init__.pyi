@@ -10,6 +10,7 @@ from .simulation import (
     Written as Written,
     simulate as simulate,
 )
+from .sinks import FoldCases as FoldCases, SinkConformance as SinkConformance, SinkHarness as SinkHarness
 from .sources import (
     Message as Message,
     SourceConformance as SourceConformance,

@@ -1,0 +1,100 @@
+"""What the suite for sinks needs of a store, and the steps that its cases share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+import pytest
+
+from stormproof.core.sink import Fold, PreparedFile, SinkInput, SinkMode, TaskContext, transaction_digest
+from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
+
+SCHEMA: Final = pa.schema([pa.field("word", pa.string()), pa.field("n", pa.int64())])
+"""The suite's rows."""
+APPEND: Final = SinkInput(SCHEMA)
+FOLD: Final = SinkInput.for_fold(SCHEMA, ("word",), {"n": Fold.SUM})
+
+Pairs: TypeAlias = Mapping[str, int] | Sequence[tuple[str | None, int | None]]
+"""Rows: a word and a number each."""
+A: Final[Mapping[str, int]] = {"a": 1, "b": 2}
+B: Final[Mapping[str, int]] = {"b": 5, "c": 7}
+
+
+class SinkHarness(ABC):
+    """One sink over a fresh store, as the suite sees it: a sink of rows with a `word` (text) and an `n` (64-bit integer).
+
+    `input` says what the sink is given: `APPEND`, or `FOLD` for the cases of folds. `private` is off for a sink whose
+    prepared files lie in the table's own folder, and become part of it by the commit.
+    """
+
+    sink: Sink
+    input: SinkInput = APPEND
+    private: bool = True
+    identity: SinkIdentity = SinkIdentity("topology", "inc-1", "counts")
+
+    @abstractmethod
+    def rows(self) -> Counter[tuple[str, int]]:
+        """What the table holds now, read by the store's own means; empty where there is no table."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Drop the table behind the sink's back."""
+
+    def open(self, epoch: int = 1, *, create: bool = True) -> SinkSession:
+        """The sink, opened as a driver of this epoch does."""
+        return self.sink.open(self.identity, self.input, epoch, create=create)
+
+    def prepare(
+        self,
+        session: SinkSession,
+        txid: int,
+        previous: int | None,
+        rows: Pairs,
+        *,
+        attempt: int = 1,
+        tasks: int = 1,
+    ) -> PreparedTransaction:
+        """Write rows as `tasks` tasks would, and put them together as prepare does."""
+        pairs = list(rows.items()) if isinstance(rows, Mapping) else list(rows)
+        files = [
+            file
+            for task in range(tasks)
+            for file in self._task(
+                session, TaskContext(self.identity.incarnation, txid, attempt, task), pairs[task::tasks]
+            )
+        ]
+        return PreparedTransaction(txid, previous, transaction_digest(files), sum(f.rows for f in files), tuple(files))
+
+    def _task(
+        self, session: SinkSession, context: TaskContext, pairs: Sequence[tuple[str | None, int | None]]
+    ) -> Sequence[PreparedFile]:
+        writer = session.writer().open_task(context, SCHEMA)
+        columns = [pa.array([w for w, _ in pairs], pa.string()), pa.array([n for _, n in pairs], pa.int64())]
+        writer.write(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+        return writer.close()
+
+    def after(self, *batches: Mapping[str, int]) -> Counter[tuple[str, int]]:
+        """What the table must hold after these batches, by the definition of the mode, computed row by row."""
+        pairs = [pair for batch in batches for pair in batch.items()]
+        match self.input.mode:
+            case SinkMode.APPEND:
+                return Counter(pairs)
+            case SinkMode.UPSERT:
+                return Counter(dict(pairs).items())
+            case SinkMode.FOLD:
+                total: Counter[str] = Counter()
+                for word, n in pairs:
+                    total[word] += n
+                return Counter(total.items())
+
+    def prepared_in(self, session: SinkSession) -> Path:
+        """Where the sink's prepared files lie; a sink that writes none to a folder skips the case."""
+        found = session.writer().files_in()
+        if found is None:
+            pytest.skip("this sink has no folder of prepared files")
+        return Path(found)
