@@ -18,7 +18,7 @@ from stormproof.core import errors
 from stormproof.trident.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PUBLIC_SUITE = ROOT / "src" / "stormproof" / "testing" / "sources"
+PUBLIC_SUITES = ROOT / "src" / "stormproof" / "testing"
 BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = sorted([*(ROOT / name for name in BESIDE), *(ROOT / "docs").rglob("*.md")])
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -63,8 +63,9 @@ def assert_test(file: str, test: str | None) -> None:
     path = ROOT / "tests" / file
     assert path.is_file(), f"there is no tests/{file}"
     text = path.read_text()
-    if "(SourceConformance)" in text:  # its tests are those of the public suite
-        text += "".join(part.read_text() for part in PUBLIC_SUITE.glob("*.py"))
+    for suite in ("source", "sink"):
+        if f"({suite.capitalize()}Conformance)" in text:  # its tests are those of the public suite
+            text += "".join(part.read_text() for part in (PUBLIC_SUITES / f"{suite}s").glob("*.py"))
     if test is not None:
         assert re.search(rf"^ *def {test}\(", text, re.MULTILINE), f"tests/{file} has no {test}"
 
