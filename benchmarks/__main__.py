@@ -21,11 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is asked for; 0 whether or not the goals are met, which the JSON says, 130 when interrupted."""
     options = parse(arguments)
     # Only now: they import Spark, which a wrong argument should not wait for.
+    from benchmarks.postgres_loads import JDBC
     from benchmarks.registry import FIGURES
     from benchmarks.workbench import Workbench
 
     console = Console(stderr=True)
-    bench = Workbench()
+    bench = Workbench((JDBC,) if "P12" in options.figures else ())
     results: list[Result] = []
     try:
         for name in options.figures:

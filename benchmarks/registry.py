@@ -12,6 +12,7 @@ from benchmarks.in_flight import in_flight
 from benchmarks.latency import p5
 from benchmarks.main_job import p3, p4
 from benchmarks.pending import p8
+from benchmarks.postgres_loads import p12
 from benchmarks.queue_reads import p7
 
 FIGURES: dict[str, Figure] = {
@@ -27,6 +28,7 @@ FIGURES: dict[str, Figure] = {
     "P8": p8,
     "P9": p9,
     "P10": p10,
+    "P12": p12,
     "groupings": groupings,
     "in-flight": in_flight,
     "verdicts": verdicts,

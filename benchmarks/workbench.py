@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -37,10 +37,12 @@ LIMIT_BYTES = 2**40
 class Workbench:
     """Everything that is measured happens below one temporary folder, which is removed when the process ends.
 
-    The user's own Postgres, settings and Spark are left alone: variables that name them are taken out first.
+    The user's own Postgres, settings and Spark are left alone: variables that name them are taken out first. `packages`
+    are what Spark fetches from Maven for the rivals' sake.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, packages: Sequence[str] = ()) -> None:
+        self._packages = tuple(packages)
         for name in list(os.environ):
             if name.startswith(("STORMPROOF_", "PG")):
                 del os.environ[name]
@@ -68,7 +70,8 @@ class Workbench:
     @cached_property
     def session(self) -> SparkSession:
         """The session that Stormproof runs on."""
-        return spark_session(self.settings, spark__driver__memory="4g")
+        packages = {"spark__jars__packages": ",".join(self._packages)} if self._packages else {}
+        return spark_session(self.settings, spark__driver__memory="4g", **packages)
 
     @cached_property
     def rival_session(self) -> SparkSession:
