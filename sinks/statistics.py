@@ -4,109 +4,194 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from datetime import date
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import Json
+from stormproof.sinks.leaves import is_string, plain
 
 COLUMNS_MAX: Final = 32
-"""Delta's own default for the number of leading columns with statistics."""
+"""Delta's own default for the number of leading columns with statistics; a field of a struct counts as a column."""
 
 TEXT_MAX: Final = 32
 """Longer strings are cut in statistics, as Delta does."""
 
 _HIGHEST_CHARACTER: Final = "\U0010ffff"
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+Edge: TypeAlias = str | int | float | Decimal | date | datetime
 
 
 class FileStatistics:
     """Delta's statistics of one file, gathered batch by batch.
 
-    Minimum and maximum are kept for columns of integers, strings, dates, and floats without NaN; null counts for every flat
-    column. Where statistics are missing, a reader skips fewer files, and never misses a row.
+    Minimum and maximum are kept for columns of integers, decimals, floats, strings, dates, timestamps and booleans, and for
+    such fields of structs; null counts for these and for bytes.
+
+    Guarantee:
+        No value of the file is below its minimum or above its maximum. Strings are cut to 32 characters and timestamps to
+        milliseconds, downwards for the minimum and upwards for the maximum.
+
+    A file with a NaN has null counts alone: NaN is above every number to Spark, and no number to Arrow. So has one with a
+    value that Python cannot represent. One missing bound beside others would not do: a dataset of delta-rs (`to_pandas` with
+    filters) takes it for "no value matches", and would lose rows.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._columns = [
-            (i, f.name, _ranged(f.type))
-            for i, f in enumerate(schema)
-            if i < COLUMNS_MAX and not pa.types.is_nested(f.type)
-        ]
         self.rows = 0
-        self._nulls: dict[str, int] = {name: 0 for _, name, _ in self._columns}
-        self._low: dict[str, Any] = {}
-        self._high: dict[str, Any] = {}
-        self._without_range: set[str] = set()
+        leaves = (leaf for i, f in enumerate(schema) for leaf in _leaves(f, i))
+        self._leaves = [leaf for leaf, _ in zip(leaves, range(COLUMNS_MAX), strict=False)]
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Take one batch into account."""
         self.rows += rows.num_rows
-        for i, name, ranged in self._columns:
-            column = rows.column(i)
-            self._nulls[name] += column.null_count
-            if not ranged or name in self._without_range or column.null_count == len(column):
-                continue
-            if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
-                # NaN is above every number to Spark, and no number to Arrow.
-                self._without_range.add(name)
-                continue
-            try:
-                found: dict[str, Any] = pc.min_max(column).as_py()
-            except (ValueError, OverflowError):  # such as a date that Python cannot represent
-                self._without_range.add(name)
-                continue
-            self._low[name] = min(self._low.get(name, found["min"]), found["min"])
-            self._high[name] = max(self._high.get(name, found["max"]), found["max"])
+        for leaf in self._leaves:
+            leaf.add(rows)
 
     def to_json(self) -> str:
         """The `stats` of an add action."""
-        statistics = {
-            "numRecords": self.rows,
-            "minValues": self._edges(self._low, _lower),
-            "maxValues": self._edges(self._high, _upper),
-            "nullCount": self._nulls,
-        }
-        return json.dumps(statistics, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        nulls = _tree((leaf.names, str(leaf.nulls)) for leaf in self._leaves)
+        if any(leaf.boundless for leaf in self._leaves):
+            return f'{{"numRecords":{self.rows},"nullCount":{nulls}}}'
+        found = [leaf for leaf in self._leaves if leaf.low is not None]
+        low = _tree((leaf.names, _shown(_lower(leaf.low))) for leaf in found)
+        high = _tree((leaf.names, _shown(_upper(leaf.high))) for leaf in found)
+        return f'{{"numRecords":{self.rows},"minValues":{low},"maxValues":{high},"nullCount":{nulls}}}'
 
-    def _edges(self, values: Mapping[str, Any], edge: Callable[[Any], Json]) -> dict[str, Json]:
-        found = {name: edge(value) for name, value in values.items() if name not in self._without_range}
-        return {name: shown for name, shown in found.items() if shown is not None}
+
+@dataclass(slots=True)
+class _Leaf:
+    """A column, or a field of a struct at any depth: where it is, and what was found of it."""
+
+    names: tuple[str, ...]
+    indices: tuple[int, ...]
+    ranged: bool
+    nulls: int = 0
+    low: Any = None
+    high: Any = None
+    boundless: bool = False
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        column = rows.column(self.indices[0])
+        if len(self.indices) > 1:
+            column = pc.struct_field(column, self.indices[1:])
+        nulls = column.null_count
+        self.nulls += nulls
+        if not self.ranged or self.boundless or nulls == len(column):
+            return
+        column = plain(column)
+        if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+            self.boundless = True
+            return
+        try:
+            found: dict[str, Any] = pc.min_max(column).as_py()
+        except (ValueError, OverflowError):  # such as a date that Python cannot represent
+            self.boundless = True
+            return
+        self.low = found["min"] if self.low is None else min(self.low, found["min"])
+        self.high = found["max"] if self.high is None else max(self.high, found["max"])
+
+
+def _leaves(of: pa.Field, index: int) -> Iterator[_Leaf]:
+    """The columns of a field that have statistics: itself, or those inside of it where it is a struct."""
+    if pa.types.is_struct(of.type):
+        for i in range(of.type.num_fields):
+            for leaf in _leaves(of.type.field(i), i):
+                yield _Leaf((of.name, *leaf.names), (index, *leaf.indices), leaf.ranged)
+    elif not pa.types.is_nested(of.type):
+        yield _Leaf((of.name,), (index,), _ranged(of.type))
 
 
 def _ranged(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_integer(kind)
         or pa.types.is_floating(kind)
+        or pa.types.is_decimal128(kind)
         or pa.types.is_date32(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
+        or pa.types.is_boolean(kind)
+        or (pa.types.is_timestamp(kind) and kind.unit == "us" and kind.tz in (None, "UTC"))
+        or is_string(kind)
     )
 
 
-def _lower(value: str | int | float | date) -> Json:
-    if isinstance(value, str):
-        return value[:TEXT_MAX]  # a prefix is never above the whole
-    return _edge(value, -0.0)
+def _tree(values: Iterable[tuple[tuple[str, ...], str]]) -> str:
+    """Values, which are JSON already, as nested objects by their names."""
+    tree: dict[str, Any] = {}
+    for names, value in values:
+        at = tree
+        for name in names[:-1]:
+            at = at.setdefault(name, {})
+        at[names[-1]] = value
+    return _object(tree)
 
 
-def _upper(value: str | int | float | date) -> Json:
-    if not isinstance(value, str):
-        return _edge(value, 0.0)
-    if len(value) <= TEXT_MAX:
-        return value
-    if value[TEXT_MAX] == _HIGHEST_CHARACTER:
-        return None
-    return value[:TEXT_MAX] + _HIGHEST_CHARACTER
+def _object(tree: dict[str, Any]) -> str:
+    parts = (f"{_quoted(k)}:{_object(v) if isinstance(v, dict) else v}" for k, v in tree.items())
+    return f"{{{','.join(parts)}}}"
 
 
-def _edge(value: int | float | date, zero: float) -> Json:
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        return value if value else zero  # -0.0 and 0.0 are one value here and two elsewhere
-    return value
+def _shown(bound: Edge) -> str:
+    """A bound as JSON, as Spark writes it. Decimals have all of their digits, and no exponent."""
+    match bound:
+        case str():
+            return _quoted(bound)
+        case Decimal():
+            return f"{bound:f}"
+        case datetime():
+            timespec = "microseconds" if bound.microsecond % 1_000 else "milliseconds"
+            zone = "" if bound.tzinfo is None else "Z"
+            return f'"{bound.replace(tzinfo=None).isoformat(timespec=timespec)}{zone}"'
+        case date():
+            return f'"{bound.isoformat()}"'
+        case float() if not math.isfinite(bound):
+            return '"Infinity"' if bound > 0 else '"-Infinity"'
+        case _:
+            return json.dumps(bound)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _lower(value: Edge) -> Edge:
+    match value:
+        case str():
+            return value[:TEXT_MAX]  # a prefix is never above the whole
+        case datetime():
+            return _milliseconds(value)
+        case float():
+            return value or -0.0  # -0.0 and 0.0 are one value here and two elsewhere
+        case _:
+            return value
+
+
+def _upper(value: Edge) -> Edge:
+    match value:
+        case str():
+            return _upper_text(value)
+        case datetime():
+            try:
+                return value if value.microsecond % 1_000 == 0 else _milliseconds(value) + _MILLISECOND
+            except OverflowError:  # the last millisecond of the year 9999
+                return value
+        case float():
+            return value or 0.0
+        case _:
+            return value
+
+
+def _upper_text(value: str) -> str:
+    """The shortest prefix of at least 32 characters behind which the highest character is above what follows."""
+    end = TEXT_MAX
+    while end < len(value) and value[end] == _HIGHEST_CHARACTER:
+        end += 1
+    return value if len(value) <= end else value[:end] + _HIGHEST_CHARACTER
+
+
+def _milliseconds(value: datetime) -> datetime:
+    return value.replace(microsecond=value.microsecond // 1_000 * 1_000)

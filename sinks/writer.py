@@ -26,6 +26,9 @@ ROW_GROUP_BYTES_MAX: Final = 64 * 1024 * 1024
 """A row group is written as soon as one of the two is reached: they bound the memory of a task, however many rows it has."""
 
 
+_FLOATS: Final = ("FLOAT", "DOUBLE")
+
+
 class _HashingFile(io.RawIOBase):
     """A new file that pyarrow writes into; hashes and counts the bytes.
 
@@ -159,7 +162,12 @@ class ParquetTaskWriter:
             path = os.path.join(self._directory, self._name)
             self._file = _HashingFile(self._files.write_new(path, private=self._private))
             self._parquet = pq.ParquetWriter(
-                self._file, self._schema, compression="snappy", coerce_timestamps="us", allow_truncated_timestamps=False
+                self._file,
+                self._schema,
+                compression="snappy",
+                coerce_timestamps="us",
+                allow_truncated_timestamps=False,
+                write_statistics=_with_statistics(self._schema),
             )
         self._parquet.write_table(
             pa.Table.from_batches(self._pending, self._pending[0].schema).cast(self._schema),
@@ -167,6 +175,20 @@ class ParquetTaskWriter:
         )
         self._pending.clear()
         self._pending_rows = self._pending_bytes = 0
+
+
+def _with_statistics(schema: pa.Schema) -> bool | list[str]:
+    """The columns of the Parquet file that have statistics in it: all but floats.
+
+    Arrow leaves NaN out of them. To Spark, DuckDB and delta-rs NaN is above every number: they would pass over a row group
+    whose maximum is too small, and lose its NaN.
+    """
+    empty = io.BytesIO()
+    pq.write_table(schema.empty_table(), empty)
+    columns = pq.ParquetFile(empty).schema
+    found = [columns.column(i) for i in range(len(columns))]
+    kept = [column.path for column in found if column.physical_type not in _FLOATS]
+    return True if len(kept) == len(found) else kept or False
 
 
 def _shown(schema: pa.Schema) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from datetime import date
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,10 @@ def statistics(kind: pa.DataType, *values: Any) -> tuple[Any, Any]:
     for value in values:
         gathered.add(pa.record_batch([pa.array([value], kind)], names=["x"]))
     read = json.loads(gathered.to_json())
-    return read["minValues"].get("x"), read["maxValues"].get("x")
+    return read.get("minValues", {}).get("x"), read.get("maxValues", {}).get("x")
+
+
+_DAY, _FIRST, _LAST = "2026-01-01T00:00:00", "0001-01-01T00:00:00", "9999-12-31T23:59:59"
 
 
 @pytest.mark.parametrize(
@@ -148,17 +152,75 @@ def statistics(kind: pa.DataType, *values: Any) -> tuple[Any, Any]:
     [
         (pa.int64(), [3, -(2**63), 2**63 - 1], (-(2**63), 2**63 - 1)),
         (pa.float64(), [1.5, math.nan, 2.5], (None, None)),
-        (pa.float64(), [1.5, math.inf], (1.5, None)),
+        (pa.float64(), [1.5, math.inf], (1.5, "Infinity")),
+        (pa.float32(), [-math.inf, 0.5], ("-Infinity", 0.5)),
         (pa.date32(), [date(2020, 1, 2), date(1969, 1, 1)], ("1969-01-01", "2020-01-02")),
         (pa.string(), [None, None], (None, None)),
         (pa.string(), ["b", "", None], ("", "b")),
         (pa.string(), ["x" * 40], ("x" * 32, "x" * 32 + "\U0010ffff")),
-        (pa.string(), ["x" * 32 + "\U0010ffff"], ("x" * 32, None)),
-        (pa.bool_(), [True], (None, None)),
+        (pa.string(), ["x" * 32 + "\U0010ffff"], ("x" * 32, "x" * 32 + "\U0010ffff")),
+        (pa.string(), ["x" * 32 + "\U0010ffffy" + "z"], ("x" * 32, "x" * 32 + "\U0010ffff" * 2)),
+        (pa.bool_(), [True], (True, True)),
+        (pa.binary(), [b"a"], (None, None)),
+        (pa.decimal128(38, 2), [Decimal("-0.01"), Decimal("1E+20")], (-0.01, 1e20)),
+        (pa.timestamp("us"), [datetime(2026, 1, 1, 0, 0, 0, 1_001)], (f"{_DAY}.001", f"{_DAY}.002")),  # noqa: DTZ001
+        (pa.timestamp("us"), [datetime(2026, 1, 1, 0, 0, 0, 1_000)], (f"{_DAY}.001", f"{_DAY}.001")),  # noqa: DTZ001
+        (pa.timestamp("us", tz="UTC"), [datetime(1, 1, 1, tzinfo=UTC)], (f"{_FIRST}.000Z", f"{_FIRST}.000Z")),
+        (pa.timestamp("us"), [datetime.max], (f"{_LAST}.999", f"{_LAST}.999999")),  # noqa: DTZ901
     ],
 )
 def test_statistics(kind: pa.DataType, values: list[Any], expected: tuple[Any, Any]) -> None:
     assert statistics(kind, *values) == expected
+
+
+def test_a_file_with_a_nan_has_no_bounds_at_all() -> None:
+    """A reader that takes a missing bound beside others for "no match" would lose its rows."""
+    gathered = FileStatistics(pa.schema([("x", pa.float64()), ("y", pa.int64())]))
+    for value in (1.0, math.nan, 2.0):
+        gathered.add(pa.record_batch([pa.array([value]), pa.array([1])], names=["x", "y"]))
+    assert json.loads(gathered.to_json()) == {"numRecords": 3, "nullCount": {"x": 0, "y": 0}}
+
+
+def test_floats_have_no_statistics_in_the_parquet_file(tmp_path: Path) -> None:
+    """Arrow leaves NaN out of them: readers to which NaN is the greatest number would lose it."""
+    schema = pa.schema(
+        [("x", pa.float64()), ("l", pa.list_(pa.float32())), ("s", pa.struct([("f", pa.float32())])), ("n", pa.int64())]
+    )
+    writer = FileWriter("s", str(tmp_path)).open_task(TaskContext("inc", 1, 1, 0), schema)
+    writer.write(
+        pa.record_batch(
+            [
+                pa.array([1.0]),
+                pa.array([[1.0]], schema.field("l").type),
+                pa.array([{"f": 1.0}], schema.field("s").type),
+                pa.array([1]),
+            ],
+            schema=schema,
+        )
+    )
+    (file,) = writer.close()
+    group = pq.ParquetFile(tmp_path / file.path).metadata.row_group(0)
+    assert [group.column(i).statistics is not None for i in range(4)] == [False, False, False, True]
+
+
+def test_decimals_have_all_their_digits_in_statistics() -> None:
+    gathered = FileStatistics(pa.schema([("x", pa.decimal128(38, 38))]))
+    gathered.add(pa.record_batch([pa.array([Decimal("1E-38")], pa.decimal128(38, 38))], names=["x"]))
+    assert f'"minValues":{{"x":0.{"0" * 37}1}}' in gathered.to_json()
+
+
+def test_the_fields_of_a_struct_have_statistics_and_32_columns_at_most() -> None:
+    kind = pa.struct([("x", pa.int64()), ("s", pa.struct([("y", pa.string())])), ("l", pa.list_(pa.int64()))])
+    rows = [{"x": 3, "s": {"y": "b"}, "l": [1]}, None, {"x": 5, "s": None, "l": None}]
+    schema = pa.schema([("a", kind), *((f"c{i}", pa.int64()) for i in range(40))])
+    gathered = FileStatistics(schema)
+    numbers = [pa.array([1, 2, 3]) for _ in range(40)]
+    gathered.add(pa.record_batch([pa.array(rows, kind), *numbers], schema=schema))
+    read = json.loads(gathered.to_json())
+    assert read["minValues"]["a"] == {"x": 3, "s": {"y": "b"}}
+    assert read["maxValues"]["a"] == {"x": 5, "s": {"y": "b"}}
+    assert read["nullCount"]["a"] == {"x": 1, "s": {"y": 2}}
+    assert list(read["minValues"])[1:] == [f"c{i}" for i in range(30)]
 
 
 def test_a_zero_has_both_signs_in_statistics() -> None:
@@ -172,8 +234,7 @@ def test_a_zero_has_both_signs_in_statistics() -> None:
 def test_text_lies_between_its_statistics(values: list[str]) -> None:
     values = [v.encode("utf-8", "replace").decode() for v in values]
     low, high = statistics(pa.string(), *values)
-    assert all(low.encode() <= v.encode() for v in values)
-    assert high is None or all(v.encode() <= high.encode() for v in values)
+    assert all(low.encode() <= v.encode() <= high.encode() for v in values)
 
 
 def test_sweep_asks_before_it_removes(tmp_path: Path) -> None:
