@@ -48,21 +48,36 @@ class SinkInput:
 
     `keys` names the key columns of an upsert and of a fold; of an append, the columns by which rows were grouped, if
     any. The rows of one batch hold each key once where there are keys. `folds` says how each other column folds.
+
+    Of an upsert, `order_by` names the columns by which one row of a key is later than another; empty: every row replaces
+    the one that is there. `delete_when` is the column that marks a deleted key. `keep` names the columns that an update
+    leaves alone.
     """
 
     schema: pa.Schema
     keys: tuple[str, ...] = ()
     folds: Mapping[str, Fold] = field(default_factory=dict[str, Fold])
     mode: SinkMode = SinkMode.APPEND
+    order_by: tuple[str, ...] = ()
+    delete_when: str | None = None
+    keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.folds) != (self.mode is SinkMode.FOLD):
             raise ValueError(f"a sink's input of mode {self.mode} has {len(self.folds)} folds: only a fold has any")
 
     @classmethod
-    def for_upsert(cls, schema: pa.Schema, keys: tuple[str, ...]) -> SinkInput:
-        """Each row replaces the one of its key."""
-        return cls(schema, keys, mode=SinkMode.UPSERT)
+    def for_upsert(
+        cls,
+        schema: pa.Schema,
+        keys: tuple[str, ...],
+        order_by: tuple[str, ...] = (),
+        *,
+        delete_when: str | None = None,
+        keep: tuple[str, ...] = (),
+    ) -> SinkInput:
+        """Each row replaces the one of its key; with `order_by`, unless that one is later."""
+        return cls(schema, keys, mode=SinkMode.UPSERT, order_by=order_by, delete_when=delete_when, keep=keep)
 
     @classmethod
     def for_fold(cls, schema: pa.Schema, keys: tuple[str, ...], folds: Mapping[str, Fold]) -> SinkInput:
@@ -74,8 +89,18 @@ class SinkInput:
         """Whether rows change rows that the table has (upsert, fold), rather than being added to them (append)."""
         return self.mode is not SinkMode.APPEND
 
+    @property
+    def upsert_rule(self) -> dict[str, Json]:
+        """What an upsert is beyond its key, as ledger and graph keep it; empty for other modes."""
+        if self.mode is not SinkMode.UPSERT:
+            return {}
+        rule: dict[str, Json] = {"order_by": [*self.order_by], "delete_when": self.delete_when, "keep": [*self.keep]}
+        return {"mode": self.mode.value, **rule}
+
 
 APPEND_AND_FOLD: Final = frozenset({SinkMode.APPEND, SinkMode.FOLD})
+"""The modes that a state serves."""
+EVERY_MODE: Final = frozenset(SinkMode)
 """The modes that the sinks of this package serve."""
 
 
@@ -107,6 +132,14 @@ class SinkSpec(Protocol):
     def modes(self) -> frozenset[SinkMode]:
         """The modes that it serves; a topology that needs another one is refused before `check` is asked."""
         return frozenset({SinkMode.APPEND})
+
+    def input_of(self, rows: SinkInput) -> SinkInput:
+        """What becomes of a stream's rows here, where the sink itself says so: its mode, key and order.
+
+        Raises:
+            TopologyError: the stream cannot be written in that way.
+        """
+        return rows
 
     def check_sources(self, sources: Mapping[str, SourceKind], guarantee: Guarantee) -> None:
         """Raise TopologyError where it cannot serve the guarantee behind these spouts."""
@@ -182,7 +215,8 @@ class PreparedFile:
 
     `path` is relative to the sink's place for prepared files; `statistics` is Delta's per-file statistics as a JSON
     string; `digest` is the SHA-256 of the file's bytes, in hex. `partition` has the values of a partitioned table's columns,
-    which are then not in the file: a JSON object of texts; "": it was not cut.
+    which are then not in the file: a JSON object of texts; "": it was not cut. `superseded` counts rows that are not in it,
+    since a later row of their key is.
     """
 
     sink: str
@@ -192,6 +226,7 @@ class PreparedFile:
     digest: str
     statistics: str = "{}"
     partition: str = ""
+    superseded: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
 from stormproof.core.forks import OneProcess
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
+from stormproof.core.sink import EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
+from stormproof.sinks.latest import put_rows
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
@@ -35,6 +36,7 @@ from stormproof.sinks.protocol import (
     SinkSession,
     decide,
 )
+from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.writer import FileWriter
 
@@ -112,7 +114,7 @@ class MemoryTable:
 
 
 class MemorySink(Sink):
-    """Appends to, or folds into, a table in memory.
+    """Appends to, upserts or folds into, a table in memory. For `mode` and what follows it see `DeltaSink`.
 
     Prepared files are real ones, in `staging` (a temporary folder of its own by default), so every engine can write to
     it; what is committed is lost with the process.
@@ -122,7 +124,16 @@ class MemorySink(Sink):
     """
 
     def __init__(
-        self, name: str = "memory", *, store: MemoryTable | None = None, staging: str | Path | None = None
+        self,
+        name: str = "memory",
+        *,
+        mode: SinkMode | str | None = None,
+        key: Columns | None = None,
+        order_by: Columns | None = None,
+        delete_when: str | None = None,
+        keep: Columns | None = None,
+        store: MemoryTable | None = None,
+        staging: str | Path | None = None,
     ) -> None:
         where = f"sink {name!r}"
         if store is not None:
@@ -130,6 +141,7 @@ class MemorySink(Sink):
         if staging is not None:
             require_path(where, "staging", staging)
         self._name = name
+        self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep)
         self.store = MemoryTable() if store is None else store
         self._staging = _own_folder(self) if staging is None else str(Path(staging).absolute())
 
@@ -145,8 +157,12 @@ class MemorySink(Sink):
 
     @property
     def modes(self) -> frozenset[SinkMode]:
-        """Append and fold."""
-        return APPEND_AND_FOLD
+        """All."""
+        return EVERY_MODE
+
+    def input_of(self, rows: SinkInput) -> SinkInput:
+        """By `mode`."""
+        return self._rule.applied(rows, f"sink {self._name!r}")
 
     @property
     def is_new_in_process(self) -> bool:
@@ -168,8 +184,9 @@ class MemorySink(Sink):
         return self
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
-        """Raise TopologyError where such rows cannot be folded; every guarantee is served."""
+        """Raise TopologyError where such rows cannot be folded or upserted; every guarantee is served."""
         check_fold_input(input_, f"sink {self._name!r}")
+        check_upsert_input(input_, f"sink {self._name!r}")
 
     def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> MemorySession:
         """Make the table if it is missing and `create`, and fence older epochs out."""
@@ -225,8 +242,9 @@ class MemorySession(SinkSession):
 
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder."""
-        columns = [ColumnLimit(f.name, str(f.type), not_null=f.name in self._input.keys) for f in self._input.schema]
-        return FileWriter(self._identity.sink, self._staging, Limits(tuple(columns)))
+        required = {*self._input.keys, *self._input.order_by}
+        columns = [ColumnLimit(f.name, str(f.type), not_null=f.name in required) for f in self._input.schema]
+        return FileWriter(self._identity.sink, self._staging, Limits(tuple(columns)), input=self._input)
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed here."""
@@ -261,20 +279,22 @@ class MemorySession(SinkSession):
         if self._epoch != log.epoch:
             raise Fenced(f"{self._where}: epoch {log.epoch} holds it, this is epoch {self._epoch}", epoch=self._epoch)
         if checked and decide(self._identity, transaction, self.held()) is Decision.SKIP:
-            return ALREADY_HELD
-        content = self._next_content(transaction)
+            known = [entry.superseded for entry in log.entries if entry.txid == transaction.txid]
+            return replace(ALREADY_HELD, superseded=known[0]) if known else ALREADY_HELD
+        content, superseded = self._next_content(transaction)
+        superseded += transaction.superseded
         self._store.strike(FaultPoint.BEFORE, transaction.txid)
         self._store.content = content
         if log.guard is None or checked or transaction.txid >= log.guard.txid:
             log.guard = _Guard(transaction.txid, transaction.digest, self.table_id)
         # Unchecked, a later attempt may write a txid again: the ledger names the last one.
         log.entries = [entry for entry in log.entries if entry.txid != transaction.txid]
-        log.entries.append(Evidence(transaction.txid, transaction.digest, transaction.rows))
+        log.entries.append(Evidence(transaction.txid, transaction.digest, transaction.rows, superseded=superseded))
         self._store.strike(FaultPoint.AFTER, transaction.txid)
-        return APPLIED
+        return replace(APPLIED, superseded=superseded)
 
-    def _next_content(self, transaction: PreparedTransaction) -> pa.Table:
-        """What the table will hold. Nothing is changed before all of it was checked."""
+    def _next_content(self, transaction: PreparedTransaction) -> tuple[pa.Table, int]:
+        """What the table will hold, and how many rows change nothing. Nothing is changed before all of it was checked."""
         where = f"{self._where}, txid {transaction.txid}"
         if self._store.content is None:
             raise SinkRefused(f"{where}: the table is gone", problem=SinkProblem.TABLE_GONE)
@@ -285,9 +305,11 @@ class MemorySession(SinkSession):
         if added.num_rows != transaction.rows:
             raise SinkRefused(f"{where}: {added.num_rows} rows in the prepared files instead of {transaction.rows}")
         if not self._input.is_by_key:
-            return pa.concat_tables([self._store.content, added])
+            return pa.concat_tables([self._store.content, added]), 0
         require_unique_keys(batches, self._input.keys, where)
-        return fold_tables(self._store.content, added, self._input, where)
+        if self._input.mode is SinkMode.UPSERT:
+            return put_rows(self._store.content, added, self._input)
+        return fold_tables(self._store.content, added, self._input, where), 0
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts."""

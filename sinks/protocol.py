@@ -66,6 +66,11 @@ class PreparedTransaction:
     rows: int
     files: tuple[PreparedFile, ...]
 
+    @property
+    def superseded(self) -> int:
+        """Rows that are in no file, since a file has a later one of their key."""
+        return sum(file.superseded for file in self.files)
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -132,6 +137,9 @@ class Evidence:
     problem: str | None = None
     rejected: int = 0
     """Rows that the table refused and that were given up one by one; `rows` counts the others."""
+
+    superseded: int = 0
+    """Rows of an upsert that changed nothing, as in `CommitResult`. `rows` counts those of them that were prepared."""
 
     gone: bool = False
     doubt: str | None = None

@@ -107,6 +107,7 @@ def describe_sink(
         "mode": input_.mode.value,
         "keys": [*input_.keys],
         "folds": {name: fold.value for name, fold in input_.folds.items()},
+        **input_.upsert_rule,
         "schema": base64.b64encode(input_.schema.serialize().to_pybytes()).decode("ascii"),
         "files": files,
         **sink.description(input_),
@@ -158,7 +159,14 @@ def _input_of(sink: str, description: Mapping[str, Json]) -> SinkInput:
         tuple(str(key) for key in keys),
         {name: Fold(str(fold)) for name, fold in folds.items()},
         SinkMode(str(description["mode"])),
+        _names(description.get("order_by")),
+        None if description.get("delete_when") is None else str(description["delete_when"]),
+        _names(description.get("keep")),
     )
+
+
+def _names(found: Json) -> tuple[str, ...]:
+    return tuple(str(name) for name in found) if isinstance(found, list) else ()
 
 
 def _unreadable(sink: str) -> CannotTell:

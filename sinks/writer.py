@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 
 from stormproof.core.failpoint import failpoint
 from stormproof.core.forks import end_if_fork
-from stormproof.core.sink import PreparedFile, TaskContext, TaskWriter
+from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, TaskContext, TaskWriter
 from stormproof.sinks.files import NewFile, files_at
+from stormproof.sinks.latest import LatestWriter
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.partitions import PartitionedTaskWriter
 from stormproof.sinks.staging import prepared_name
@@ -201,7 +202,8 @@ class FileWriter:
 
     `private` files are readable for this user alone, as is their folder where it is made here: they hold messages'
     content. Only files that become a Delta table's own are not private. `for_bolts` is the sink's resource for bolts.
-    `partitions` are the columns by which a task cuts its rows into files.
+    `partitions` are the columns by which a task cuts its rows into files. Where `input` is an upsert, a task leaves one row
+    a key, the last one.
     """
 
     sink: str
@@ -210,6 +212,7 @@ class FileWriter:
     private: bool = True
     for_bolts: object | None = None
     partitions: tuple[str, ...] = ()
+    input: SinkInput | None = None
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that this sink cannot hold, with column, value and reason."""
@@ -217,6 +220,11 @@ class FileWriter:
 
     def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         """A writer for one task."""
+        if self.input is None or self.input.mode is not SinkMode.UPSERT:
+            return self._opened(context, schema)
+        return LatestWriter(self._opened(context, schema), self.input)
+
+    def _opened(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         if not self.partitions:
             return ParquetTaskWriter(self.sink, self.directory, context, schema, private=self.private)
         return PartitionedTaskWriter(

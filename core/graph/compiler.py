@@ -36,7 +36,7 @@ from stormproof.core.graph.plan import (
     StagePlan,
     WriteNode,
 )
-from stormproof.core.graph.topology import TopologyGraph
+from stormproof.core.graph.topology import TopologyGraph, by_key
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import to_ddl
 from stormproof.core.sink import SinkInput
@@ -216,9 +216,17 @@ class _Compiler:
                     key = component.name
                 case _:
                     edge = self._edge(stage, parent, stream, component, None, subscription)
-                    nodes[stage][key] = SendNode(edge.number, subscription.grouping, component.name, edge.tasks)
+                    nodes[stage][key] = SendNode(
+                        edge.number, subscription.grouping, component.name, edge.tasks, self._reached(component)
+                    )
             found.append(key)
         return tuple(found)
+
+    def _reached(self, component: Component) -> tuple[str, ...]:
+        """The keyed sinks behind the exchange that was put before them."""
+        if not isinstance(component, Operation) or component.function is not by_key:
+            return ()
+        return tuple(c.name for c, _ in self._topology.subscribers(component.name) if isinstance(c, SinkComponent))
 
     def _edge(
         self,
@@ -286,4 +294,9 @@ def _described(component: Component) -> list[Json]:
             pairs: list[Json] = [f"{one}={other}" for one, other in component.on.keys]
             return [*base, component.on.kind.value, pairs]
         case SinkComponent():
-            return [*base, component.spec.target]
+            return [*base, component.spec.target, *_rule_of(component.input)]
+
+
+def _rule_of(input_: SinkInput) -> list[Json]:
+    rule = input_.upsert_rule
+    return [rule, [*input_.keys]] if rule else []

@@ -88,12 +88,15 @@ class JoinNode:
 
 @dataclass(frozen=True, slots=True)
 class SendNode:
-    """Rows leave the stage for a later one, unchanged, each for the tasks that the grouping gives."""
+    """Rows leave the stage for a later one, unchanged, each for the tasks that the grouping gives. `sinks` are those that
+    they reach unchanged: a row that one cannot hold fails its message here.
+    """
 
     edge: int
     grouping: Grouping
     component: str
     tasks: int | None = None
+    sinks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ t.sink(DeltaSink("lake/word_counts"), counts)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from stormproof.core.bolt.checks import refuse_unfit_bolt, refuse_unfit_function
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregation import Aggregation, AnyAggregation
 from stormproof.core.graph.checks import (
+    NAME_MAX_CHARACTERS,
     alike,
     as_guarantee,
     checked_name,
@@ -50,17 +52,22 @@ from stormproof.core.graph.components import (
     UserFunction,
 )
 from stormproof.core.graph.fields import refuse_twice, require_fields, require_key
-from stormproof.core.graph.grouping import GroupingKind
+from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.graph.join import JoinOn
 from stormproof.core.graph.registry import ComponentRegistry
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike
-from stormproof.core.sink import SinkInput, SinkSpec, require_mode, require_tables_apart
+from stormproof.core.sink import SinkInput, SinkMode, SinkSpec, require_mode, require_tables_apart
 from stormproof.core.source.protocol import Source
 from stormproof.core.user_functions import refuse_unfit_call
 
 _WITHOUT_SCHEMA: Final = frozenset({OperationKind.FILTER, OperationKind.PEEK, OperationKind.PROJECT})
 """Operations whose result has the fields of their input, unless they name others."""
+_KEEPING: Final = frozenset(
+    {OperationKind.FILTER, OperationKind.PEEK, OperationKind.EACH, OperationKind.FLAT_EACH, OperationKind.PROJECT}
+)
+"""Operations whose results have the fields of their input, unchanged; a projection has some of them."""
+_BY_KEY: Final = "-by-key"
 _FLAT: Final = frozenset({OperationKind.FLAT_MAP, OperationKind.FLAT_EACH})
 _ADDING: Final = frozenset({OperationKind.EACH, OperationKind.FLAT_EACH})
 
@@ -318,13 +325,40 @@ class TopologyGraph(ComponentRegistry):
                 )
             folds = {a.output: fold_of(a) for a in component.aggregations}
             rows = SinkInput.for_fold(schema, component.keys, folds)
+        rows = spec.input_of(rows)
         name = checked_name(spec.name, "sink")
         require_mode(spec, rows)
         # Checked again under the guarantee of the run, which may be chosen later.
         spec.check(rows, self.guarantee or Guarantee.AT_LEAST_ONCE)
         self._require_new(name)
         require_tables_apart(self.name, [*self.sinks, spec])
+        if rows.mode is SinkMode.UPSERT and not self._is_together(input_, rows.keys):
+            input_ = self._by_key(input_, name, rows.keys)
         return self._add(SinkComponent(name, input_, spec, rows))
+
+    def _is_together(self, input_: Subscription, keys: tuple[str, ...]) -> bool:
+        """Whether all rows of a key are in one task already, by an exchange on some of its columns that stand unchanged."""
+        component = self._component(input_.component)
+        match component:
+            case Aggregate():
+                return not component.local and set(component.keys) <= set(keys) and bool(component.keys)
+            case Operation(inputs=(before,)) if component.kind in _KEEPING:
+                kept = set(keys)
+                if component.kind is OperationKind.PROJECT:
+                    same = zip(component.schema.names, component.fields, strict=True)
+                    kept &= {name for name, taken in same if name == taken}
+                if before.grouping.fused:
+                    return self._is_together(before, tuple(kept))
+                by_fields = before.grouping.kind is GroupingKind.FIELDS and set(before.grouping.fields) <= kept
+                return by_fields or before.grouping.kind is GroupingKind.GLOBAL
+            case _:
+                return False
+
+    def _by_key(self, input_: Subscription, sink: str, keys: tuple[str, ...]) -> Subscription:
+        """The same rows behind an exchange on the key, for a sink that takes the last row of each."""
+        name = f"{sink[: NAME_MAX_CHARACTERS - len(_BY_KEY)]}{_BY_KEY}"
+        grouped = replace(input_, grouping=Grouping(GroupingKind.FIELDS, keys))
+        return Subscription(self.add_operation(name, [grouped], OperationKind.PROJECT, by_key, fields=(), schema=None))
 
     def _subscription(self, name: str, given: BoltInput) -> Subscription:
         subscription = given.none() if isinstance(given, OutputStream) else given
@@ -356,3 +390,8 @@ class TopologyGraph(ComponentRegistry):
         where = f"component {name!r}"
         require_fields(where, name, fields, schema)
         refuse_twice(where, name, fields)
+
+
+def by_key(*values: object) -> object:
+    """Stands for the exchange before a keyed sink; never called."""
+    return values

@@ -148,18 +148,23 @@ class Ends:
         tuples = passage.alive(given)
         match node:
             case WriteNode():
-                bad = {
-                    row: _refused(node.sink, error, tuples.rows, row)
-                    for row, error in self._part.writers[node.sink].check(tuples.rows)
-                }
-                tuples = self._account.fail_rows(passage, tuples, bad)
+                tuples = self._held_by(passage, node.sink, tuples)
                 return _Checked(tuples, len(passage.failed))
             case SendNode():
+                for sink in node.sinks:
+                    tuples = self._held_by(passage, sink, tuples)
                 return self._routed(passage, key, node, tuples)
             case CombineNode() | GatherNode():
                 return self._combined(passage, node, tuples)
             case JoinSideNode():
                 return _Checked(tuples, len(passage.failed))
+
+    def _held_by(self, passage: Passage, sink: str, tuples: Tuples) -> Tuples:
+        """The tuples that a sink can hold; the messages of the others fail."""
+        bad = {
+            row: _refused(sink, error, tuples.rows, row) for row, error in self._part.writers[sink].check(tuples.rows)
+        }
+        return self._account.fail_rows(passage, tuples, bad)
 
     def _routed(self, passage: Passage, key: str, node: SendNode, tuples: Tuples) -> _Checked:
         router = self._routers[key]

@@ -8,7 +8,7 @@ on or takes the lost version back.
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, and how does a driver write to it |
 | `hold`, `position` | the commit: at which txid is the table, and may this driver write the next |
-| `rows`, `folds` | how do rows get into the table: adoption, or one MERGE |
+| `rows`, `folds`, `later` | how do rows get into the table: adoption, or one MERGE |
 | `log`, `newest`, `evidence` | what does the table's log say of our txids; what is its newest version |
 | `claims` | which topology has claimed the table |
 | `opening`, `table`, `column_types`, `locate` | how is a table made and opened; is it fit; do two paths mean one |

@@ -124,7 +124,14 @@ def _evidence(entry: LogEntry, ours: OurCommit, fate: _Fate, disk: _Disk, *, fol
     lost = disk.wrong(fate.files.get(entry.version, set()))
     if problem is None and lost:
         problem = lost[0]
-    return Evidence(ours.txid, ours.digest, ours.rows, problem, doubt=fate.doubtful.get(entry.version))
+    return Evidence(
+        ours.txid,
+        ours.digest,
+        ours.rows,
+        problem,
+        superseded=ours.superseded,
+        doubt=fate.doubtful.get(entry.version),
+    )
 
 
 def _folded(entries: Sequence[LogEntry], commits: dict[int, OurCommit]) -> _Fate:

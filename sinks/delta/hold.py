@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Final
 
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -153,8 +154,9 @@ class TableHold(StoreRecord):
         position = self.position(table, same_table=checked)
         if checked and decide(self.identity, transaction, self._known(table, transaction, position)) is Decision.SKIP:
             self._require_live(position)
-            self._sync(position.commit if position is not None else None, after=None)
-            return ALREADY_HELD
+            commit = None if position is None else position.commit
+            self._sync(commit, after=None)
+            return ALREADY_HELD if commit is None else replace(ALREADY_HELD, superseded=commit.superseded)
         if position is not None and position.commit is not None and position.commit.epoch > self._epoch:
             raise Fenced(
                 f"{where}: epoch {position.commit.epoch} has committed here, this is epoch {self._epoch}",
@@ -182,7 +184,7 @@ class TableHold(StoreRecord):
         self._sync(commit, after=min(known, commit.version - 1))
         self._clean(commit)
         failpoint("delta.after_sync")
-        return APPLIED
+        return replace(APPLIED, superseded=commit.superseded)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """What the table's log says of each txid, and of its files since."""

@@ -19,12 +19,20 @@ DIGEST: Final = "stormproof.digest"
 ROWS: Final = "stormproof.rows"
 EPOCH: Final = "stormproof.epoch"
 CHECKED: Final = "stormproof.checked"
+SUPERSEDED: Final = "stormproof.superseded"
 """Keys of the commit's own metadata; Delta keeps them beside `operation` in `commitInfo`."""
 
 UNDOES: Final = "stormproof.undoes"
 UNDONE_VERSION: Final = "stormproof.undone.version"
 UNDONE_HOLDS: Final = "stormproof.undone.holds"
 """Keys of a RESTORE of our own: the application and version whose commit it undoes, and the txid that is then the last."""
+
+
+_METRICS: Final = (
+    ("num_source_rows", ("num_target_rows_inserted", "num_target_rows_updated")),
+    ("numSourceRows", ("numTargetRowsInserted", "numTargetRowsUpdated")),
+)
+"""The metrics of a MERGE: its rows, and those of the table that they changed. First by delta-rs, then by Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,8 @@ class OurCommit:
     rows: int
     epoch: int
     checked: bool
+    superseded: int = 0
+    """Rows that changed nothing: by the commit's metadata before the MERGE, and by the MERGE's own metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,17 @@ class LogEntry:
             rows=int(self.info[ROWS]),
             epoch=int(self.info.get(EPOCH, 0)),
             checked=self.info.get(CHECKED) != "false",
+            superseded=int(self.info.get(SUPERSEDED, 0)) + self._unmerged,
         )
+
+    @property
+    def _unmerged(self) -> int:
+        """The rows of a MERGE that neither were inserted nor updated one; delta-rs and Spark name them differently."""
+        metrics: dict[str, Any] = self.info.get("operationMetrics") or {}
+        for given, changed in _METRICS:
+            if given in metrics:
+                return int(metrics[given]) - sum(int(metrics.get(name, 0)) for name in changed)
+        return 0
 
     @property
     def is_stormproofs(self) -> bool:
@@ -124,6 +144,7 @@ def commit_metadata(application: str, transaction: PreparedTransaction, epoch: i
         ROWS: str(transaction.rows),
         EPOCH: str(epoch),
         CHECKED: "true" if checked else "false",
+        **({SUPERSEDED: str(transaction.superseded)} if transaction.superseded else {}),
     }
 
 

@@ -11,6 +11,8 @@ from deltalake.transaction import AddAction
 
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.folds import fold_expression, quoted
+from stormproof.sinks.delta.later import later_condition
+from stormproof.sinks.delta.log import SUPERSEDED
 from stormproof.sinks.delta.merge_files import MERGED_FILES
 from stormproof.sinks.protocol import PreparedTransaction
 
@@ -54,8 +56,11 @@ def merge_rows(
     *,
     streamed: bool = False,
 ) -> None:
-    """MERGE rows by their keys: a column with a fold is folded, every other column is replaced. There must be at least one
-    row: an empty MERGE commits nothing, not even its transaction identifier.
+    """MERGE rows by their keys: a column with a fold is folded, every other column is replaced; of an upsert, only where the
+    added row is the later one. There must be at least one row.
+
+    A MERGE that changes no row commits nothing, not even its transaction identifier. Then the identifier is committed by
+    itself, and with it that all of the rows were superseded.
     """
     schema, folds = input_.schema, input_.folds
     added = {quoted(name): f"s.{quoted(name)}" for name in schema.names}
@@ -64,20 +69,30 @@ def merge_rows(
         if name in folds
         else added[quoted(name)]
         for name in schema.names
-        if name not in input_.keys
+        if name not in (*input_.keys, *input_.keep)
     }
-    (
-        table.merge(
-            rows,
-            " AND ".join(f"t.{quoted(key)} = s.{quoted(key)}" for key in input_.keys),
-            source_alias="s",
-            target_alias="t",
-            streamed_exec=streamed,
-            writer_properties=MERGED_FILES,
-            commit_properties=properties,
-            post_commithook_properties=HOOKS,
-        )
-        .when_matched_update(changed)
-        .when_not_matched_insert(added)
-        .execute()
+    merge = table.merge(
+        rows,
+        " AND ".join(f"t.{quoted(key)} = s.{quoted(key)}" for key in input_.keys),
+        source_alias="s",
+        target_alias="t",
+        streamed_exec=streamed,
+        writer_properties=MERGED_FILES,
+        commit_properties=properties,
+        post_commithook_properties=HOOKS,
+    ).when_not_matched_insert(added)
+    if changed:
+        merge = merge.when_matched_update(changed, predicate=later_condition(input_, quoted))
+    metrics = merge.execute()
+    if not metrics["num_target_rows_inserted"] + metrics["num_target_rows_updated"]:
+        adopt_files(table, [], _with_superseded(properties, int(metrics["num_source_rows"])))
+
+
+def _with_superseded(properties: CommitProperties, rows: int) -> CommitProperties:
+    metadata = dict(properties.custom_metadata or {})
+    before = int(metadata.get(SUPERSEDED, 0))
+    return CommitProperties(
+        custom_metadata={**metadata, SUPERSEDED: str(before + rows)},
+        max_commit_retries=properties.max_commit_retries,
+        app_transactions=properties.app_transactions,
     )

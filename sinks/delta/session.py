@@ -43,7 +43,9 @@ class DeltaSession(TableHold, SinkSession):
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
         by_key = self.input.is_by_key
         partitions = () if by_key else self.partitions
-        return FileWriter(self.identity.sink, self._directory, self.limits, private=by_key, partitions=partitions)
+        return FileWriter(
+            self.identity.sink, self._directory, self.limits, private=by_key, partitions=partitions, input=self.input
+        )
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts; never one that the table's log has adopted."""

@@ -9,7 +9,7 @@ from stormproof.core.arguments import require_path
 from stormproof.core.errors import Json, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
+from stormproof.core.sink import EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.delta.column_types import check_types
 from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import DeltaLog
@@ -20,16 +20,24 @@ from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.sinks.registry import SinkAddress
+from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input
 
 STAGING_FOLDER = ".stormproof-staging"
 
 
 class DeltaSink(Sink):
-    """Appends to, or folds into, the Delta table in the local folder `path`; made where it is missing.
+    """Appends to, upserts or folds into, the Delta table in the local folder `path`; made where it is missing.
 
-    Appended files are written into the table's own folder and adopted by the log. A fold's files go to `staging`: by
-    default `.stormproof-staging/TABLE` beside the table. There, whoever reaches the table reaches them, on the same file
-    system, and neither VACUUM nor a reader of the table's folder comes upon them.
+    Without a `mode`, the results of a persistent aggregate are folded, and all other rows are appended. With
+    ``mode="upsert"`` a row replaces the row of its `key`, unless that one is later by `order_by`: an older row that comes
+    late changes nothing. Of rows that are equal in `order_by`, a deletion wins, and then the row with the greater values.
+    `delete_when` names a boolean column: where it is true the key is deleted. The row stays, with its marker, so that an
+    older row cannot bring the key back; readers filter by the marker. `keep` names columns that are written when a key is
+    new and left alone afterwards. ``order_by="any"``: every batch replaces what earlier ones wrote.
+
+    Appended files are written into the table's own folder and adopted by the log. The files of an upsert or a fold go to
+    `staging`: by default `.stormproof-staging/TABLE` beside the table. There, whoever reaches the table reaches them, on the
+    same file system, and neither VACUUM nor a reader of the table's folder comes upon them.
 
     Guarantee:
         Exactly-once with one driver a topology, by the transaction identifier in the table's log. Delta's own conflict
@@ -41,12 +49,22 @@ class DeltaSink(Sink):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, name: str | None = None, staging: str | Path | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: SinkMode | str | None = None,
+        key: Columns | None = None,
+        order_by: Columns | None = None,
+        delete_when: str | None = None,
+        keep: Columns | None = None,
+        name: str | None = None,
+        staging: str | Path | None = None,
     ) -> None:
         require_path("DeltaSink", "path", path)
         if staging is not None:
             require_path(f"DeltaSink({os.fspath(path)!r})", "staging", staging)
         text = os.fspath(path)
+        self._rule = RowRule.given(f"DeltaSink({text!r})", mode, key, order_by, delete_when, keep)
         self._path = text if "://" in text else str(Path(text).absolute())
         self._name = f"delta.{Path(text).name}" if name is None else name
         beside = os.path.join(os.path.dirname(self._path), STAGING_FOLDER, os.path.basename(self._path))
@@ -64,8 +82,12 @@ class DeltaSink(Sink):
 
     @property
     def modes(self) -> frozenset[SinkMode]:
-        """Append and fold."""
-        return APPEND_AND_FOLD
+        """All."""
+        return EVERY_MODE
+
+    def input_of(self, rows: SinkInput) -> SinkInput:
+        """By `mode`."""
+        return self._rule.applied(rows, f"sink {self._name!r}")
 
     @property
     def may_lose_files(self) -> bool:
@@ -101,6 +123,7 @@ class DeltaSink(Sink):
             raise TopologyError(f"{where}: {self._path!r} is not a local path; only local folders are supported yet")
         check_types(input_.schema, where)
         check_fold_input(input_, where)
+        check_upsert_input(input_, where)
 
     def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> DeltaSession:
         """Make the table if it is missing and `create`, and check that it can hold the rows.

@@ -26,10 +26,10 @@ def require_table(table: DeltaTable, input_: SinkInput, where: str) -> Committer
 
 
 def column_limits(table: DeltaTable, input_: SinkInput) -> Limits:
-    """What the writer stage checks: keys and NOT NULL columns hold no NULL, text by which a table is partitioned is not
-    empty.
+    """What the writer stage checks: keys, columns of `order_by` and NOT NULL columns hold no NULL, text by which a
+    table is partitioned is not empty.
     """
-    required = {f.name for f in table.schema().fields if not f.nullable} | set(input_.keys)
+    required = {f.name for f in table.schema().fields if not f.nullable} | {*input_.keys, *input_.order_by}
     partitions = set(table.metadata().partition_columns)
     return Limits(
         tuple(

@@ -88,6 +88,18 @@ _REJECTS: Final = """
     """
 
 
+_SUPERSEDED: Final = """
+    create table if not exists stormproof_sink.superseded (
+        topology text not null,
+        incarnation text not null,
+        sink text not null,
+        txid bigint not null,
+        rows bigint not null,
+        primary key (topology, incarnation, sink, txid)
+    )
+    """
+
+
 def mine(identity: SinkIdentity) -> dict[str, Any]:
     """The parameters of `MINE`, in the order of the tables' columns."""
     return asdict(identity)
@@ -103,6 +115,18 @@ def make_rejects(connection: psycopg.Connection) -> None:
     if not has_rejects(connection):
         one_at_a_time(connection)
         connection.execute(_REJECTS)
+
+
+def has_superseded(connection: psycopg.Connection) -> bool:
+    """Whether the table of superseded rows' numbers is there: it is made with the first row of an upsert that is one."""
+    return _is_there(connection, "superseded")
+
+
+def make_superseded(connection: psycopg.Connection) -> None:
+    """Make the table of superseded rows' numbers where it is missing, in the current transaction."""
+    if not has_superseded(connection):
+        one_at_a_time(connection)
+        connection.execute(_SUPERSEDED)
 
 
 def is_made(connection: psycopg.Connection) -> bool:

@@ -266,6 +266,32 @@ class Guard:
         ).fetchall()
         return [RefusedRow(*row) for row in rows]
 
+    def add_superseded(self, connection: psycopg.Connection, txid: int, rows: int) -> None:
+        """Record how many rows of a txid changed nothing, where there are any."""
+        if not rows:
+            return
+        bookkeeping.make_superseded(connection)
+        connection.execute(
+            "insert into stormproof_sink.superseded (topology, incarnation, sink, txid, rows) "
+            "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s) "
+            "on conflict (topology, incarnation, sink, txid) do update set rows = excluded.rows",
+            {**self._mine, "txid": txid, "rows": rows},
+        )
+
+    def superseded(self, connection: psycopg.Connection, txid: int) -> int:
+        """How many rows of a txid changed nothing."""
+        return self._superseded(connection, txid, txid).get(txid, 0)
+
+    def _superseded(self, connection: psycopg.Connection, first: int, last: int | None) -> dict[int, int]:
+        if not bookkeeping.has_superseded(connection):
+            return {}
+        found = connection.execute(
+            f"select txid, rows from stormproof_sink.superseded where {MINE} and txid >= %(first)s "
+            "and (%(last)s::bigint is null or txid <= %(last)s)",
+            {**self._mine, "first": first, "last": last},
+        )
+        return dict(found.fetchall())
+
     def entries(self, connection: psycopg.Connection, first: int, last: int | None) -> tuple[Evidence, ...]:
         """The evidence of txids from `first` to `last`."""
         rows = connection.execute(
@@ -281,8 +307,16 @@ class Guard:
                 f"select txid, count(*) from stormproof_sink.reject where {MINE} group by txid", self._mine
             )
             rejected = dict(found.fetchall())
+        superseded = self._superseded(connection, first, last)
         return tuple(
-            Evidence(txid, digest, count, rejected=rejected.get(txid, 0), dropped=dropped)
+            Evidence(
+                txid,
+                digest,
+                count,
+                rejected=rejected.get(txid, 0),
+                superseded=superseded.get(txid, 0),
+                dropped=dropped,
+            )
             for txid, digest, count, dropped in rows
         )
 

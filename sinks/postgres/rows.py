@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import psycopg
@@ -13,6 +14,7 @@ from psycopg import sql
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.postgres.folds import fold_assignment
+from stormproof.sinks.postgres.later import later_condition
 from stormproof.sinks.postgres.table import TableName
 from stormproof.sinks.postgres.wire import to_wire
 
@@ -77,11 +79,30 @@ def insert_rows(
     return connection.execute(statement).rowcount
 
 
+@dataclass(slots=True)
+class AppendedRows:
+    """Appends rows to a table by `put`, which returns how many it took; none is superseded."""
+
+    put: Callable[[Iterable[pa.RecordBatch]], int]
+    superseded: int = 0
+
+
 class RowsByKey:
-    """Upserts or folds rows into a table, within one transaction of the connection; a key comes once in a call."""
+    """Upserts or folds rows into a table, within one transaction of the connection; a key comes once in a call.
+
+    `superseded` counts the rows so far that changed nothing, since the table has a later one of their key. `may_drop`: the
+    table has triggers that may drop rows without an error; then the rows that changed nothing are looked at.
+    """
 
     def __init__(
-        self, connection: psycopg.Connection, name: TableName, input_: SinkInput, schema: pa.Schema, where: str
+        self,
+        connection: psycopg.Connection,
+        name: TableName,
+        input_: SinkInput,
+        schema: pa.Schema,
+        where: str,
+        *,
+        may_drop: bool = False,
     ) -> None:
         self._connection = connection
         self._name = name
@@ -89,28 +110,62 @@ class RowsByKey:
         self._schema = schema
         self._where = where
         self._is_made = False
+        self._may_drop = may_drop
+        self._later = later_condition(input_)
+        self.superseded = 0
 
     def put(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Upsert or fold these rows by way of a temporary table; returns how many rows were inserted or updated."""
+        """Upsert or fold these rows by way of a temporary table. Returns how many were taken: all, superseded ones among
+        them, but for those that triggers dropped.
+        """
         make_added(self._connection, self._name, identifiers(self._schema.names))
         if self._is_made:
             self._connection.execute(sql.SQL("truncate {}").format(_ADDED))
         self._is_made = True
-        copy_rows(self._connection, _ADDED, self._schema, batches, self._where)
+        copied = copy_rows(self._connection, _ADDED, self._schema, batches, self._where)
         # In key order: the index is walked along (a third faster at 100,000 rows), and two writers lock in one order.
         keys, columns = identifiers(self._input.keys), identifiers(self._schema.names)
-        return self._connection.execute(
-            sql.SQL(
-                "insert into {} as held ({}) select {} from {} order by {} on conflict ({}) do update set {}"
-            ).format(self._name.identifier, columns, columns, _ADDED, keys, keys, self._assignments())
+        changed = self._connection.execute(
+            sql.SQL("insert into {} as held ({}) select {} from {} order by {} on conflict ({}) do {}").format(
+                self._name.identifier, columns, columns, _ADDED, keys, keys, self._update()
+            )
         ).rowcount
+        if self._later is None and self._updates:
+            return changed
+        dropped = self._dropped() if self._may_drop and changed < copied else 0
+        self.superseded += copied - changed - dropped
+        return copied - dropped
 
-    def _assignments(self) -> sql.Composed:
+    def _dropped(self) -> int:
+        """The rows that should have changed the table and did not: it lacks their key, or has an earlier row of it."""
+        keys = sql.SQL(" and ").join(
+            sql.SQL("held.{0} = excluded.{0}").format(sql.Identifier(key)) for key in self._input.keys
+        )
+        row = self._connection.execute(
+            sql.SQL("select count(*) from {} as excluded left join {} as held on {} where held.{} is null{}").format(
+                _ADDED,
+                self._name.identifier,
+                keys,
+                sql.Identifier(self._input.keys[0]),
+                sql.SQL("") if self._later is None else sql.SQL(" or {}").format(self._later),
+            )
+        ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    @property
+    def _updates(self) -> bool:
+        return any(name not in (*self._input.keys, *self._input.keep) for name in self._input.schema.names)
+
+    def _update(self) -> sql.Composable:
         schema, folds = self._input.schema, self._input.folds
-        return sql.SQL(", ").join(
+        if not self._updates:
+            return sql.SQL("nothing")
+        assignments = sql.SQL(", ").join(
             fold_assignment(name, schema.field(name).type, folds[name])
             if name in folds
             else sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
             for name in schema.names
-            if name not in self._input.keys
+            if name not in self._input.keys and name not in self._input.keep
         )
+        update = sql.SQL("update set {}").format(assignments)
+        return update if self._later is None else sql.SQL("{} where {}").format(update, self._later)

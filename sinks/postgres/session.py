@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator
 
 import psycopg
 import pyarrow as pa
@@ -18,7 +18,7 @@ from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.refusals import has_row_security, triggers_that_drop
 from stormproof.sinks.postgres.row_by_row import move_row_by_row
-from stormproof.sinks.postgres.rows import RowsByKey, copy_rows, insert_rows
+from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, copy_rows, insert_rows
 from stormproof.sinks.postgres.table import Table, TableName, wire_schema
 from stormproof.sinks.protocol import (
     CommitOutcome,
@@ -53,7 +53,7 @@ class PostgresSession(TableHold, SinkSession):
 
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder."""
-        return FileWriter(self.identity.sink, self._staging, self.limits)
+        return FileWriter(self.identity.sink, self._staging, self.limits, input=self.input)
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Adopt one transaction, by the table of `decide`; see the protocol."""
@@ -62,15 +62,19 @@ class PostgresSession(TableHold, SinkSession):
             table = self._begin(connection, transaction, where, checked=checked)
             if table is None:
                 dropped = self.guard.dropped(connection, transaction.txid)
-                return CommitResult(CommitOutcome.ALREADY_HELD, dropped=dropped)
-            taken = self._move_rows(connection, table, transaction, where)
+                superseded = self.guard.superseded(connection, transaction.txid)
+                return CommitResult(CommitOutcome.ALREADY_HELD, superseded, dropped=dropped)
+            rows = self._rows(connection, table, wire_schema(table, self.input), where)
+            taken = self._move_rows(rows, connection, table, transaction, where)
             dropped = transaction.rows - taken
+            superseded = transaction.superseded + rows.superseded
             self.guard.add_evidence(connection, transaction, taken, again=not checked, dropped=dropped)
+            self.guard.add_superseded(connection, transaction.txid, superseded)
             self.require_same(connection, table, where)
             require_durable(connection, table.oid, where)
             failpoint("postgres.after_rows")
         failpoint("postgres.after_commit")
-        return CommitResult(CommitOutcome.APPLIED, dropped=dropped)
+        return CommitResult(CommitOutcome.APPLIED, superseded, dropped=dropped)
 
     def commit_without_refused(self, transaction: PreparedTransaction) -> list[RefusedRow]:
         """Commit one transaction without the rows that the table refuses; these are kept in the table `reject`.
@@ -88,12 +92,13 @@ class PostgresSession(TableHold, SinkSession):
             if table is None:
                 return guard.rejected(connection, transaction.txid)
             schema = wire_schema(table, self.input)
-            move = self._mover(connection, table, schema, where)
-            moved, refused = move_row_by_row(connection, self._numbered(transaction, schema), move, where)
+            rows = self._rows(connection, table, schema, where)
+            moved, refused = move_row_by_row(connection, self._numbered(transaction, schema), rows.put, where)
             if moved + len(refused) != transaction.rows:
                 raise SinkRefused(f"{where}: {moved} rows and {len(refused)} refused ones are not {transaction.rows}")
             guard.add_evidence(connection, transaction, moved, again=False)
             guard.add_rejected(connection, transaction.txid, refused)
+            guard.add_superseded(connection, transaction.txid, transaction.superseded + rows.superseded)
             self.require_same(connection, table, where)
             require_durable(connection, table.oid, where)
         return refused
@@ -133,7 +138,12 @@ class PostgresSession(TableHold, SinkSession):
                 at += batch.num_rows
 
     def _move_rows(
-        self, connection: psycopg.Connection, table: Table, transaction: PreparedTransaction, where: str
+        self,
+        rows: AppendedRows | RowsByKey,
+        connection: psycopg.Connection,
+        table: Table,
+        transaction: PreparedTransaction,
+        where: str,
     ) -> int:
         """Move the prepared rows into the table. Returns how many it took: all, but for those that its triggers drop.
 
@@ -146,15 +156,15 @@ class PostgresSession(TableHold, SinkSession):
         if self.input.is_by_key:
             keys = self.input.keys
             require_unique_keys(prepared_batches(self._staging, transaction.files, keys), keys, where)
-        schema, sent = wire_schema(table, self.input), 0
+        sent = 0
 
         def counted() -> Generator[pa.RecordBatch]:
             nonlocal sent
-            for batch in prepared_batches(self._staging, transaction.files, schema.names):
+            for batch in prepared_batches(self._staging, transaction.files, self.input.schema.names):
                 sent += batch.num_rows
                 yield batch
 
-        taken = self._mover(connection, table, schema, where)(counted())
+        taken = rows.put(counted())
         # Met here, an error of a deferred constraint names the constraint; at the COMMIT the outcome would be in question.
         connection.execute("set constraints all immediate")
         may_drop = taken < sent and bool(triggers_that_drop(connection, table.oid, self.input))
@@ -163,15 +173,16 @@ class PostgresSession(TableHold, SinkSession):
             log.info("%s: the table's triggers dropped %d of %d rows", where, sent - taken, sent)
         return taken
 
-    def _mover(
+    def _rows(
         self, connection: psycopg.Connection, table: Table, schema: pa.Schema, where: str
-    ) -> Callable[[Iterable[pa.RecordBatch]], int]:
-        """What moves rows into the table, and returns how many the table took."""
+    ) -> AppendedRows | RowsByKey:
+        """What moves rows into the table."""
         if self.input.is_by_key:
-            return RowsByKey(connection, table.name, self.input, schema, where).put
+            may_drop = bool(triggers_that_drop(connection, table.oid, self.input))
+            return RowsByKey(connection, table.name, self.input, schema, where, may_drop=may_drop)
         if has_row_security(connection, table.oid):
-            return lambda batches: insert_rows(connection, table.name, schema, batches, where)
-        return lambda batches: copy_rows(connection, table.name.identifier, schema, batches, where)
+            return AppendedRows(lambda batches: insert_rows(connection, table.name, schema, batches, where))
+        return AppendedRows(lambda batches: copy_rows(connection, table.name.identifier, schema, batches, where))
 
 
 def _require_all(taken: int, sent: int, prepared: int, where: str) -> None:

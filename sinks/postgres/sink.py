@@ -8,7 +8,7 @@ from stormproof.core.arguments import require_path
 from stormproof.core.errors import Json, SettingsError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
+from stormproof.core.sink import EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.postgres.connection import asked
 from stormproof.sinks.postgres.locate import key_of_name, locate
@@ -17,12 +17,16 @@ from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import TableName, check_types, find_oid
 from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.sinks.registry import SinkAddress
+from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input
 
 STAGING_FOLDER = Path(".stormproof", "staging")
 
 
 class PostgresSink(Sink):
-    """Appends to, or folds into, a Postgres table; made where it is missing.
+    """Appends to, upserts or folds into, a Postgres table; made where it is missing.
+
+    For `mode` and the arguments of an upsert see `DeltaSink`. A table that is upserted into, or folded into, has a primary
+    key or a unique index on exactly the key's columns.
 
     `database` and `staging` may be left to the run's settings (`placed`). Guard and evidence are in the schema
     `stormproof_sink` of the same database, and are written in the same transaction as the rows.
@@ -39,12 +43,18 @@ class PostgresSink(Sink):
         self,
         table: str,
         *,
+        mode: SinkMode | str | None = None,
+        key: Columns | None = None,
+        order_by: Columns | None = None,
+        delete_when: str | None = None,
+        keep: Columns | None = None,
         name: str | None = None,
         database: Database | str | None = None,
         staging: str | Path | None = None,
     ) -> None:
         where = f"PostgresSink({table!r})"
         self._table = TableName.parse(table)
+        self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep)
         if staging is not None:
             require_path(where, "staging", staging)
         self._name = f"postgres.{table}" if name is None else name
@@ -73,8 +83,12 @@ class PostgresSink(Sink):
 
     @property
     def modes(self) -> frozenset[SinkMode]:
-        """Append and fold."""
-        return APPEND_AND_FOLD
+        """All."""
+        return EVERY_MODE
+
+    def input_of(self, rows: SinkInput) -> SinkInput:
+        """By `mode`."""
+        return self._rule.applied(rows, f"sink {self._name!r}")
 
     def description(self, input_: SinkInput) -> dict[str, Json]:
         """Its kind, its table and its database."""
@@ -114,6 +128,11 @@ class PostgresSink(Sink):
         """This sink with the run's database, and a folder below `staging` named after it, where it names none itself."""
         return PostgresSink(
             str(self._table),
+            mode=self._rule.mode,
+            key=self._rule.key or None,
+            order_by=self._rule.given_order,
+            delete_when=self._rule.delete_when,
+            keep=self._rule.keep or None,
             name=self._name,
             database=self._database or database,
             staging=staging / self._name if self._staging is None else self._staging,
@@ -124,6 +143,7 @@ class PostgresSink(Sink):
         where = f"sink {self._name!r}"
         check_types(input_.schema, where)
         check_fold_input(input_, where)
+        check_upsert_input(input_, where)
 
     def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> PostgresSession:
         """Fence older epochs out, make the table if it is missing and `create`, and check that it can hold the rows."""

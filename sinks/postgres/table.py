@@ -266,7 +266,17 @@ def require_table(table: Table, input_: SinkInput, where: str) -> None:
                 column=column.name,
             )
     if input_.is_by_key and frozenset(input_.keys) not in table.unique_keys:
-        raise SinkRefused(f"{where}: the table has no primary key or unique constraint on ({', '.join(input_.keys)})")
+        keys = ", ".join(_quoted(key) for key in input_.keys)
+        raise SinkRefused(
+            f"{where}: the table has no primary key, unique constraint or unique index on exactly ({keys}), so a row could "
+            "not be found by its key. One that is deferrable, partial or invalid does not count. Make one: "
+            f"CREATE UNIQUE INDEX ON {table.name.identifier.as_string()} ({keys}); and start again",
+            key=[*input_.keys],
+        )
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _require_comparable(field: pa.Field, column: Column, input_: SinkInput, where: str) -> None:
@@ -348,6 +358,7 @@ def column_limits(table: Table, input_: SinkInput) -> Limits:
     there = {column.name: column for column in table.columns}
     # The index would refuse a longer key in the middle of the commit, and so block the whole batch.
     texts = sum(not pa.types.is_primitive(input_.schema.field(key).type) for key in input_.keys)
+    required = {*input_.keys, *input_.order_by}
     limits: list[ColumnLimit] = []
     for field in input_.schema:
         column = there[field.name]
@@ -357,7 +368,7 @@ def column_limits(table: Table, input_: SinkInput) -> Limits:
             ColumnLimit(
                 field.name,
                 column.type,
-                not_null=column.not_null or field.name in input_.keys,
+                not_null=column.not_null or field.name in required,
                 no_nul=True,
                 chars_max=column.modifier - 4 if base == "character varying" and column.modifier > 4 else None,
                 bytes_max=_KEY_BYTES_MAX // max(texts, 1) if field.name in input_.keys else None,

@@ -1,4 +1,4 @@
-"""What every sink promises, asked of every sink: memory, Postgres, Delta and the example, append and fold."""
+"""What every sink promises, asked of every sink: memory, Postgres, Delta and the example, append, upsert and fold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.sink_harness import KINDS, SinkHarness
 from stormproof.core.errors import CannotTell, PositionMismatch
 from stormproof.sinks import protocol
 from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkSession
-from stormproof.testing import FoldCases, SinkConformance
+from stormproof.testing import FoldCases, SinkConformance, UpsertCases
 from stormproof.testing.sinks.harness import A
 
 
@@ -45,6 +45,14 @@ class TestFolds(FoldCases):
     """The cases of folds alone; `TestEverySink` has the others, for folds, too."""
 
     @pytest.fixture(params=[kind for kind in KINDS if kind.endswith("fold")])
+    def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> SinkHarness:
+        return harness_of(request, tmp_path)
+
+
+class TestUpserts(UpsertCases):
+    """The cases of upserts alone."""
+
+    @pytest.fixture(params=[kind for kind in KINDS if kind.endswith("upsert")])
     def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> SinkHarness:
         return harness_of(request, tmp_path)
 

@@ -18,12 +18,12 @@ from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import Sink
 from stormproof.testing import SinkHarness as BaseHarness
-from stormproof.testing.sinks.harness import APPEND, FOLD, SCHEMA
+from stormproof.testing.sinks.harness import APPEND, FOLD, SCHEMA, UPSERT
 
-__all__ = ["APPEND", "FOLD", "KINDS", "SCHEMA", "SinkHarness"]
+__all__ = ["APPEND", "FOLD", "KINDS", "SCHEMA", "UPSERT", "SinkHarness"]
 
 KINDS = (
-    *(f"{store}-{how}" for store in ("memory", "postgres", "delta") for how in ("append", "fold")),
+    *(f"{store}-{how}" for store in ("memory", "postgres", "delta") for how in ("append", "upsert", "fold")),
     "sqlite-append",
 )
 
@@ -35,7 +35,7 @@ class SinkHarness(BaseHarness):
         self.kind, self.folder, self.database = kind, folder, database
         self.store, _, how = self.kind.partition("-")
         self.fold = how == "fold"
-        self.input = FOLD if self.fold else APPEND
+        self.input = {"append": APPEND, "upsert": UPSERT, "fold": FOLD}[how]
         self.private = self.kind != "delta-append"
         self.delta_path = self.folder / "lake" / "counts"
         self.sink = self._sink()
@@ -57,7 +57,7 @@ class SinkHarness(BaseHarness):
         """Where prepared files lie."""
         if self.store != "delta":
             return self.folder / "staged"
-        return self.folder / "lake" / ".stormproof-staging" / "counts" if self.fold else self.delta_path
+        return self.folder / "lake" / ".stormproof-staging" / "counts" if self.input.is_by_key else self.delta_path
 
     def rows(self) -> Counter[tuple[str, int]]:
         """What the table holds now."""

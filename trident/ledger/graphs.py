@@ -79,6 +79,7 @@ def graph_of(plan: Plan, source: str) -> Graph:
             "columns": [[f.name, str(f.type), f.nullable] for f in input_.schema],
             "keys": [*input_.keys],
             "folds": {column: fold.value for column, fold in input_.folds.items()},
+            **input_.upsert_rule,
         }
         for name, input_ in plan.sinks.items()
     }
@@ -184,7 +185,9 @@ def sink_change(name: str, before: Graph, after: Graph) -> Change | None:
     old, new = before.sinks[name], after.sinks[name]
     parts = [
         f"{part} were {json.dumps(old.get(part))}, are {json.dumps(new.get(part))}"
-        for part in ("columns", "keys", "folds")
+        if part.endswith("s")
+        else f"{part} was {json.dumps(old.get(part))}, is {json.dumps(new.get(part))}"
+        for part in ("columns", "keys", "folds", "mode", "order_by", "delete_when", "keep")
         if old.get(part) != new.get(part)
     ]
     return Change(ChangeKind.SINK_CHANGED, f"sink {name!r}: {'; '.join(parts)}", name) if parts else None

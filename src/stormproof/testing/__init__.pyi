@@ -10,7 +10,12 @@ from .simulation import (
     Written as Written,
     simulate as simulate,
 )
-from .sinks import FoldCases as FoldCases, SinkConformance as SinkConformance, SinkHarness as SinkHarness
+from .sinks import (
+    FoldCases as FoldCases,
+    SinkConformance as SinkConformance,
+    SinkHarness as SinkHarness,
+    UpsertCases as UpsertCases,
+)
 from .sources import (
     Message as Message,
     SourceConformance as SourceConformance,

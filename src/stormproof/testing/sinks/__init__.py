@@ -6,7 +6,7 @@
             return MyHarness(tmp_path)
 
 Each case states one promise. A sink that breaks one loses or doubles rows after a crash. The suite is for appends;
-`FoldCases` is mixed in for a sink that folds:
+`FoldCases` is mixed in for a sink that folds, `UpsertCases` for one that upserts:
 
     class TestMyFolds(FoldCases, SinkConformance): ...
 """
@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 from stormproof.sinks.protocol import SinkSession
-from stormproof.testing.sinks.by_key import FoldCases
+from stormproof.testing.sinks.by_key import FoldCases, UpsertCases
 from stormproof.testing.sinks.commits import CommitCases
 from stormproof.testing.sinks.files import FileCases
 from stormproof.testing.sinks.harness import SinkHarness
 from stormproof.testing.sinks.tables import TableCases
 
-__all__ = ["FoldCases", "SinkConformance", "SinkHarness"]
+__all__ = ["FoldCases", "SinkConformance", "SinkHarness", "UpsertCases"]
 
 
 class SinkConformance(CommitCases, TableCases, FileCases):

@@ -17,6 +17,7 @@ from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, S
 SCHEMA: Final = pa.schema([pa.field("word", pa.string()), pa.field("n", pa.int64())])
 """The suite's rows."""
 APPEND: Final = SinkInput(SCHEMA)
+UPSERT: Final = SinkInput.for_upsert(SCHEMA, ("word",), ("n",))
 FOLD: Final = SinkInput.for_fold(SCHEMA, ("word",), {"n": Fold.SUM})
 
 Pairs: TypeAlias = Mapping[str, int] | Sequence[tuple[str | None, int | None]]
@@ -28,8 +29,8 @@ B: Final[Mapping[str, int]] = {"b": 5, "c": 7}
 class SinkHarness(ABC):
     """One sink over a fresh store, as the suite sees it: a sink of rows with a `word` (text) and an `n` (64-bit integer).
 
-    `input` says what the sink is given: `APPEND`, or `FOLD` for the cases of folds. `private` is off for a sink whose
-    prepared files lie in the table's own folder, and become part of it by the commit.
+    `input` says what the sink is given: `APPEND`, or `UPSERT` or `FOLD` for the cases of these. `private` is off for a sink
+    whose prepared files lie in the table's own folder, and become part of it by the commit.
     """
 
     sink: Sink
@@ -85,7 +86,7 @@ class SinkHarness(ABC):
             case SinkMode.APPEND:
                 return Counter(pairs)
             case SinkMode.UPSERT:
-                return Counter(dict(pairs).items())
+                return Counter(dict(sorted(pairs, key=lambda pair: pair[1])).items())
             case SinkMode.FOLD:
                 total: Counter[str] = Counter()
                 for word, n in pairs:

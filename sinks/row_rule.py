@@ -1,0 +1,154 @@
+"""What a sink's own arguments say becomes of its rows: `mode`, `key`, `order_by`, `delete_when`, `keep`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from stormproof.core.arguments import shown
+from stormproof.core.errors import TopologyError
+from stormproof.core.graph.fields import require_key
+from stormproof.core.sink import SinkInput, SinkMode
+from stormproof.sinks.latest import has_order
+
+Columns: TypeAlias = str | Sequence[str]
+"""One column's name, or several."""
+
+ANY: Final = "any"
+"""The `order_by` of an upsert whose rows have no order. A column of that name is given as a list: `order_by=["any"]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRule:
+    """What a sink was told to do with its rows. `mode` None: what the stream says, a fold or an append."""
+
+    mode: SinkMode | None = None
+    key: tuple[str, ...] = ()
+    order_by: tuple[str, ...] = ()
+    delete_when: str | None = None
+    keep: tuple[str, ...] = ()
+
+    @classmethod
+    def given(
+        cls,
+        where: str,
+        mode: SinkMode | str | None,
+        key: Columns | None,
+        order_by: Columns | None,
+        delete_when: str | None,
+        keep: Columns | None,
+    ) -> RowRule:
+        """Check a sink's arguments.
+
+        Raises:
+            TopologyError: a mode is unknown, an argument is missing or of the wrong kind, or stands beside a mode that has
+                no use for it.
+        """
+        if mode is not None and mode not in [*SinkMode]:
+            modes = ", ".join(repr(m.value) for m in SinkMode)
+            raise TopologyError(f"{where}: mode={shown(mode)} is none; use {modes}, or leave it out")
+        mode = None if mode is None else SinkMode(mode)
+        given = {"key": key, "order_by": order_by, "delete_when": delete_when, "keep": keep}
+        if mode is not SinkMode.UPSERT:
+            for name, value in given.items():
+                if value is not None:
+                    how = "without a mode" if mode is None else f"with mode={mode.value!r}"
+                    raise TopologyError(f"{where}: {name} {how}: only mode='upsert' takes it", argument=name)
+            return cls(mode)
+        if key is None:
+            raise TopologyError(f"{where}: an upsert needs key=, the column or columns that name a row: key='id'")
+        if order_by is None:
+            raise TopologyError(
+                f"{where}: an upsert needs order_by=, the column that tells which of two rows of a key is later, such as a "
+                f"version or a time: order_by='updated_at'. Or order_by={ANY!r}, if any of a batch's rows will do, and "
+                "a later batch may always replace an earlier one's: then a message that comes late takes a row back"
+            )
+        if delete_when is not None and not isinstance(delete_when, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TopologyError(f"{where}: delete_when={shown(delete_when)} is no column's name; name a boolean column")
+        return cls(
+            mode,
+            _columns(where, "key", key),
+            () if order_by == ANY else _columns(where, "order_by", order_by),
+            delete_when,
+            () if keep is None else _columns(where, "keep", keep),
+        )
+
+    def applied(self, rows: SinkInput, where: str) -> SinkInput:
+        """What becomes of a stream's rows.
+
+        Raises:
+            TopologyError: the stream is a persistent aggregate, and the mode is no fold; or the other way round.
+        """
+        if self.mode is None or self.mode is rows.mode:
+            return rows
+        if rows.mode is SinkMode.FOLD:
+            raise TopologyError(
+                f"{where}: mode={self.mode.value!r} behind a persistent aggregate, which folds its results into what the "
+                "sink holds; leave the mode out, or use .agg(...) for the groups of one batch"
+            )
+        if self.mode is SinkMode.FOLD:
+            raise TopologyError(
+                f"{where}: mode='fold' takes the results of a persistent aggregate; write "
+                ".group_by(...).persistent_aggregate(n=count()) before it"
+            )
+        return SinkInput.for_upsert(rows.schema, self.key, self.order_by, delete_when=self.delete_when, keep=self.keep)
+
+    @property
+    def given_order(self) -> Columns | None:
+        """The argument `order_by` that makes this rule again."""
+        return None if self.mode is not SinkMode.UPSERT else self.order_by or ANY
+
+
+def check_upsert_input(input_: SinkInput, where: str) -> None:
+    """Refuse an upsert that no sink can serve.
+
+    Raises:
+        TopologyError: a column is unknown or stands in two places, a key is of a type that has no one equality, a column of
+            `order_by` is of a type without one order, the delete marker is no boolean, or nothing is left to write.
+    """
+    if input_.mode is not SinkMode.UPSERT:
+        return
+    schema = input_.schema
+    marker = () if input_.delete_when is None else (input_.delete_when,)
+    named = {"key": input_.keys, "order_by": input_.order_by, "delete_when": marker, "keep": input_.keep}
+    place: dict[str, str] = {}
+    for argument, columns in named.items():
+        for name in columns:
+            if name not in schema.names:
+                raise TopologyError(
+                    f"{where}: {argument} names {name!r}, and there is no such column; there are {', '.join(schema.names)}",
+                    field=name,
+                )
+            if name in place:
+                again = "twice" if place[name] == argument else f"and so does {place[name]}"
+                raise TopologyError(f"{where}: {argument} names {name!r} {again}; name it in one place", field=name)
+            place[name] = argument
+    if not input_.keys:
+        raise TopologyError(f"{where}: an upsert needs at least one key column")
+    for name in input_.keys:
+        require_key(where, where, name, schema.field(name).type, "the key of an upsert")
+    for name in input_.order_by:
+        if not has_order(schema.field(name).type):
+            raise TopologyError(
+                f"{where}: order_by names {name!r}, which is {schema.field(name).type}: its values have no order that every "
+                "store shares; use a number, a time or a text",
+                field=name,
+            )
+    if marker and not pa.types.is_boolean(schema.field(marker[0]).type):
+        raise TopologyError(
+            f"{where}: delete_when names {marker[0]!r}, which is {schema.field(marker[0]).type}; a delete marker is a "
+            "boolean column, true where the key is deleted",
+            field=marker[0],
+        )
+
+
+def _columns(where: str, argument: str, value: Columns) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else ()
+    if not names or any(not isinstance(name, str) or not name for name in names):
+        raise TopologyError(
+            f"{where}: {argument}={shown(value)} names no columns; give a name, or a list of names", argument=argument
+        )
+    return names
