@@ -69,7 +69,7 @@ class ExplainedExchange:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedSink:
-    """A sink, and how it takes its rows: by appending them, or by keys."""
+    """A sink, and how it takes its rows: by appending them, or by keys; `how` says more where a setting decides."""
 
     name: str
     target: str
@@ -77,6 +77,7 @@ class ExplainedSink:
     component: str
     mode: str
     keys: tuple[str, ...]
+    how: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,7 @@ def explain(
             component.subscription.component,
             component.input.mode.value,
             component.input.keys,
+            component.spec.how(component.input),
         )
         for component in topology.components
         if isinstance(component, SinkComponent)
@@ -339,7 +341,8 @@ def _exchange_text(exchange: ExplainedExchange) -> str:
 
 
 def _mode_text(sink: ExplainedSink) -> str:
-    return f"{sink.mode} by {', '.join(sink.keys)}" if sink.keys else sink.mode
+    mode = f"{sink.mode} by {', '.join(sink.keys)}" if sink.keys else sink.mode
+    return mode if sink.how is None else f"{mode}, {sink.how}"
 
 
 def _quoted(text: str) -> str:

@@ -8,6 +8,7 @@
 | `hold` | what does one driver hold: its commits, its evidence, the rows that an audit counts |
 | `connection`, `bookkeeping` | its connection; the sink's own tables |
 | `rows`, `folds`, `later` | how do rows get into the table: COPY, upsert, fold |
+| `parallel` | how do tasks load large files by themselves |
 | `refusals`, `row_by_row` | which CHECK, UNIQUE or FOREIGN KEY can refuse a row; how is such a row left out; how many |
 | `table`, `locate` | what can each column hold; do two names mean one table |
 | `wire`, `json_text` | how does a column of Arrow get into a column of Postgres; nested values as JSON |

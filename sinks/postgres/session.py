@@ -16,6 +16,7 @@ from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.hold import TableHold
+from stormproof.sinks.postgres.parallel import Loads
 from stormproof.sinks.postgres.refusals import has_row_security, triggers_that_drop
 from stormproof.sinks.postgres.row_by_row import move_row_by_row
 from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, copy_rows, insert_rows
@@ -47,13 +48,22 @@ class PostgresSession(TableHold, SinkSession):
         identity: SinkIdentity,
         input_: SinkInput,
         epoch: int | None,
+        parallel_load_rows: int | None = None,
     ) -> None:
         super().__init__(database, name, identity, input_, epoch)
         self._staging = staging
+        self._loads = Loads(identity, database, parallel_load_rows)
+
+    def take_over(self, *, create: bool) -> None:
+        """As `TableHold.take_over`; and see whether tasks may load."""
+        super().take_over(create=create)
+        with self.link.transaction() as connection:
+            table = self.checked_table(connection, self.where)
+            self._loads = self._loads.prepared(connection, table, self.input, self.where)
 
     def writer(self) -> FileWriter:
-        """Parquet files in the staging folder."""
-        return FileWriter(self.identity.sink, self._staging, self.limits, input=self.input)
+        """Parquet files in the staging folder; large ones are copied into staging tables, too, where the sink is told to."""
+        return self._loads.writer(FileWriter(self.identity.sink, self._staging, self.limits, input=self.input))
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Adopt one transaction, by the table of `decide`; see the protocol."""
@@ -104,12 +114,17 @@ class PostgresSession(TableHold, SinkSession):
         return refused
 
     def sweep(self, is_dead: IsDead) -> int:
-        """Remove prepared files of dead attempts."""
-        return sweep_folder(self._staging, self.identity.incarnation, is_dead)
+        """Remove prepared files and staging tables of dead attempts."""
+        swept = sweep_folder(self._staging, self.identity.incarnation, is_dead)
+        with self.link.transaction() as connection:
+            return swept + self._loads.sweep(connection, is_dead)
 
     def finished(self, transaction: PreparedTransaction) -> None:
-        """The rows are in the table: the files may go."""
+        """The rows are in the table: the files may go, and what tasks of other attempts loaded."""
         remove_staged(self._staging, self.identity.incarnation, transaction.txid)
+        if self._loads.load is not None:
+            with self.link.transaction() as connection:
+                self._loads.sweep(connection, lambda txid, _attempt, _file: txid == transaction.txid)
 
     def _where(self, transaction: PreparedTransaction) -> str:
         return f"{self.where}, txid {transaction.txid}"
@@ -120,8 +135,11 @@ class PostgresSession(TableHold, SinkSession):
         """Lock the fence and move the guard. Returns the table to write to; None where the sink holds the transaction."""
         if self.begin(connection, transaction, checked=checked) is Decision.SKIP:
             return None
-        require_files(self._staging, transaction.files, where=where, digests=True)
         table = self.checked_table(connection, where)
+        # Those that a task loaded were compared when it did.
+        staged, others = self._loads.split(connection, transaction.files, table, self.input)
+        require_files(self._staging, staged, where=where)
+        require_files(self._staging, others, where=where, digests=True)
         require_durable(connection, table.oid, where)
         self.guard.move(connection, transaction, checked=checked)
         failpoint("postgres.after_guard")
@@ -156,15 +174,17 @@ class PostgresSession(TableHold, SinkSession):
         if self.input.is_by_key:
             keys = self.input.keys
             require_unique_keys(prepared_batches(self._staging, transaction.files, keys), keys, where)
-        sent = 0
+        staged, others = self._loads.split(connection, transaction.files, table, self.input)
+        taken, sent = self._loads.move(connection, table, staged, self.input.schema.names)
 
         def counted() -> Generator[pa.RecordBatch]:
             nonlocal sent
-            for batch in prepared_batches(self._staging, transaction.files, self.input.schema.names):
+            for batch in prepared_batches(self._staging, others, self.input.schema.names):
                 sent += batch.num_rows
                 yield batch
 
-        taken = rows.put(counted())
+        if others:
+            taken += rows.put(counted())
         # Met here, an error of a deferred constraint names the constraint; at the COMMIT the outcome would be in question.
         connection.execute("set constraints all immediate")
         may_drop = taken < sent and bool(triggers_that_drop(connection, table.oid, self.input))

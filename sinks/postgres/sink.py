@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stormproof.core.arguments import require_path
+from stormproof.core.arguments import require_path, require_whole
 from stormproof.core.errors import Json, SettingsError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
@@ -27,6 +27,10 @@ class PostgresSink(Sink):
 
     For `mode` and the arguments of an upsert see `DeltaSink`. A table that is upserted into, or folded into, has a primary
     key or a unique index on exactly the key's columns.
+
+    `parallel_load_rows`: a task that has at least this many rows to append copies them into a staging table itself, and the
+    commit moves them inside the server, so that the driver's own work does not grow with the batch. By default no task
+    does: the driver's COPY takes less time at every size that was measured.
 
     `database` and `staging` may be left to the run's settings (`placed`). Guard and evidence are in the schema
     `stormproof_sink` of the same database, and are written in the same transaction as the rows.
@@ -51,8 +55,12 @@ class PostgresSink(Sink):
         name: str | None = None,
         database: Database | str | None = None,
         staging: str | Path | None = None,
+        parallel_load_rows: int | None = None,
     ) -> None:
         where = f"PostgresSink({table!r})"
+        if parallel_load_rows is not None:
+            require_whole(where, "parallel_load_rows", parallel_load_rows, 1)
+        self._parallel_load_rows = parallel_load_rows
         self._table = TableName.parse(table)
         self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep)
         if staging is not None:
@@ -119,6 +127,14 @@ class PostgresSink(Sink):
             oid = find_oid(connection, self._table)
             return [] if oid is None else what_can_refuse(connection, oid, input_)
 
+    def how(self, input_: SinkInput) -> str | None:
+        """Where tasks load by themselves: from how many rows on."""
+        if self._parallel_load_rows is None:
+            return None
+        if input_.is_by_key:
+            return "copied by the driver, since parallel loads serve appends alone"
+        return f"loaded by tasks of {self._parallel_load_rows:,} rows or more, other rows by the driver"
+
     def files_in(self, input_: SinkInput) -> str:
         """The staging folder."""
         del input_
@@ -136,6 +152,7 @@ class PostgresSink(Sink):
             name=self._name,
             database=self._database or database,
             staging=staging / self._name if self._staging is None else self._staging,
+            parallel_load_rows=self._parallel_load_rows,
         )
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
@@ -173,6 +190,7 @@ class PostgresSink(Sink):
             identity=identity,
             input_=input_,
             epoch=epoch,
+            parallel_load_rows=self._parallel_load_rows,
         )
 
     def _known_database(self) -> Database:

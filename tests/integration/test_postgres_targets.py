@@ -27,7 +27,7 @@ from stormproof.sinks.postgres.table import TableName
 from stormproof.sinks.protocol import CommitOutcome, SinkIdentity
 from stormproof.sinks.staging import prepared_batches
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 
 A = {"a": 1, "b": 2}
 NAME = "targets"
