@@ -53,8 +53,11 @@ class Acker:
 
     def incomplete(self) -> Rows:
         """The messages that are not complete by what was told so far, in rising order."""
+        open_: Rows = self.ids[self.ack_vals != 0]
         doubled = self.ids[1:][self.ids[1:] == self.ids[:-1]]
-        return np.unique(np.concatenate([self.ids[self.ack_vals != 0], doubled, *self._without_init]))
+        if not len(doubled) and not self._without_init:
+            return open_  # in rising order, each once
+        return np.unique(np.concatenate([open_, doubled, *self._without_init]))
 
 
 def acker_of(ids: Rows, ackers: int) -> Rows:
