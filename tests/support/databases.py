@@ -5,19 +5,29 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from stormproof.core.postgres.database import Database, connect
+import psycopg
+
+from stormproof.core.postgres.database import Database
+
+
+def at(database: Database) -> psycopg.Connection:
+    """A connection without the settings of the product's own, at half their cost; each statement is a transaction."""
+    return psycopg.connect(database.conninfo, autocommit=True)
 
 
 def create_database(server: Database, name: str) -> Database:
-    """An empty database of this name, which was not there."""
-    with connect(server, application_name="tests", autocommit=True) as connection:
-        connection.execute(f"create database {name} template template0".encode())
+    """An empty database of this name, which was not there.
+
+    Its files are copied: that costs half of what it costs to write all of their pages to the WAL.
+    """
+    with at(server) as connection:
+        connection.execute(f"create database {name} template template0 strategy file_copy".encode())
     return server.with_name(name)
 
 
 def drop_database(server: Database, name: str) -> None:
     """Drop it where it is there, and end the sessions that use it."""
-    with connect(server, application_name="tests", autocommit=True) as connection:
+    with at(server) as connection:
         connection.execute(f"drop database if exists {name} with (force)".encode())
 
 
