@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
+from support.crashes import KILLED
 from support.memory_run import World
 from support.poison import EXIT_STATUS, POISON, Poisoning, Slow, Split, pids_in
 from support.poison_driver import BATCH, QUEUE, Case, applied, blamed, run_poisoned
@@ -108,7 +110,7 @@ def drivers_until_done(case: Case) -> int:
         status = run_poisoned(case)
         if status == 0:
             return died
-        assert status in (EXIT_STATUS, -9), f"a driver ended with {status}"
+        assert status in (EXIT_STATUS, KILLED), f"a driver ended with {status}"
     raise AssertionError("the drivers die for ever")
 
 
@@ -160,6 +162,7 @@ def test_without_notes_more_drivers_die(database: Database, tmp_path: Path) -> N
 def test_on_spark_a_message_that_kills_its_driver_is_found_after_two_deaths(database: Database, tmp_path: Path) -> None:
     prepared, payloads = poisoned_queue(database)
     case = Case(tmp_path, prepared, Poisoning.DRIVER, engine="spark")
-    assert drivers_until_done(case) == DEATHS_WITH_NOTES
+    assert [run_poisoned(case) for _ in range(DEATHS_WITH_NOTES)] == [KILLED] * DEATHS_WITH_NOTES
+    assert run_poisoned(replace(case, engine="inline")) == 0  # it would die of the culprit, too
     check_exact(case, payloads)
     assert gone([pid for pid in pids_in(case.pids) if pid != os.getpid()])

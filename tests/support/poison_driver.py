@@ -1,6 +1,6 @@
 """A driver, as a process of its own, whose function may take it down.
 
-``python poison_driver.py CASE`` with the case as JSON.
+``python poison_driver.py CASE`` with the case as JSON; without Spark it is forked from a process that has all loaded.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from stormproof.core.settings import Settings
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.run import driver, options_of
 from stormproof.trident.transaction_states import EventKind
+from support.crashes import child_of, ended
 from support.poison import Poisoning, Split
 
 BATCH: Final = 16
@@ -51,6 +52,8 @@ class Case:
 
 def run_poisoned(case: Case) -> int:
     """Run one driver to its end: its exit status, or the negative number of the signal that killed it."""
+    if case.engine == "inline":
+        return ended(child_of(drive, (case,)), "a poisoned topology", TIMEOUT_S)
     url = case.database.sqlalchemy_url.render_as_string(hide_password=False)
     fields = {**asdict(case), "folder": str(case.folder), "database": url}
     environment = {k: v for k, v in os.environ.items() if k != ENV_DRIVER_PID}
