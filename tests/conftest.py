@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import random
 from collections.abc import Generator, Iterator
@@ -65,18 +66,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a share of the tests that are marked `sampled`, drawn by the run's seed; tests asked for by name stay."""
+    """Keep a share of the tests that are marked `sampled`, drawn by the run's seed; tests asked for by name stay.
+
+    It is a share of each module's, at least one, so that each run takes as long as the others.
+    """
     if config.getoption("--all") or config.option.keyword or any("::" in given for given in config.args):
         return
     rng = random.Random(config.stash[_SEED])
-    dropped = [
-        item
-        for item in items
-        if (mark := item.get_closest_marker("sampled")) is not None and rng.random() >= mark.args[0]
-    ]
-    left_out = set(dropped)
+    marked: dict[tuple[str, float], list[pytest.Item]] = {}
+    for item in items:
+        if (mark := item.get_closest_marker("sampled")) is not None:
+            marked.setdefault((item.nodeid.partition("::")[0], mark.args[0]), []).append(item)
+    left_out = set[pytest.Item]()
+    for (_, share), some in marked.items():
+        left_out.update(rng.sample(some, len(some) - math.ceil(len(some) * share)))
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=dropped)
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
