@@ -5,23 +5,29 @@ Every function takes an SQLAlchemy engine of the database that holds them; the s
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import alembic.command
 import sqlalchemy as sa
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
 from stormproof.core.errors import SettingsError
 
+if TYPE_CHECKING:  # every driver reads the revision; only a migration needs Alembic, whose import takes 0.2 s
+    from alembic.config import Config
+
 SCHEMA: Final = "stormproof"
+_HERE: Final = Path(__file__).parent
 _LOCK_KEY: Final = 7_308_332_045_718_122_101
 """Key of the advisory lock under which one migration runs at a time."""
+_HAS_VERSIONS: Final = sa.text(
+    "select exists (select from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace"
+    f" where n.nspname = '{SCHEMA}' and c.relname = 'alembic_version')"
+)
+_VERSION: Final = sa.text(f"select version_num from {SCHEMA}.alembic_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +57,17 @@ class SchemaState:
 
 def state(engine: sa.Engine) -> SchemaState:
     """Read the revision of the database; changes nothing."""
-    scripts = ScriptDirectory.from_config(_config())
-    head = scripts.get_current_head()
-    assert head is not None
+    known = revisions()
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
-        current = context.get_current_revision()
-    return SchemaState(current, head, current is None or current in {s.revision for s in scripts.walk_revisions()})
+        there = connection.execute(_HAS_VERSIONS).scalar_one()
+        current = connection.execute(_VERSION).scalar_one_or_none() if there else None
+    return SchemaState(current, known[-1], current is None or current in known)
+
+
+@functools.cache
+def revisions() -> tuple[str, ...]:
+    """All revisions, the oldest first: each is one file, whose name begins with it."""
+    return tuple(sorted(path.name.partition("_")[0] for path in _HERE.glob("versions/[0-9]*.py")))
 
 
 def migrate(engine: sa.Engine) -> SchemaState:
@@ -74,6 +84,8 @@ def migrate(engine: sa.Engine) -> SchemaState:
             current=found.current,
             head=found.head,
         )
+    import alembic.command
+
     with engine.begin() as connection:
         connection.execute(sa.text(f"select pg_advisory_xact_lock({_LOCK_KEY})"))
         # `create schema if not exists` needs the right to make schemas even where there is nothing to make.
@@ -87,6 +99,8 @@ def migrate(engine: sa.Engine) -> SchemaState:
 
 def sql(echo: Callable[[str], None], start: str | None = None) -> None:
     """Print the SQL that `migrate` would run, from revision `start` (default: from nothing), for a person to run."""
+    import alembic.command
+
     buffer = io.StringIO()
     config = _config(buffer)
     echo(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};")
@@ -95,6 +109,8 @@ def sql(echo: Callable[[str], None], start: str | None = None) -> None:
 
 
 def _config(output: io.StringIO | None = None) -> Config:
+    from alembic.config import Config
+
     config = Config(output_buffer=output) if output is not None else Config()
-    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("script_location", str(_HERE).replace("%", "%%"))
     return config

@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from support.command_line import command_line_in
 from support.queues import prepared_database
 
+from stormproof import migrations
 from stormproof.core.errors import SettingsError
 from stormproof.core.pending.tables import metadata as pending_tables
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.files.tables import metadata as file_tables
 from stormproof.core.source.postgres_queue.tables import metadata as queue_tables
-from stormproof.migrations import SCHEMA, migrate, sql, state
+from stormproof.migrations import SCHEMA, migrate, revisions, sql, state
 from stormproof.trident.ledger.database import require_schema
 from stormproof.trident.ledger.streams import metadata as stream_tables
 from stormproof.trident.ledger.tables import metadata as ledger_tables
@@ -48,6 +51,13 @@ def test_the_migrations_make_what_the_code_says(database: Database) -> None:
     assert migrate(engine).up_to_date
     require_what_the_code_says(engine)
     engine.dispose()
+
+
+def test_the_revisions_are_those_that_alembic_finds() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    scripts = list(ScriptDirectory.from_config(config).walk_revisions())
+    assert revisions() == tuple(script.revision for script in reversed(scripts))
 
 
 def test_two_migrations_at_once_and_a_repeat(database: Database) -> None:
