@@ -1,0 +1,233 @@
+"""An upsert equals a plain fold in order of `order_by`, whatever the cut into batches, the rows' order and the repeats."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkIdentity, SinkSession
+
+SCHEMA = pa.schema(
+    [
+        pa.field("Id", pa.int64()),
+        pa.field("place", pa.string()),
+        pa.field("v", pa.int32()),
+        pa.field("w", pa.float64()),
+        pa.field("gone", pa.bool_()),
+        pa.field("name", pa.string()),
+        pa.field("score", pa.float64()),
+        pa.field("small", pa.float32()),
+        pa.field("amount", pa.decimal128(12, 2)),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("raw", pa.binary()),
+    ]
+)
+INPUT = SinkInput.for_upsert(SCHEMA, ("Id", "place"), ("v", "w"), delete_when="gone")
+COMPARED = ("v", "w", "gone", "name", "score", "small", "amount", "at", "raw")
+
+Row = tuple[Any, ...]
+Batches = list[list[Row]]
+_NUMBERS = [math.nan, -0.0, 0.0, -1.5, 2.5, math.inf, -math.inf]
+_TIMES = [datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC) + timedelta(microseconds=n) for n in (0, 1, 10**6)]
+
+ROWS = st.tuples(
+    st.sampled_from([1, 2]),
+    st.sampled_from(["", "a", "A"]),
+    st.sampled_from([-1, 0, 1]),
+    st.sampled_from(_NUMBERS),
+    st.sampled_from([None, False, True]),
+    st.sampled_from([None, "", "a", "B", "ä", "z", "\U0001f600", "\uffff"]),
+    st.sampled_from([None, *_NUMBERS]),
+    st.sampled_from([None, *_NUMBERS]),
+    st.sampled_from([None, Decimal("-1.00"), Decimal("0.10"), Decimal("9.99")]),
+    st.sampled_from([None, *_TIMES]),
+    st.sampled_from([None, b"", b"\0", b"\xff", b"a"]),
+)
+BATCHES = st.lists(st.lists(ROWS, max_size=12), min_size=1, max_size=4)
+
+
+def rank(row: Row) -> list[tuple[int, Any]]:
+    """The row in the documented order: NULL before NaN before numbers, text by its bytes."""
+    found: list[tuple[int, Any]] = []
+    for name in COMPARED:
+        value = row[SCHEMA.names.index(name)]
+        if value is None:
+            found.append((0, 0))
+        elif isinstance(value, float) and math.isnan(value):
+            found.append((1, 0))
+        else:
+            found.append((2, value.encode() if isinstance(value, str) else value))
+    return found
+
+
+class Model:
+    """A plain fold, row by row."""
+
+    def __init__(self) -> None:
+        self.held: dict[Row, Row] = {}
+
+    def put(self, rows: Sequence[Row]) -> int:
+        """How many rows changed nothing, compared with what was there before the batch."""
+        before = dict(self.held)
+        for row in rows:
+            held = self.held.get(row[:2])
+            if held is None or rank(row) > rank(held):
+                self.held[row[:2]] = row
+        return len(rows) - sum(before.get(key) is not row for key, row in self.held.items())
+
+    def shown(self) -> list[str]:
+        return sorted(map(shown, self.held.values()))
+
+
+def shown(row: Sequence[Any]) -> str:
+    def plain(value: Any) -> Any:
+        if isinstance(value, float) and value == 0:
+            return 0.0
+        if isinstance(value, datetime):
+            return value.astimezone(UTC).isoformat()
+        return bytes(value) if isinstance(value, memoryview) else value
+
+    return repr([plain(value) for value in row])
+
+
+def prepared(session: SinkSession, txid: int, rows: Sequence[Row], incarnation: str) -> PreparedTransaction:
+    writer = session.writer().open_task(TaskContext(incarnation, txid, 1, 0), SCHEMA)
+    for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+        writer.write(pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, r, strict=True)) for r in part], SCHEMA))
+    files = writer.close()
+    return PreparedTransaction(
+        txid, txid - 1 or None, transaction_digest(files), sum(f.rows for f in files), tuple(files)
+    )
+
+
+def require_fold(sink: Sink, read: Callable[[], list[Row]], batches: Batches, incarnation: str = "life") -> None:
+    """Commit the batches, each twice, and compare table and counts with the model."""
+    model = Model()
+    sink.check(INPUT, Guarantee.EXACTLY_ONCE)
+    with closing(sink.open(SinkIdentity("t", incarnation, sink.name), INPUT, 1)) as session:
+        for txid, rows in enumerate(batches, start=1):
+            transaction = prepared(session, txid, rows, incarnation)
+            superseded = model.put(rows)
+            done = session.commit(transaction, checked=True)
+            assert (done.outcome, done.superseded) == (CommitOutcome.APPLIED, superseded)
+            again = session.commit(transaction, checked=True)
+            assert (again.outcome, again.superseded) == (CommitOutcome.ALREADY_HELD, superseded)
+    assert sorted(map(shown, read())) == model.shown()
+
+
+def of_table(table: pa.Table) -> list[Row]:
+    return [tuple(row[name] for name in SCHEMA.names) for row in table.to_pylist()]
+
+
+def in_memory(batches: Batches, folder: Path) -> None:
+    sink = MemorySink("memory", staging=folder)
+    require_fold(sink, lambda: [tuple(row.values()) for row in sink.rows()], batches)
+
+
+def in_delta(batches: Batches, path: Path) -> None:
+    require_fold(DeltaSink(path, name="delta"), lambda: of_table(DeltaTable(path).to_pyarrow_table()), batches)
+
+
+def in_postgres(batches: Batches, database: Database, folder: Path, number: int) -> None:
+    table = f"upserted_{number}"
+    sink = PostgresSink(table, name="postgres", database=database, staging=folder)
+
+    def read() -> list[Row]:
+        columns = ", ".join(f'"{name}"' for name in SCHEMA.names)
+        with connect(database, application_name="test", autocommit=True) as connection:
+            return connection.execute(f"select {columns} from {table}".encode()).fetchall()
+
+    require_fold(sink, read, batches, f"life-{number}")
+
+
+@settings(max_examples=100, deadline=None)
+@given(batches=BATCHES)
+def test_in_memory(batches: Batches, tmp_path_factory: pytest.TempPathFactory) -> None:
+    in_memory(batches, tmp_path_factory.mktemp("staged"))
+
+
+@settings(max_examples=12, deadline=None)
+@given(batches=BATCHES)
+def test_in_a_delta_table(batches: Batches, tmp_path_factory: pytest.TempPathFactory) -> None:
+    in_delta(batches, tmp_path_factory.mktemp("lake") / "table")
+
+
+_NUMBER = itertools.count()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=BATCHES)
+def test_in_a_postgres_table(batches: Batches, tmp_path: Path, database: Database) -> None:
+    in_postgres(batches, database, tmp_path, next(_NUMBER))
+
+
+@settings(max_examples=100, deadline=None)
+@given(batches=BATCHES, seed=st.randoms(use_true_random=False))
+def test_the_cut_and_the_order_decide_nothing(batches: Batches, seed: Any) -> None:
+    """The model's own promise: it, and so every sink, depends on the set of rows alone."""
+    rows = [row for batch in batches for row in batch]
+    one, other = Model(), Model()
+    one.put(rows)
+    seed.shuffle(rows)
+    while rows:
+        cut = seed.randint(1, len(rows))
+        other.put(rows[:cut])
+        rows = rows[cut:]
+    assert one.shown() == other.shown()
+
+
+# Negative controls: a newer row, then an older one; a deletion, then an older row.
+
+REST: Row = (None, None, None, None, None, None)
+LATE: Batches = [[(1, "a", 1, 0.0, False, *REST)], [(1, "a", 0, 0.0, False, *REST)]]
+DEAD: Batches = [[(1, "a", 1, 0.0, True, *REST)], [(1, "a", 0, 0.0, False, *REST)]]
+
+
+@pytest.mark.parametrize("batches", [LATE, DEAD], ids=["late", "dead"])
+def test_control_the_scenarios_hold_as_they_are(batches: Batches, tmp_path: Path, database: Database) -> None:
+    in_memory(batches, tmp_path / "memory")
+    in_delta(batches, tmp_path / "lake")
+    in_postgres(batches, database, tmp_path / "staged", next(_NUMBER))
+
+
+def test_control_no_condition_on_the_order_is_caught(
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stormproof.sinks.delta.rows.later_condition", lambda *_: None)
+    monkeypatch.setattr("stormproof.sinks.postgres.rows.later_condition", lambda *_: None)
+    with pytest.raises(AssertionError):
+        in_delta(LATE, tmp_path / "lake")
+    with pytest.raises(AssertionError):
+        in_postgres(LATE, database, tmp_path / "staged", next(_NUMBER))
+
+
+def test_control_a_deletion_that_leaves_nothing_behind_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stormproof.sinks import latest
+
+    def removing(held: pa.Table, added: pa.Table, input_: SinkInput) -> tuple[pa.Table, int]:
+        made, superseded = latest.put_rows(held, added, input_)
+        return made.filter(pa.array([not gone for gone in made.column("gone").to_pylist()])), superseded
+
+    monkeypatch.setattr("stormproof.sinks.memory.put_rows", removing)
+    with pytest.raises(AssertionError):
+        in_memory(DEAD, tmp_path)
