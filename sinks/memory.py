@@ -185,8 +185,8 @@ class MemorySink(Sink):
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Raise TopologyError where such rows cannot be folded or upserted; every guarantee is served."""
-        check_fold_input(input_, f"sink {self._name!r}")
         check_upsert_input(input_, f"sink {self._name!r}")
+        check_fold_input(input_, f"sink {self._name!r}")
 
     def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> MemorySession:
         """Make the table if it is missing and `create`, and fence older epochs out."""

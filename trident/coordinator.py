@@ -532,4 +532,5 @@ class Coordinator:
             resolution = self._steps.finish(opened.txid, guarantee, before, work, failures, results, batch.steps_ms)
         self._accounts.suppressed(sum(result.is_suppressed for result in results.values()))
         result = batch.result(TxnState.COMMITTED, complete.failed, report.tuples)
-        return replace(result, unanchored=report.unanchored, dead_letters=len(resolution.dead))
+        superseded = sum(found.superseded for found in results.values())
+        return replace(result, unanchored=report.unanchored, dead_letters=len(resolution.dead), superseded=superseded)

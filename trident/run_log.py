@@ -63,6 +63,7 @@ class Accounts:
             returned=s.returned + result.returned,
             unanchored=s.unanchored + result.unanchored,
             dead_letters=s.dead_letters + result.dead_letters,
+            superseded=s.superseded + result.superseded,
             replayed=s.replayed + (result.messages if result.retry else 0),
             attempts=s.attempts + result.attempts,
             aborted_batches=s.aborted_batches + (result.state == TxnState.ABORTED.value),

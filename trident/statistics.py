@@ -34,6 +34,8 @@ class BatchResult:
     dead_letters: int = 0
     reason: str = ""
     cause: str | None = None
+    superseded: int = 0
+    """Rows of upserts that changed nothing, over all sinks: a later row of their key was there, or in the same batch."""
 
     @property
     def outcome(self) -> str:
@@ -89,7 +91,8 @@ class RunStatistics:
     failed twice counts twice; `failed_by_reason` is the same by `FailureReason`. `returned` counts returns of messages that
     went back with a failed one. `replayed` counts openings of messages that had failed or been returned before. `unanchored`
     counts failed tuples that no message anchors, for which nothing is replayed. `attempts` counts jobs: more than `batches`
-    where a batch ran more than once. `dead_letters` counts messages that were given up.
+    where a batch ran more than once. `dead_letters` counts messages that were given up. `superseded` counts rows of upserts
+    that changed nothing, over all sinks: a later row of their key was there already, or in the same batch.
     """
 
     topology: str
@@ -108,6 +111,7 @@ class RunStatistics:
     aborted_batches: int = 0
     abandoned_batches: int = 0
     suppressed: int = 0
+    superseded: int = 0
     recoveries: tuple[RecoveryReport, ...] = ()
     elapsed_s: float = 0.0
     stopped: str = "idle"
@@ -134,6 +138,7 @@ class RunStatistics:
             aborted_batches=self.aborted_batches + later.aborted_batches,
             abandoned_batches=self.abandoned_batches + later.abandoned_batches,
             suppressed=self.suppressed + later.suppressed,
+            superseded=self.superseded + later.superseded,
             recoveries=(*self.recoveries, *later.recoveries),
             elapsed_s=self.elapsed_s + later.elapsed_s,
         )

@@ -335,7 +335,8 @@ class Steps:
                 resolution = self.source.confirm(self.lease(txid), failures, self.joined(tx))
             failpoint("finish.in_transaction")
             held = {name: SinkOutcome(result.outcome.value) for name, result in results.items()}
-            txns.commit(tx, txid, before, held, timings)
+            superseded = {name: result.superseded for name, result in results.items()}
+            txns.commit(tx, txid, before, held, timings, superseded)
             events.record(tx, self._resolution_events(txid, resolution, results))
             failpoint("finish.before_commit")
         failpoint("finish.after")

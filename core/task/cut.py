@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stormproof.core.graph.plan import CombineNode, StagePlan, WriteNode
+from stormproof.core.graph.plan import CombineNode, SendNode, StagePlan, WriteNode
 from stormproof.core.job import Job
 from stormproof.core.sink import SinkWriter, TaskContext
 from stormproof.core.source.protocol import Decoder, SliceReader
@@ -74,6 +74,6 @@ def _sinks_of(plan: StagePlan) -> set[str]:
     for node in plan.nodes.values():
         if isinstance(node, WriteNode):
             found.add(node.sink)
-        elif isinstance(node, CombineNode):
+        elif isinstance(node, (CombineNode, SendNode)):
             found.update(node.sinks)
     return found

@@ -122,8 +122,8 @@ class DeltaSink(Sink):
         if "://" in self._path:
             raise TopologyError(f"{where}: {self._path!r} is not a local path; only local folders are supported yet")
         check_types(input_.schema, where)
-        check_fold_input(input_, where)
         check_upsert_input(input_, where)
+        check_fold_input(input_, where)
 
     def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> DeltaSession:
         """Make the table if it is missing and `create`, and check that it can hold the rows.

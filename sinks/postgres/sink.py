@@ -159,8 +159,8 @@ class PostgresSink(Sink):
         """Raise TopologyError where no Postgres table can take such rows; every guarantee is served."""
         where = f"sink {self._name!r}"
         check_types(input_.schema, where)
-        check_fold_input(input_, where)
         check_upsert_input(input_, where)
+        check_fold_input(input_, where)
 
     def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> PostgresSession:
         """Fence older epochs out, make the table if it is missing and `create`, and check that it can hold the rows."""

@@ -202,6 +202,17 @@ class LedgerSnapshot:
         held = (c.incarnation == incarnation, c.sink == sink, c.committed_at.is_not(None))
         return self._max(sa.select(sa.func.max(c.txid)).where(*held, *conditions))
 
+    def superseded(self, incarnation: str, sink: str) -> int:
+        """How many rows of an upsert changed nothing at a sink, over the batches of which there are rows."""
+        c = t.txn_sink.c
+        found = sa.select(sa.func.sum(c.superseded))
+        return int(
+            self.connection.execute(
+                found.where(c.incarnation == incarnation, c.sink == sink, c.superseded > 0)
+            ).scalar_one()
+            or 0
+        )
+
     def counts(self, incarnation: str) -> dict[str, int]:
         """The number of batches in each state."""
         c = t.txn.c

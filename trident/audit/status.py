@@ -50,6 +50,8 @@ class SinkStatus:
     target: str
     last_txid: int | None
     missing: tuple[Missing, ...] = ()
+    superseded: int = 0
+    """Rows of an upsert that changed nothing, over the batches that the ledger still has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,13 @@ def _topology(
         backlog=None if evidence is None else evidence.backlog(),
         pace=pace_of(snapshot.last_committed(row.incarnation, row.epoch, LAST_BATCHES)),
         sinks=tuple(
-            SinkStatus(b.sink, b.target, snapshot.last_held(row.incarnation, b.sink), missing.get(b.sink, ()))
+            SinkStatus(
+                b.sink,
+                b.target,
+                snapshot.last_held(row.incarnation, b.sink),
+                missing.get(b.sink, ()),
+                snapshot.superseded(row.incarnation, b.sink),
+            )
             for b in snapshot.sinks(row.incarnation)
         ),
         recovered=_recovered(snapshot, row.incarnation),

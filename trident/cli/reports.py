@@ -107,6 +107,8 @@ def duration(seconds: float) -> str:
 def _details(topology: TopologyStatus, of: str) -> None:
     for sink in topology.sinks:
         say(f"{of}sink {sink.sink} ({sink.target}) holds txid {sink.last_txid or '-'}")
+        if sink.superseded:
+            say(f"{of}sink {sink.sink}: {counted(sink.superseded, 'row')} superseded by later ones of their keys")
         for missing in sink.missing:
             say(f"{of}sink {sink.sink} does not have {missing}: it was not part of the topology then")
     if topology.tuning is not None:

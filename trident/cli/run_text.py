@@ -124,6 +124,8 @@ def run_text(s: RunStatistics) -> str:
         f"{counted(s.dead_letters, 'dead letter')}, {counted(s.suppressed, 'duplicate')} suppressed, {s.elapsed_s:.1f} s",
         f"ended: {_ENDS.get(s.stopped, s.stopped)}",
     ]
+    if s.superseded:
+        lines.append(f"{counted(s.superseded, 'row')} superseded by later ones of their keys")
     if s.dead_letters:
         lines.append(f"see the dead letters: stormproof dead-letters list {s.topology}")
     if s.tuning is not None:

@@ -36,6 +36,8 @@ class SinkWork:
     files: tuple[PreparedFile, ...]
     committed_at: datetime | None = None
     outcome: SinkOutcome | None = None
+    superseded: int = 0
+    """Rows of an upsert that changed nothing; known once the sink holds the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ def to_work(row: Any) -> SinkWork:
         files=tuple(PreparedFile(**f) for f in row.files),
         committed_at=_aware(row.committed_at),
         outcome=None if row.outcome is None else SinkOutcome(row.outcome),
+        superseded=row.superseded,
     )
 
 

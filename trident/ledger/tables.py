@@ -136,7 +136,15 @@ txn_sink: Final = sa.Table(
     sa.Column("files", _json, nullable=False),
     sa.Column("committed_at", _time, comment="set once the sink is known to hold it"),
     sa.Column("outcome", sa.Text, comment="applied, already_held, held_unfinished, skipped"),
+    sa.Column(
+        "superseded",
+        sa.BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="rows of an upsert that changed nothing: a later one of their key was there",
+    ),
     sa.Index("ix_txn_sink_held", "incarnation", "sink", "txid", postgresql_where=sa.text("committed_at is not null")),
+    sa.Index("ix_txn_sink_superseded", "incarnation", "sink", "superseded", postgresql_where=sa.text("superseded > 0")),
     comment="what each batch writes to each sink, fixed before any sink is touched",
 )
 

@@ -182,16 +182,25 @@ def _committing(before: TxnState, sinks: int) -> Statement:
             t.txn_sink.c.txid == given("txid"),
             t.txn_sink.c.sink == given(f"sink_{place}"),
         )
-        .values(committed_at=given("ended_at"), outcome=given(f"outcome_{place}"))
+        .values(
+            committed_at=given("ended_at"),
+            outcome=given(f"outcome_{place}"),
+            superseded=given(f"superseded_{place}"),
+        )
         for place in range(sinks)
     )
     return Statement(*held, _changing(before, "state", "ended_at", "steps_ms"))
 
 
 def commit(
-    tx: Tx, txid: int, before: TxnState, outcomes: Mapping[str, SinkOutcome], steps_ms: Mapping[str, Json]
+    tx: Tx,
+    txid: int,
+    before: TxnState,
+    outcomes: Mapping[str, SinkOutcome],
+    steps_ms: Mapping[str, Json],
+    superseded: Mapping[str, int],
 ) -> None:
-    """Record that every sink holds the batch, and how each commit ended.
+    """Record that every sink holds the batch, how each commit ended, and how many rows of it changed nothing.
 
     Raises:
         Fenced: it is not `before` any more.
@@ -199,7 +208,11 @@ def commit(
     assert TxnState.COMMITTED in MOVES[before], before
     values: dict[str, Any] = {}
     for place, (sink, outcome) in enumerate(outcomes.items()):
-        values |= {f"sink_{place}": sink, f"outcome_{place}": outcome.value}
+        values |= {
+            f"sink_{place}": sink,
+            f"outcome_{place}": outcome.value,
+            f"superseded_{place}": superseded[sink],
+        }
     changed = _committing(before, len(outcomes)).run(
         tx.connection,
         incarnation=tx.run.incarnation,

@@ -181,6 +181,7 @@ class SinkStream(ForeachBatch):
             tuples=s.tuples + written.rows,
             attempts=s.attempts + attempt,
             suppressed=s.suppressed + sum(result.is_suppressed for result in results.values()),
+            superseded=s.superseded + sum(result.superseded for result in results.values()),
         )
         return StreamResult(current.query, batch, StreamOutcome.COMMITTED, (opened.txid,), written.rows, times.ms)
 
