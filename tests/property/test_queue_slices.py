@@ -14,7 +14,7 @@ from support.source_harness import Message, messages_of
 
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.postgres_queue import PostgresQueue
+from stormproof.core.source.postgres_queue import PostgresQueue, spans
 from stormproof.core.source.protocol import Lease, Limit, Slice
 
 pytestmark = pytest.mark.postgres
@@ -148,8 +148,17 @@ step = st.one_of(
 )
 
 
+@pytest.fixture(scope="module", params=[1, spans.BULK])
+def bulk(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Slices are found in both ways: with the walk for bulk producers, and without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spans, "BULK", request.param)
+        yield
+
+
 @given(steps=st.lists(step, min_size=5, max_size=40), seed=st.integers(0, 2**16))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.usefixtures("bulk")
 def test_every_committed_message_is_confirmed_once(
     queues: Database, steps: list[tuple[str, int, int]], seed: int
 ) -> None:

@@ -79,6 +79,11 @@ class Range:
             return f"(xid = '{self.xid}'::xid8 and id > {self.above}{upto})"
         return f"(xid > '{self.above}'::xid8 and xid < '{self.upto}'::xid8)"
 
+    def beyond(self, place: Place) -> tuple[Range, ...]:
+        """The part behind a place within it, as ranges in order."""
+        of_one = Range(place.xid, place.id, None if self.xid is None else self.upto)
+        return (of_one,) if self.xid is not None else (of_one, Range(None, place.xid, self.upto))
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -138,8 +143,12 @@ class Span:
 
     def conditions(self) -> tuple[str, ...]:
         """The ranges as SQL conditions on `xid` and `id`, in order; a span that can hold nothing has none."""
+        return tuple(self.condition(range_) for range_ in self.ranges())
+
+    def condition(self, range_: Range) -> str:
+        """One of the span's ranges, checked against `end`."""
         seen = f" and pg_visible_in_snapshot(xid, '{self.end}'::pg_snapshot)" if self.end.running else ""
-        return tuple(range_.sql + seen for range_ in self.ranges())
+        return range_.sql + seen
 
     def to_json(self) -> dict[str, Json]:
         """For the ledger; `from_json` reads it."""

@@ -38,7 +38,7 @@ from stormproof.core.source.postgres_queue.messages import (
     unopened,
 )
 from stormproof.core.source.postgres_queue.numbering import OTHER_SERVER, standing
-from stormproof.core.source.postgres_queue.position import NOTHING, Position, Snapshot
+from stormproof.core.source.postgres_queue.position import NOTHING, Position, Range, Snapshot
 from stormproof.core.source.postgres_queue.produce import Receipt, copy_in, lines_from
 from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
 from stormproof.core.source.postgres_queue.server import check_server, look
@@ -256,9 +256,14 @@ class PostgresQueue(PendingSource):
 
     def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
         """Ranges of ids."""
-        rows, bounds = self._select("id, xid, payload", at), self._bounds(at, parallelism)
+        xid, bounds = spans.xid_of(at), self._bounds(at, parallelism)
+        if xid is None:
+            rows = self._select("id, xid, payload", at)
+        else:
+            low, high, _ = spans.ids_of(at)
+            rows = self.table.select("id, xid, payload", (Range(xid, low - 1, high).sql,))
         return tuple(
-            PostgresSliceReader(self.database, rows, above, upto)
+            PostgresSliceReader(self.database, rows, above, upto, xid)
             for above, upto in zip((None, *bounds), (*bounds, None), strict=True)
         )
 
