@@ -5,7 +5,7 @@
 | `queue` | `PostgresQueue`: how is a queue declared, put to, peeked into and read |
 | `produce`, `messages`, `tables` | how are messages put; which tables and partitions hold them |
 | `position`, `spans` | which messages lie between two snapshots; where does a limit cut them; what must a job find |
-| `reader` | how does an executor read its part, by COPY into Arrow |
+| `reader`, `tokens` | how does an executor read its part, by COPY into Arrow; what are its messages' tokens |
 | `numbering`, `server` | is the queue on the server that gave its transaction numbers; how does it go on under another |
 | `audit` | are there gaps between slices, for the audit |
 """
