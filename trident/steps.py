@@ -354,7 +354,12 @@ class Steps:
             for sink, result in results.items()
             if result.is_suppressed
         ]
-        return dead + suppressed
+        dropped = [
+            Event(EventKind.DROPPED, txid=txid, sink=sink, detail={"rows": result.dropped})
+            for sink, result in results.items()
+            if result.dropped
+        ]
+        return dead + suppressed + dropped
 
     # -- abort -------------------------------------------------------------------------------------------------------
 

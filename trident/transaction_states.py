@@ -127,6 +127,8 @@ class EventKind(StrEnum):
     OPERATOR = "operator"
     REJECT = "reject"
     """A row that a sink does not hold, since an operator skipped its batch there."""
+    DROPPED = "dropped"
+    """A sink's table took a batch without those rows that its own triggers drop; `detail` has their number."""
     LATE_COMMIT = "late_commit"
     """A sink holds a batch that had been given up: a suspended driver wrote it after all."""
     GRAPH = "graph"

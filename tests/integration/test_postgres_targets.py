@@ -261,6 +261,9 @@ def test_verify_tells_of_dropped_rows_without_an_alarm(operated: Operated) -> No
     (notice,) = report["notices"]
     assert notice["kind"] == "dropped"
     assert "took 2 of 4 rows; its own triggers dropped the other 2" in notice["text"]
+    (status,) = operated.command("status")["topologies"]
+    assert status["sinks"][0]["dropped"] == 2
+    assert "2 rows dropped by the table's own triggers" in operated.text("status")
     operated.sql("update stormproof_sink.evidence set dropped = 1")
     assert operated.kinds("violations", operated.verify(status=1)) == ["evidence_differs"]
 

@@ -213,6 +213,13 @@ class LedgerSnapshot:
             or 0
         )
 
+    def dropped(self, incarnation: str, sink: str) -> int:
+        """How many rows the triggers of a sink's table dropped."""
+        c = t.event.c
+        found = sa.select(sa.func.sum(c.detail["rows"].as_integer()))
+        here = (c.incarnation == incarnation, c.kind == EventKind.DROPPED.value, c.sink == sink)
+        return int(self.connection.execute(found.where(*here)).scalar_one() or 0)
+
     def counts(self, incarnation: str) -> dict[str, int]:
         """The number of batches in each state."""
         c = t.txn.c

@@ -52,6 +52,8 @@ class SinkStatus:
     missing: tuple[Missing, ...] = ()
     superseded: int = 0
     """Rows of an upsert that changed nothing, over the batches that the ledger still has."""
+    dropped: int = 0
+    """Rows that the table's own triggers dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,7 @@ def _topology(
                 snapshot.last_held(row.incarnation, b.sink),
                 missing.get(b.sink, ()),
                 snapshot.superseded(row.incarnation, b.sink),
+                snapshot.dropped(row.incarnation, b.sink),
             )
             for b in snapshot.sinks(row.incarnation)
         ),

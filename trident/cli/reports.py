@@ -109,6 +109,8 @@ def _details(topology: TopologyStatus, of: str) -> None:
         say(f"{of}sink {sink.sink} ({sink.target}) holds txid {sink.last_txid or '-'}")
         if sink.superseded:
             say(f"{of}sink {sink.sink}: {counted(sink.superseded, 'row')} superseded by later ones of their keys")
+        if sink.dropped:
+            say(f"{of}sink {sink.sink}: {counted(sink.dropped, 'row')} dropped by the table's own triggers")
         for missing in sink.missing:
             say(f"{of}sink {sink.sink} does not have {missing}: it was not part of the topology then")
     if topology.tuning is not None:
