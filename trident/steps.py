@@ -182,8 +182,7 @@ class Steps:
         work = {name: self._work(name, files) for name in self.sessions}
         with self.ledger.transaction(self.run) as tx:
             if guarantee is not Guarantee.AT_MOST_ONCE:
-                with self._while_nobody_took_over(opened):
-                    self.source.hold(opened.lease, self.joined(tx))
+                self._hold(opened, tx)
             txns.fix_content(
                 tx,
                 opened.txid,
@@ -196,6 +195,11 @@ class Steps:
             failpoint("prepare.in_transaction")
         failpoint("prepare.after")
         return work
+
+    def _hold(self, opened: Opened, tx: Tx) -> None:
+        """Make the batch's lease one that never lapses, in the transaction that fixes its content."""
+        with self._while_nobody_took_over(opened):
+            self.source.hold(opened.lease, self.joined(tx))
 
     @contextmanager
     def _while_nobody_took_over(self, opened: Opened) -> Generator[None]:

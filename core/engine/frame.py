@@ -1,4 +1,4 @@
-"""Writes the rows of a Spark DataFrame through sinks' writers, in one job: for micro-batches, whose rows are no messages.
+"""Writes the rows of a Spark DataFrame through sinks' writers, in one job, for micro-batches and jobs: rows are no messages.
 
 It uses the public DataFrame API only. There are no shares here: each task's one summary row says what it wrote, and Spark
 returns the summary of each partition's one successful task.
@@ -17,6 +17,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.taskcontext import TaskContext as SparkTask
 
 from stormproof.core.arrow_compute import pc
@@ -68,6 +69,10 @@ class Frames(Protocol):
         """Refuse a session without the settings that exactly-once rests on; raises SettingsError."""
         ...
 
+    def require_batch(self, frame: Any) -> None:
+        """Refuse what is no plain DataFrame of this process's session; raises UsageError."""
+        ...
+
     def query_id(self, frame: Any) -> str:
         """The id of the streaming query that hands out this micro-batch; the query's checkpoint keeps it over restarts."""
         ...
@@ -107,6 +112,21 @@ class SparkFrames:
     def require(self, frame: DataFrame) -> None:
         """Raises SettingsError."""
         require_settings(frame.sparkSession)
+
+    def require_batch(self, frame: object) -> None:
+        """Raises UsageError for a DataFrame of Spark Connect, a streaming one, and what is none."""
+        if not isinstance(frame, ClassicFrame):
+            is_connect = isinstance(frame, DataFrame)
+            what = "a DataFrame of Spark Connect" if is_connect else f"an object of {type(frame).__name__}"
+            raise UsageError(
+                f"once() takes a Spark DataFrame of a session in this process, not {what}"
+                + ("; Spark Connect is not supported" if is_connect else "")
+            )
+        if frame.isStreaming:
+            raise UsageError(
+                "once() takes a DataFrame that ends, and this one is a stream: give the function to "
+                "df.writeStream.foreachBatch(...) instead"
+            )
 
     def query_id(self, frame: DataFrame) -> str:
         """Raises UsageError where the caller is no streaming query."""

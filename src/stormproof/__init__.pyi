@@ -137,4 +137,9 @@ from .trident.statistics import (
 from .trident.stream import GroupedStream as GroupedStream, Stream as Stream, Topology as Topology
 from .trident.streaming.api import exactly_once as exactly_once, feed as feed
 from .trident.streaming.base import ForeachBatch as ForeachBatch
-from .trident.streaming.result import StreamOutcome as StreamOutcome, StreamResult as StreamResult
+from .trident.streaming.jobs import ExactlyOnce as ExactlyOnce
+from .trident.streaming.result import (
+    OnceResult as OnceResult,
+    StreamOutcome as StreamOutcome,
+    StreamResult as StreamResult,
+)

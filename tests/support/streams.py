@@ -82,6 +82,9 @@ class ArrowFrames:
     def require(self, frame: Handout) -> None:
         del frame
 
+    def require_batch(self, frame: Handout) -> None:
+        del frame
+
     def query_id(self, frame: Handout) -> str:
         return frame.query
 

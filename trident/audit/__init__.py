@@ -9,7 +9,7 @@
 | `message`, `txn`, `replays` | what became of a message, of a txid; what was tried again, and why |
 | `status`, `pace` | what runs, what waits, how fast |
 | `ledger`, `lifecycle` | what is read of the ledger; how did each failed message end |
-| `source`, `spouts`, `evidence`, `streams` | what do the source, several spouts and micro-batches say of their messages |
+| `source`, `spouts`, `evidence`, `streams`, `jobs` | what do source, spouts, micro-batches and jobs say of their messages |
 | `inspect` | how is a sink opened from its name in the ledger |
 """
 

@@ -45,6 +45,8 @@ class Suppressed:
     at: datetime | None
     micro_batch: str | None = None
     """QUERY:BATCH, if a streaming query handed a micro-batch out again; fed to a topology, that has no one txid: 0."""
+    key: str | None = None
+    """The key of a job that was run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def replays(ledger: AuditLedger, topology: str, *, source: SourceReader = stored
             if e.kind is EventKind.ATTEMPT_FAILED
         ),
         suppressed=tuple(
-            Suppressed(e.txid or 0, e.sink or "", e.at, _micro_batch(e))
+            Suppressed(e.txid or 0, e.sink or "", e.at, _micro_batch(e), _key(e))
             for e in events
             if e.kind is EventKind.SUPPRESSED
         ),
@@ -94,3 +96,8 @@ def replays(ledger: AuditLedger, topology: str, *, source: SourceReader = stored
 def _micro_batch(event: Event) -> str | None:
     detail = event.detail or {}
     return f"{detail['query']}:{detail['batch']}" if detail.keys() >= {"query", "batch"} else None
+
+
+def _key(event: Event) -> str | None:
+    key = (event.detail or {}).get("key")
+    return None if key is None else str(key)

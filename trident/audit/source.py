@@ -24,6 +24,7 @@ from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.protocol import Backlog
 from stormproof.core.source.spouts import member_subscription, sources_in
 from stormproof.trident.audit.evidence import SourceEvidence
+from stormproof.trident.audit.jobs import find_jobs
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.spouts import GroupEvidence
 from stormproof.trident.audit.streams import find_stream
@@ -37,14 +38,17 @@ SourceReader: TypeAlias = Callable[[LedgerSnapshot, TopologyRow], SourceEvidence
 def stored_source(ledger: LedgerSnapshot, topology: TopologyRow) -> SourceEvidence | None:
     """The record of a topology's source in the ledger's database.
 
-    That is one source, the sources of its spouts as one, or the micro-batches that a streaming query hands straight to
-    sinks. None if there is no record, or if one of several spouts reads a source elsewhere.
+    That is one source, the sources of its spouts as one, or the micro-batches of a streaming query, or the jobs, that go
+    straight to sinks. None if there is no record, or if one of several spouts reads a source elsewhere.
     """
     if not ledger.is_postgres:
         return None
     found = _pending(ledger.connection, [topology.incarnation, topology.name], topology.source)
     if found is not None:
         return found
+    jobs = find_jobs(ledger.connection, topology.incarnation, topology.name, topology.source)
+    if jobs is not None:
+        return jobs
     stream = find_stream(ledger.connection, topology.incarnation, topology.source)
     if stream is not None:
         return stream

@@ -21,6 +21,7 @@ from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, Topolog
 from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
 from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.audit.streams import StreamPlace, place_of
+from stormproof.trident.ledger.job_keys import JobKeys, summary
 from stormproof.trident.ledger.missing import Missing
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.transaction_states import EventKind, TxnState
@@ -150,6 +151,8 @@ class TopologyStatus:
     tuning: Figures | None = None
     stream: StreamPlace | None = None
     """The place of the streaming query that feeds it."""
+    jobs: JobKeys | None = None
+    """The keys that were taken, where a program writes by keys."""
     journal: JournalCounts | None = None
     """If the source's server redelivers: the messages written down, owed to the server, and suppressed."""
     problems: tuple[Problem, ...] = ()
@@ -224,6 +227,7 @@ def _topology(
         else sum(txn.state in (TxnState.OPEN, TxnState.PREPARED) for txn in unresolved),
         tuning=None if newest is None else Figures.of_json(newest.tuning),
         stream=place_of(snapshot.connection, row.incarnation),
+        jobs=summary(snapshot.connection, row.incarnation),
         journal=None if evidence is None else evidence.journal(),
         refused=refused,
         problems=tuple(_problems(row, driver, unresolved, refused)),

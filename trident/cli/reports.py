@@ -126,6 +126,10 @@ def _details(topology: TopologyStatus, of: str) -> None:
         say(f"{of}streaming query {topology.stream.query} stands at batch {topology.stream.batch}")
         if topology.stream.missing is not None:
             say(f"{of}{topology.stream.missing}")
+    if topology.jobs is not None:
+        jobs = topology.jobs
+        keys = "1 key" if jobs.count == 1 else f"{jobs.count} keys"
+        say(f"{of}{keys} written; the last is {jobs.last!r}, txid {jobs.last_txid}")
     if topology.refused is not None:
         say(f"{of}epoch {topology.epoch} did not start: {topology.refused.reason}")
     if topology.pruned_upto:
@@ -254,6 +258,8 @@ def _txn_text(report: TxnReport) -> None:
         f"read {counted(report.messages, 'message')}{' that failed before' if report.retry else ''} "
         f"({counted(report.bytes, 'byte')}) from {report.source}; {report.failed} failed{returned}"
     )
+    if "key" in report.position:
+        say(f"its key is {report.position['key']!r}")
     opened_at, prepared_at, ended_at = map(cell_text, (report.opened_at, report.prepared_at, report.ended_at))
     say(f"opened {opened_at}, content fixed {prepared_at}, ended {ended_at}")
     if report.steps_ms:

@@ -9,6 +9,7 @@
 | `bindings`, `lives` | which table is behind a sink; which other topologies wrote to it |
 | `graphs`, `missing` | may a changed topology go on; which txids does a new sink not have |
 | `streams` | which micro-batches of a streaming query were taken |
+| `job_keys` | which keys of batch jobs were taken; is a name for queries or for jobs |
 | `repair` | how is a batch recorded that a sink skips, or holds against expectation |
 | `rows`, `tables`, `database` | as which types are rows read; which tables are there; how is the database reached |
 """

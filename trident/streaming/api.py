@@ -1,7 +1,7 @@
-"""Structured Streaming into Stormproof: what a streaming query's `foreachBatch` calls.
+"""Spark's own frames into Stormproof: what a streaming query's `foreachBatch` calls, and what a batch job calls.
 
-`exactly_once(sinks..., name=...)` writes each micro-batch to its sinks; `feed(topology)` makes messages of its rows and
-takes them through a topology. docs/foreach_batch.md says which is for what, and what each costs.
+`exactly_once(sinks..., name=...)` writes each micro-batch, or each job's rows, to its sinks; `feed(topology)` makes messages
+of a micro-batch's rows and takes them through a topology. docs/foreach_batch.md says which is for what, and what each costs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from stormproof.core.sink import SinkSpec, require_tables_apart
 from stormproof.core.source.files.micro_batches import MicroBatches
 from stormproof.trident.options import RunOptions
 from stormproof.trident.streaming.base import ForeachBatch
+from stormproof.trident.streaming.jobs import ExactlyOnce
 from stormproof.trident.streaming.result import StreamResult
-from stormproof.trident.streaming.sinks import SinkStream
 from stormproof.trident.streaming.topology import TopologyStream
 
 if TYPE_CHECKING:
@@ -35,8 +35,11 @@ def exactly_once(
     settings: Settings | None = None,
     on_batch: Callable[[StreamResult], None] | None = None,
     frames: Frames | None = None,
-) -> ForeachBatch:
+) -> ExactlyOnce:
     """For `df.writeStream.foreachBatch(...)`: each micro-batch's rows are appended to every sink, exactly once.
+
+    For a batch job, `once` of what is returned appends a DataFrame's rows exactly once for a key of the caller's. A name is
+    for streaming queries, or for jobs.
 
     A micro-batch is one message and one transaction: the first one that `name` gets is txid 1, the next txid 2. Its rows
     are computed and written once, by one job; from *prepare* on they are never computed again. A row that a sink cannot
@@ -57,7 +60,7 @@ def exactly_once(
     for sink in sinks:
         require_sink(sink, f"exactly_once(name={name!r})")
     require_tables_apart(name, sinks)
-    return SinkStream(
+    return ExactlyOnce(
         checked_name(name, "stream"), sinks, adopt=adopt, settings=settings, on_batch=on_batch, frames=frames
     )
 

@@ -1,4 +1,4 @@
-"""What the functions for `foreachBatch` share: a query is opened with its first micro-batch, and closed after an error."""
+"""What the functions for `foreachBatch` and for jobs share: a name is opened with its first frame, closed after an error."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import logging
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -26,7 +27,7 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
-from stormproof.trident.ledger import events
+from stormproof.trident.ledger import events, job_keys
 from stormproof.trident.ledger.database import known_error, ledger_engine, require_schema
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
@@ -36,7 +37,7 @@ from stormproof.trident.opening import attached
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.preflight import Preflight
-from stormproof.trident.run import options_of, placed
+from stormproof.trident.run import new_incarnation, options_of, placed
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import RunStatistics
 from stormproof.trident.streaming.result import StreamResult
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
     from stormproof.core.engine.frame import Frames
 
 Frame: TypeAlias = Any
-"""A micro-batch: Spark's DataFrame. It is not named here, so that Spark need not be imported."""
+"""Rows: Spark's DataFrame. It is not named here, so that Spark need not be imported."""
+Look: TypeAlias = Callable[[sa.Connection], object]
+"""Reads the ledger before anything is opened, and raises where the caller does not belong here."""
 
 log = logging.getLogger("stormproof.txn")
 
@@ -67,9 +70,10 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class OpenQuery:
-    """What one driver has open for one streaming query."""
+    """What one driver has open for one name."""
 
-    query: str
+    query: str | None
+    """The streaming query that calls; None: a program, with keys."""
     plan: Plan
     source: Source
     ledger: Ledger
@@ -118,22 +122,43 @@ class ForeachBatch(ABC):
         with self._lock:
             started_s = self._clock.monotonic_s()
             query = self._frames.query_id(frame)
-            kept = False
-            try:
-                if self._current is not None and self._current.query != query:
-                    raise UsageError(
-                        f"stream {self.name!r} is fed by query {self._current.query}, and query {query} calls it, too: give "
-                        "each query a function of its own, with a name and tables of its own"
-                    )
-                if self._current is None:
-                    self._current = self._begin(frame, query, batch_id)
-                result = self._take(self._current, frame, batch_id)
-                kept = True
-            finally:
-                if not kept:
-                    self._let_go()
-            result.steps_ms["total"] = (self._clock.monotonic_s() - started_s) * 1000
-            self._account(self._current, result)
+
+            def look(connection: sa.Connection) -> None:
+                job_keys.require_use(connection, self.name, by_key=False)
+                standing = stands_by_name(connection, self.name, query, batch_id)
+                handed(self.name, standing, query, batch_id, self._adopt)
+
+            with self._opened(frame, query, look) as current:
+                result = self._take(current, frame, query, batch_id)
+                result.steps_ms["total"] = (self._clock.monotonic_s() - started_s) * 1000
+                epoch = current.run.epoch
+            self._account(epoch, result)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _opened(self, frame: Frame, query: str | None, look: Look) -> Generator[OpenQuery]:
+        """What is open for this caller; it is opened if it is not, and closed by an error."""
+        kept = False
+        try:
+            if self._current is not None and self._current.query != query:
+                raise UsageError(
+                    f"stream {self.name!r} is fed by {_caller(self._current.query)}, and {_caller(query)} calls it, too: "
+                    "give each query a function of its own, with a name and tables of its own"
+                )
+            if self._current is None:
+                self._current = self._begin(frame, query, look)
+            yield self._current
+            kept = True
+        finally:
+            if not kept:
+                self._let_go()
 
     @property
     def _frames(self) -> Frames:
@@ -154,21 +179,21 @@ class ForeachBatch(ABC):
                     self._let_go()
 
     @abstractmethod
-    def _plan(self, frame: Frame) -> tuple[Plan, Source]:
+    def _plan(self, frame: Frame, query: str | None) -> tuple[Plan, Source]:
         """The plan for such rows, and its source."""
 
     @abstractmethod
-    def _take(self, current: OpenQuery, frame: Frame, batch: int) -> StreamResult:
+    def _take(self, current: OpenQuery, frame: Frame, query: str, batch: int) -> StreamResult:
         """Take one micro-batch to its end."""
 
     @abstractmethod
     def _recovered(self, current: OpenQuery) -> None:
         """Recover, right after the query was opened."""
 
-    def _begin(self, frame: Frame, query: str, batch: int) -> OpenQuery:
-        """Open everything. The epoch is raised last, so that a query that cannot run fences nobody."""
+    def _begin(self, frame: Frame, query: str | None, look: Look) -> OpenQuery:
+        """Open everything. The epoch is raised last, so that a caller that cannot run fences nobody."""
         self._frames.require(frame)
-        plan, source = self._plan(frame)
+        plan, source = self._plan(frame, query)
         functions = require_shippable(plan)
         settings = self._settings or Settings()
         with ExitStack() as stack:
@@ -179,9 +204,8 @@ class ForeachBatch(ABC):
             source = source.for_run(database)
             plan = placed(plan, database, settings)
             options = replace(self._options or options_of(settings, self._guarantee), until_idle=True)
-            ledger = Ledger(engine, self._clock, lambda: query)
-            look = partial(_look, engine, self.name, query, batch)
-            handed(self.name, outlasting_outages(look, options, self._clock), query, batch, self._adopt)
+            ledger = Ledger(engine, self._clock, new_incarnation if query is None else lambda: query)
+            outlasting_outages(partial(_looked, engine, look), options, self._clock)
             preflight = Preflight(self._engine(frame, settings), plan, functions, source, settings.staging_path)
             outlasting_outages(preflight, options, self._clock)
             attach = partial(attached, plan, source, ledger, database)
@@ -222,7 +246,7 @@ class ForeachBatch(ABC):
             text = "stream %s: begins at batch %d of streaming query %s; %s not in its sinks"
             log.warning(text, self.name, taken.batch, taken.query, missing(taken.batch))
 
-    def _account(self, current: OpenQuery, result: StreamResult) -> None:
+    def _account(self, epoch: int, result: StreamResult) -> None:
         line: dict[str, object] = {
             "topology": self.name,
             "query": result.query,
@@ -230,7 +254,7 @@ class ForeachBatch(ABC):
             "outcome": result.outcome.value,
             "txids": list(result.txids),
             "guarantee": self._guarantee.value,
-            "epoch": current.run.epoch,
+            "epoch": epoch,
             "rows": result.rows,
             "steps_ms": {name: round(value, 1) for name, value in result.steps_ms.items()},
         }
@@ -240,12 +264,16 @@ class ForeachBatch(ABC):
                 self._on_batch(result)
 
 
-def _look(engine: sa.Engine, name: str, query: str, batch: int) -> Standing:
+def _looked(engine: sa.Engine, look: Look) -> None:
     try:
         with engine.connect() as connection:
-            return stands_by_name(connection, name, query, batch)
+            look(connection)
     except DBAPIError as error:
         known = known_error(error)
         if known is None:
             raise
         raise known from error
+
+
+def _caller(query: str | None) -> str:
+    return "a program that calls once()" if query is None else f"query {query}"

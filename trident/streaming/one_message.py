@@ -1,4 +1,4 @@
-"""The source of a stream without a topology: each micro-batch is one message."""
+"""The source of what goes straight to sinks: each micro-batch, and each job, is one message."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from stormproof.trident.ledger.streams import StreamBatch
 
 
 class OneMessageSource(Source):
-    """The source that ledger, recovery and audit see: a micro-batch is one message.
+    """The source that ledger, recovery and audit see: a micro-batch, or a job, is one message.
 
-    Nothing is leased or returned: Spark hands a micro-batch out again until it is done, and a ledger table says where
-    the query stands.
+    Nothing is leased or returned: Spark hands a micro-batch out again until it is done, and a program runs its job again;
+    a ledger table says where the query stands, and which jobs are done.
     """
 
     def __init__(self, name: str, schema: pa.Schema) -> None:
@@ -118,6 +118,12 @@ def slice_of(taken: StreamBatch, seed: int) -> Slice:
     """The slice that is a micro-batch."""
     position: dict[str, Json] = {"query": taken.query, "batch": taken.batch, "number": taken.number}
     return Slice(position, one_message(taken.number, seed), 0)
+
+
+def slice_of_key(key: str, txid: int, seed: int) -> Slice:
+    """The slice that is a job; its number is its txid."""
+    position: dict[str, Json] = {"key": key, "number": txid}
+    return Slice(position, one_message(txid, seed), 0)
 
 
 def one_message(number: int, seed: int) -> Expectation:

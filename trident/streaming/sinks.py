@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -25,6 +25,7 @@ from stormproof.core.source.protocol import Slice, Source
 from stormproof.core.tracking.outcome import FailedIn
 from stormproof.trident.coordinator import SEED_BITS
 from stormproof.trident.ledger import events, txns
+from stormproof.trident.ledger.job_keys import source_of
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.ledger.streams import Handed, StreamBatch, handed, stands
 from stormproof.trident.ledger.tx import Tx
@@ -38,7 +39,9 @@ from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 from stormproof.trident.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
 
 if TYPE_CHECKING:
-    from stormproof.core.engine.frame import Frames
+    from stormproof.core.engine.frame import Frames, Written
+
+R = TypeVar("R")
 
 log = logging.getLogger("stormproof.txn")
 
@@ -73,23 +76,27 @@ class SinkStream(ForeachBatch):
             name, Guarantee.EXACTLY_ONCE, adopt=adopt, settings=settings, options=None, on_batch=on_batch, frames=frames
         )
         self._sinks = tuple(sinks)
-        self._steps: KeepTxidSteps | None = None
+        self._steps: Steps | None = None
         self._schema: pa.Schema | None = None
         self._rolled: set[int] = set()
 
-    def _plan(self, frame: Frame) -> tuple[Plan, Source]:
+    def _plan(self, frame: Frame, query: str | None) -> tuple[Plan, Source]:
         self._schema = self._frames.schema(frame)
-        source = OneMessageSource(self.name, self._schema)
+        source = OneMessageSource(self.name if query is not None else source_of(self.name), self._schema)
         topology = TopologyGraph(self.name)
         spout = topology.add_spout("micro-batches", source)
         for sink in self._sinks:
             topology.add_sink(Subscription(spout, DEFAULT_STREAM), sink)
         return compile_topology(topology, Guarantee.EXACTLY_ONCE), source
 
-    def _recovered(self, current: OpenQuery) -> None:
-        self._steps = KeepTxidSteps(
+    def _steps_of(self, current: OpenQuery) -> Steps:
+        """The steps of the caller's transactions."""
+        return KeepTxidSteps(
             current.ledger, current.run, current.source, current.sessions, lease_s=current.options.lease_s
         )
+
+    def _recovered(self, current: OpenQuery) -> None:
+        self._steps = self._steps_of(current)
         self._rolled.clear()
         first = True
 
@@ -114,12 +121,18 @@ class SinkStream(ForeachBatch):
             log.info("recovered %s", json.dumps(summary))
         return report
 
-    def _take(self, current: OpenQuery, frame: Frame, batch: int) -> StreamResult:
-        """Take it; where a store's answer is lost, recovery finds out what is owed, and the call goes on."""
+    def _take(self, current: OpenQuery, frame: Frame, query: str, batch: int) -> StreamResult:
+        return self._outlasting(current, lambda steps: self._take_once(current, steps, frame, query, batch))
+
+    def _outlasting(self, current: OpenQuery, take: Callable[[Steps], R | JobFailed]) -> R:
+        """Take it; where a store's answer is lost, recovery finds out what is owed, and the call goes on.
+
+        A job that failed is not tried again here: `take` returns its error, which is raised.
+        """
         steps = self._steps
         assert steps is not None
         result = outlasting_outages(
-            lambda: self._take_once(current, frame, batch),
+            lambda: take(steps),
             current.options,
             self._clock,
             let_go=steps.drop_connections,
@@ -129,43 +142,61 @@ class SinkStream(ForeachBatch):
             raise result
         return result
 
-    def _take_once(self, current: OpenQuery, frame: Frame, batch: int) -> StreamResult | JobFailed:
-        steps, schema = self._steps, self._schema
-        assert steps is not None
-        assert schema is not None
-        found = self._frames.schema(frame)
-        if not found.equals(schema):
-            raise UsageError(
-                f"stream {self.name!r}: the micro-batch has the columns {to_ddl(found)}, the ones before had "
-                f"{to_ddl(schema)}"
-            )
+    def _take_once(
+        self, current: OpenQuery, steps: Steps, frame: Frame, query: str, batch: int
+    ) -> StreamResult | JobFailed:
+        self._require_columns(frame)
         times = StepTimes(self._clock)
-
-        opened, attempt = self._open(current, steps, batch)
+        opened, attempt = self._open(current, steps, query, batch)
         times.mark("open")
         if attempt is None:
             outcome = StreamOutcome.ROLLED_FORWARD if opened.txid in self._rolled else StreamOutcome.SUPPRESSED
             self._frames.read_in_vain(frame)
             times.mark("read_in_vain")
-            self.statistics = replace(self.statistics, suppressed=self.statistics.suppressed + len(current.sessions))
-            return StreamResult(current.query, batch, outcome, (opened.txid,), 0, times.ms)
-        writers = {name: session.writer() for name, session in current.sessions.items()}
-        try:
-            written = self._frames.write(
-                frame, writers, TaskContext(current.run.incarnation, opened.txid, attempt, 0), schema
-            )
-        except JobFailed as error:
-            return error  # the query's own failure, which is not tried again here
-        times.mark("job")
-        failpoint("run.after")
+            self._count_suppressed(current)
+            return StreamResult(query, batch, outcome, (opened.txid,), 0, times.ms)
+        written = self._write(current, frame, opened.txid, attempt, times)
+        if isinstance(written, JobFailed):
+            return written
         if written.problems:
             raise SinkRefused(
-                f"stream {self.name!r}: batch {batch} of query {current.query} has rows that a sink cannot hold: "
+                f"stream {self.name!r}: batch {batch} of query {query} has rows that a sink cannot hold: "
                 f"{'; '.join(written.problems)}. Nothing was written. Mend or filter them in the query and start it "
                 "again, which hands out the same batch; or feed() a topology, where such rows become dead letters",
                 batch=batch,
                 problems=[*written.problems],
             )
+        self._commit(steps, opened, attempt, written, times)
+        return StreamResult(query, batch, StreamOutcome.COMMITTED, (opened.txid,), written.rows, times.ms)
+
+    def _require_columns(self, frame: Frame) -> None:
+        found, schema = self._frames.schema(frame), self._schema
+        assert schema is not None
+        if not found.equals(schema):
+            raise UsageError(
+                f"stream {self.name!r}: the rows have the columns {to_ddl(found)}, the ones before had {to_ddl(schema)}"
+            )
+
+    def _count_suppressed(self, current: OpenQuery) -> None:
+        self.statistics = replace(self.statistics, suppressed=self.statistics.suppressed + len(current.sessions))
+
+    def _write(
+        self, current: OpenQuery, frame: Frame, txid: int, attempt: int, times: StepTimes
+    ) -> Written | JobFailed:
+        """Compute the rows and write them to files, by one job."""
+        schema = self._schema
+        assert schema is not None
+        writers = {name: session.writer() for name, session in current.sessions.items()}
+        try:
+            written = self._frames.write(frame, writers, TaskContext(current.run.incarnation, txid, attempt, 0), schema)
+        except JobFailed as error:
+            return error
+        times.mark("job")
+        failpoint("run.after")
+        return written
+
+    def _commit(self, steps: Steps, opened: Opened, attempt: int, written: Written, times: StepTimes) -> None:
+        """Prepare, commit and finish what was written."""
         nobody: Sequence[FailedIn] = ()
         work = steps.fix_content(opened, attempt, Guarantee.EXACTLY_ONCE, written.files, nobody, written.rows)
         times.mark("prepare")
@@ -183,22 +214,21 @@ class SinkStream(ForeachBatch):
             suppressed=s.suppressed + sum(result.is_suppressed for result in results.values()),
             superseded=s.superseded + sum(result.superseded for result in results.values()),
         )
-        return StreamResult(current.query, batch, StreamOutcome.COMMITTED, (opened.txid,), written.rows, times.ms)
 
-    def _open(self, current: OpenQuery, steps: KeepTxidSteps, batch: int) -> tuple[Opened, int | None]:
+    def _open(self, current: OpenQuery, steps: Steps, query: str, batch: int) -> tuple[Opened, int | None]:
         """The micro-batch's transaction, and the number of its attempt (None: it is committed already)."""
         failpoint("open.before")
         seed = self._rng.getrandbits(SEED_BITS)
         with current.ledger.transaction(current.run) as tx:
-            standing = stands(tx, current.query, batch)
-            known = handed(self.name, standing, current.query, batch, self._adopt)
+            standing = stands(tx, query, batch)
+            known = handed(self.name, standing, query, batch, self._adopt)
             if known is Handed.AGAIN:
                 assert standing.last is not None
                 taken, attempt = standing.last, self._again(current, tx, standing.last, seed)
             else:
                 txid = txns.next_txid(tx)
                 adopted = self._adopt if known is Handed.ADOPTED else None
-                taken = StreamBatch(txid, current.query, batch, txid, adopted_from=adopted)
+                taken = StreamBatch(txid, query, batch, txid, adopted_from=adopted)
                 self._record_place(current, tx, standing, taken)
                 txns.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, self.name, slice_of(taken, seed), seed)
                 attempt = 1

@@ -54,7 +54,8 @@ class TopologyStream(ForeachBatch):
         self._topology = topology
         self._source = source
 
-    def _plan(self, frame: Frame) -> tuple[Plan, Source]:
+    def _plan(self, frame: Frame, query: str | None) -> tuple[Plan, Source]:
+        del query
         there = self._frames.schema(frame).names
         missing = [column for column in self._source.columns if column not in there]
         if missing:
@@ -70,20 +71,20 @@ class TopologyStream(ForeachBatch):
     def _folder(self, current: OpenQuery) -> Path:
         return current.settings.staging_path / "micro-batches" / current.run.incarnation
 
-    def _take(self, current: OpenQuery, frame: Frame, batch: int) -> StreamResult:
+    def _take(self, current: OpenQuery, frame: Frame, query: str, batch: int) -> StreamResult:
         times, rows = StepTimes(self._clock), 0
 
         def look() -> Standing:
             with current.ledger.transaction(current.run) as tx:
-                return stands(tx, current.query, batch)
+                return stands(tx, query, batch)
 
         standing = outlasting_outages(look, current.options, self._clock)
-        known = handed(self.name, standing, current.query, batch, self._adopt)
+        known = handed(self.name, standing, query, batch, self._adopt)
         if known is Handed.AGAIN:
             self._frames.read_in_vain(frame)
             times.mark("read_in_vain")
         else:
-            rows = self._stage(current, frame, batch, standing, known, times)
+            rows = self._stage(current, frame, query, batch, standing, known, times)
         before = self.statistics
         txids: list[int] = []
         statistics = self._run(current, frame, txids)
@@ -93,14 +94,15 @@ class TopologyStream(ForeachBatch):
         outcome = StreamOutcome.COMMITTED
         if known is Handed.AGAIN and not txids:
             outcome = StreamOutcome.ROLLED_FORWARD if rolled else StreamOutcome.SUPPRESSED
-            self._record_suppressed(current, batch)
+            self._record_suppressed(current, query, batch)
         self.statistics = before.plus(statistics)
-        return StreamResult(current.query, batch, outcome, (*rolled, *txids), rows, times.ms)
+        return StreamResult(query, batch, outcome, (*rolled, *txids), rows, times.ms)
 
     def _stage(
         self,
         current: OpenQuery,
         frame: Frame,
+        query: str,
         batch: int,
         standing: Standing,
         known: Handed,
@@ -125,7 +127,7 @@ class TopologyStream(ForeachBatch):
                 names = [file.path for file in written.files]
                 first, stop = self._source.register(str(folder), names, current.run.epoch, tx.raw)
                 adopted = self._adopt if known is Handed.ADOPTED else None
-                taken = StreamBatch(number, current.query, batch, None, first, stop, adopted)
+                taken = StreamBatch(number, query, batch, None, first, stop, adopted)
                 self._record_place(current, tx, standing, taken)
                 failpoint("stream.in_transaction")
 
@@ -157,8 +159,8 @@ class TopologyStream(ForeachBatch):
         finally:
             self._source.feeding = False
 
-    def _record_suppressed(self, current: OpenQuery, batch: int) -> None:
-        detail: dict[str, Json] = {"query": current.query, "batch": batch}
+    def _record_suppressed(self, current: OpenQuery, query: str, batch: int) -> None:
+        detail: dict[str, Json] = {"query": query, "batch": batch}
 
         def record() -> None:
             with current.ledger.transaction(current.run) as tx:
