@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrow_compute import pc
@@ -55,15 +56,49 @@ class Limits:
     def check(self, rows: pa.RecordBatch) -> list[tuple[int, str]]:
         """The rows that cannot be held, each once and in row order: row number; column, value and reason."""
         found: dict[int, str] = {}
-        limits = {limit.name: limit for limit in self.columns}
-        for field, column in zip(rows.schema, rows.columns, strict=True):
-            limit = limits.get(field.name) or ColumnLimit(field.name, str(field.type))
-            for row, reason in _violations(limit, column):
-                found.setdefault(row, f"column {limit.name!r}: {reason}")
-            if pa.types.is_nested(field.type):
-                for row, path, reason in _nested_violations(limit, column):
-                    found.setdefault(row, f"column {limit.name!r}: {limit.name}{path}: {reason}")
+        for _, row, text in self._all(rows, rows.schema.names):
+            found.setdefault(row, text)
         return sorted(found.items())
+
+    def check_required(self, rows: pa.RecordBatch) -> list[tuple[int, str]]:
+        """The same of the columns whose values cannot be discarded: those that take no NULL."""
+        required = {limit.name for limit in self.columns if limit.not_null}
+        found: dict[int, str] = {}
+        for _, row, text in self._all(rows, [f.name for f in rows.schema if f.name in required or not f.nullable]):
+            found.setdefault(row, text)
+        return sorted(found.items())
+
+    def without_misfits(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, int]]:
+        """The rows with NULL for each value that its column cannot hold, and how many of these each column has.
+
+        `check_required` has passed: columns that take no NULL have none.
+        """
+        misfits: dict[str, set[int]] = {}
+        for name, row, _ in self._all(rows, rows.schema.names):
+            misfits.setdefault(name, set()).add(row)
+        if not misfits:
+            return rows, {}
+        columns = list(rows.columns)
+        for name, found in misfits.items():
+            at = rows.schema.get_field_index(name)
+            kept = np.arange(rows.num_rows)
+            mask = np.zeros(rows.num_rows, bool)
+            mask[list(found)] = True
+            columns[at] = columns[at].take(pa.array(kept, mask=mask))  # any type has it, and it looks at no value
+        made = pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+        return made, {name: len(found) for name, found in misfits.items()}
+
+    def _all(self, rows: pa.RecordBatch, names: Iterable[str]) -> Iterator[tuple[str, int, str]]:
+        """Column, row and reason of each value of these columns that cannot be held; a row may come several times."""
+        limits = {limit.name: limit for limit in self.columns}
+        for name in names:
+            column = rows.column(name)
+            limit = limits.get(name) or ColumnLimit(name, str(column.type))
+            for row, reason in _violations(limit, column):
+                yield name, row, f"column {name!r}: {reason}"
+            if pa.types.is_nested(column.type):
+                for row, path, reason in _nested_violations(limit, column):
+                    yield name, row, f"column {name!r}: {name}{path}: {reason}"
 
 
 def _nested_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str, str]]:

@@ -110,6 +110,8 @@ class CommitResult:
     """Rows that the table refused one by one; it has all others."""
     dropped: int = 0
     """Rows that the table's own triggers dropped without an error."""
+    changed: tuple[str, ...] = ()
+    """What was changed of the table's columns for it (``schema_contract="evolve"``), each in a few words."""
 
     @property
     def is_suppressed(self) -> bool:

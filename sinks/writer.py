@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from stormproof.core.failpoint import failpoint
 from stormproof.core.forks import end_if_fork
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, TaskContext, TaskWriter
+from stormproof.sinks.discards import DiscardingWriter
 from stormproof.sinks.files import NewFile, files_at
 from stormproof.sinks.latest import LatestWriter
 from stormproof.sinks.limits import Limits
@@ -203,7 +204,7 @@ class FileWriter:
     `private` files are readable for this user alone, as is their folder where it is made here: they hold messages'
     content. Only files that become a Delta table's own are not private. `for_bolts` is the sink's resource for bolts.
     `partitions` are the columns by which a task cuts its rows into files. Where `input` is an upsert, a task leaves one row
-    a key, the last one.
+    a key, the last one. `discards`: a value that its column cannot hold is NULL, where the column takes NULL.
     """
 
     sink: str
@@ -213,13 +214,18 @@ class FileWriter:
     for_bolts: object | None = None
     partitions: tuple[str, ...] = ()
     input: SinkInput | None = None
+    discards: bool = False
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that this sink cannot hold, with column, value and reason."""
-        return self.limits.check(rows)
+        return self.limits.check_required(rows) if self.discards else self.limits.check(rows)
 
     def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         """A writer for one task."""
+        writer = self._latest(context, schema)
+        return DiscardingWriter(writer, self.limits) if self.discards else writer
+
+    def _latest(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         if self.input is None or self.input.mode is not SinkMode.UPSERT:
             return self._opened(context, schema)
         return LatestWriter(self._opened(context, schema), self.input)

@@ -20,6 +20,7 @@ from stormproof.core.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, Source
 from stormproof.core.tracking.attempts import Journal
 from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
+from stormproof.sinks.discards import discarded_in
 from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, SinkProblem
 from stormproof.trident.blocked_error import blocked
 from stormproof.trident.ledger import events, txns
@@ -341,7 +342,9 @@ class Steps:
             held = {name: SinkOutcome(result.outcome.value) for name, result in results.items()}
             superseded = {name: result.superseded for name, result in results.items()}
             txns.commit(tx, txid, before, held, timings, superseded)
-            events.record(tx, self._resolution_events(txid, resolution, results))
+            events.record(
+                tx, self._resolution_events(txid, resolution, results) + _contract_events(txid, work, results)
+            )
             failpoint("finish.before_commit")
         failpoint("finish.after")
         for name, session in self.sessions.items():
@@ -461,3 +464,18 @@ def cause_of(refusal: SinkRefused) -> TxnCause:
 def to_prepared(txid: int, work: SinkWork) -> PreparedTransaction:
     """The ledger's record of one batch at one sink, in the form that a sink adopts."""
     return PreparedTransaction(txid, work.previous, work.digest, work.rows, work.files)
+
+
+def _contract_events(txid: int, work: Mapping[str, SinkWork], results: Mapping[str, CommitResult]) -> list[Event]:
+    """What the sinks' schema contracts did for a batch."""
+    changed = [
+        Event(EventKind.SCHEMA_CHANGED, txid=txid, sink=sink, reason=storable_text(text))
+        for sink, result in results.items()
+        for text in result.changed
+    ]
+    discarded = {sink: discarded_in(one.files) for sink, one in work.items()}
+    return changed + [
+        Event(EventKind.VALUES_DISCARDED, txid=txid, sink=sink, detail={"columns": {**counts}})
+        for sink, counts in discarded.items()
+        if counts
+    ]

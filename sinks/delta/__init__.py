@@ -11,6 +11,7 @@ on or takes the lost version back.
 | `rows`, `folds`, `later` | how do rows get into the table: adoption, or one MERGE |
 | `log`, `newest`, `evidence` | what does the table's log say of our txids; what is its newest version |
 | `claims` | which topology has claimed the table |
+| `evolve` | how does a table get the columns that its rows have |
 | `opening`, `table`, `column_types`, `locate` | how is a table made and opened; is it fit; do two paths mean one |
 | `features`, `checks` | which committer serves which table, as data; do rows keep its CHECK constraints |
 | `durable`, `torn`, `merge_files` | what is synced, and what did a power loss leave: see above |

@@ -14,9 +14,11 @@ from deltalake.exceptions import DeltaError
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files
+from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part
 from stormproof.sinks.delta.failures import may_pass, os_error, panics_as_errors, shown
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, Undo, commit_metadata, undo_metadata
 from stormproof.sinks.delta.newest import NewestTable
@@ -57,7 +59,9 @@ class TableHold(StoreRecord):
         input_: SinkInput,
         epoch: int,
         reading: bool,
+        contract: SchemaContract = SchemaContract.FREEZE,
     ) -> None:
+        self.contract = contract
         self._identity = identity
         self.input = input_
         self.log = DeltaLog(path)
@@ -69,7 +73,8 @@ class TableHold(StoreRecord):
         self._claims = Claims(self.log, self._newest, identity, self.where)
         table = DeltaTable(path)
         if not reading:
-            require_table(table, input_, self.where)
+            evolves = contract is SchemaContract.EVOLVE
+            require_table(table, known_part(table, input_) if evolves else input_, self.where)
         self.limits = column_limits(table, input_)
         self.partitions = tuple(table.metadata().partition_columns)
         self._table_id = str(table.metadata().id)
@@ -156,12 +161,13 @@ class TableHold(StoreRecord):
             self._require_live(position)
             commit = None if position is None else position.commit
             self._sync(commit, after=None)
-            return ALREADY_HELD if commit is None else replace(ALREADY_HELD, superseded=commit.superseded)
+            return ALREADY_HELD if commit is None else self._result(ALREADY_HELD, commit)
         if position is not None and position.commit is not None and position.commit.epoch > self._epoch:
             raise Fenced(
                 f"{where}: epoch {position.commit.epoch} has committed here, this is epoch {self._epoch}",
                 epoch=self._epoch,
             )
+        table = self._evolved(table, transaction, where)
         self._rows.check(table, transaction, where)
         read_version = table.version()
         properties = self._properties(transaction, position, checked=checked)
@@ -184,7 +190,27 @@ class TableHold(StoreRecord):
         self._sync(commit, after=min(known, commit.version - 1))
         self._clean(commit)
         failpoint("delta.after_sync")
-        return replace(APPLIED, superseded=commit.superseded)
+        return self._result(APPLIED, commit)
+
+    def _result(self, outcome: CommitResult, commit: OurCommit) -> CommitResult:
+        changed: tuple[str, ...] = ()
+        if self.contract is SchemaContract.EVOLVE:
+            changed = changes_of(self.log, self._application, commit.txid, before=commit.version)
+        return replace(outcome, superseded=commit.superseded, changed=changed)
+
+    def _evolved(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> DeltaTable:
+        """The table with the columns that this transaction's rows have, where the contract lets it have them."""
+        if self.contract is not SchemaContract.EVOLVE:
+            return table
+        try:
+            with panics_as_errors():
+                if not add_columns(table, self.input, self._application, transaction.txid):
+                    return table
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailable(f"{where}: the table's columns cannot be changed: {shown(error)}") from error
+        finally:
+            self._newest.forget()
+        return self._newest.load()
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """What the table's log says of each txid, and of its files since."""

@@ -14,6 +14,7 @@ from deltalake.transaction import AddAction
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import PreparedFile, SinkInput
+from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.checks import require_checks
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
@@ -33,10 +34,18 @@ class DeltaSession(TableHold, SinkSession):
     """One driver's side of a Delta table: its hold on the table, and the folder with the prepared files."""
 
     def __init__(
-        self, path: str, directory: str, *, identity: SinkIdentity, input_: SinkInput, epoch: int, reading: bool
+        self,
+        path: str,
+        directory: str,
+        *,
+        identity: SinkIdentity,
+        input_: SinkInput,
+        epoch: int,
+        reading: bool,
+        contract: SchemaContract = SchemaContract.FREEZE,
     ) -> None:
         rows = _PreparedRows(directory, input_)
-        super().__init__(path, rows, identity=identity, input_=input_, epoch=epoch, reading=reading)
+        super().__init__(path, rows, identity=identity, input_=input_, epoch=epoch, reading=reading, contract=contract)
         self._directory = directory
 
     def writer(self) -> FileWriter:
@@ -44,7 +53,13 @@ class DeltaSession(TableHold, SinkSession):
         by_key = self.input.is_by_key
         partitions = () if by_key else self.partitions
         return FileWriter(
-            self.identity.sink, self._directory, self.limits, private=by_key, partitions=partitions, input=self.input
+            self.identity.sink,
+            self._directory,
+            self.limits,
+            private=by_key,
+            partitions=partitions,
+            input=self.input,
+            discards=self.contract is SchemaContract.DISCARD_VALUE,
         )
 
     def sweep(self, is_dead: IsDead) -> int:

@@ -10,6 +10,7 @@ from stormproof.core.errors import Json, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.column_types import check_types
 from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import DeltaLog
@@ -35,6 +36,11 @@ class DeltaSink(Sink):
     older row cannot bring the key back; readers filter by the marker. `keep` names columns that are written when a key is
     new and left alone afterwards. ``order_by="any"``: every batch replaces what earlier ones wrote.
 
+    `schema_contract` says what becomes of columns and values that the table cannot hold. ``"freeze"``: a column is refused
+    by name when the sink is opened, and a value fails its message. ``"evolve"``: the table gets the columns that it lacks,
+    and in Postgres wider types, with the first batch that has them, on record with the txid. ``"discard_value"``: such a
+    value is NULL, and counted by txid and column; where a column takes no NULL, it fails its message.
+
     Appended files are written into the table's own folder and adopted by the log. The files of an upsert or a fold go to
     `staging`: by default `.stormproof-staging/TABLE` beside the table. There, whoever reaches the table reaches them, on the
     same file system, and neither VACUUM nor a reader of the table's folder comes upon them.
@@ -57,6 +63,7 @@ class DeltaSink(Sink):
         order_by: Columns | None = None,
         delete_when: str | None = None,
         keep: Columns | None = None,
+        schema_contract: SchemaContract | str = SchemaContract.FREEZE,
         name: str | None = None,
         staging: str | Path | None = None,
     ) -> None:
@@ -65,6 +72,7 @@ class DeltaSink(Sink):
             require_path(f"DeltaSink({os.fspath(path)!r})", "staging", staging)
         text = os.fspath(path)
         self._rule = RowRule.given(f"DeltaSink({text!r})", mode, key, order_by, delete_when, keep)
+        self._contract = SchemaContract.given(f"DeltaSink({text!r})", schema_contract)
         self._path = text if "://" in text else str(Path(text).absolute())
         self._name = f"delta.{Path(text).name}" if name is None else name
         beside = os.path.join(os.path.dirname(self._path), STAGING_FOLDER, os.path.basename(self._path))
@@ -97,7 +105,8 @@ class DeltaSink(Sink):
     def description(self, input_: SinkInput) -> dict[str, Json]:
         """Its kind and its folder."""
         del input_
-        return {"kind": "delta", "path": self._path}
+        contract = {} if self._contract is SchemaContract.FREEZE else {"schema_contract": self._contract.value}
+        return {"kind": "delta", "path": self._path, **contract}
 
     def table_key(self) -> TableKey:
         """The folder's path."""
@@ -145,10 +154,19 @@ class DeltaSink(Sink):
 
     def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, reading: bool) -> DeltaSession:
         directory = self.files_in(input_)
-        return DeltaSession(self._path, directory, identity=identity, input_=input_, epoch=epoch, reading=reading)
+        return DeltaSession(
+            self._path,
+            directory,
+            identity=identity,
+            input_=input_,
+            epoch=epoch,
+            reading=reading,
+            contract=self._contract,
+        )
 
 
 def described(address: SinkAddress) -> DeltaSink:
     """The sink of a ledger's description."""
     staging = address.files if address.input.is_by_key else None
-    return DeltaSink(address.text("path"), name=address.name, staging=staging)
+    contract = str(address.description.get("schema_contract", SchemaContract.FREEZE))
+    return DeltaSink(address.text("path"), name=address.name, staging=staging, schema_contract=contract)

@@ -14,10 +14,12 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.abilities import warning_of
+from stormproof.sinks.contract import Change, SchemaContract
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.connection import Link
 from stormproof.sinks.postgres.durable import require_durable, volatile_relations
+from stormproof.sinks.postgres.evolve import as_changed, change, changes_for, changes_of
 from stormproof.sinks.postgres.fence import Fence
 from stormproof.sinks.postgres.guard import Guard
 from stormproof.sinks.postgres.refusals import require_writable, what_can_refuse, why_uncounted
@@ -51,9 +53,16 @@ class TableHold(StoreRecord):
     """What a Postgres sink and a map in a Postgres table have in common. `epoch` None: for reading only."""
 
     def __init__(
-        self, database: Database, name: TableName, identity: SinkIdentity, input_: SinkInput, epoch: int | None
+        self,
+        database: Database,
+        name: TableName,
+        identity: SinkIdentity,
+        input_: SinkInput,
+        epoch: int | None,
+        contract: SchemaContract = SchemaContract.FREEZE,
     ) -> None:
         self.name = name
+        self.contract = contract
         self._identity = identity
         self.input = input_
         self.where = f"sink {identity.sink!r} (table {name} at {database.redacted})"
@@ -99,6 +108,8 @@ class TableHold(StoreRecord):
                 bookkeeping.one_at_a_time(connection)
                 connection.execute(create_statement(self.name, self.input))
             table = self._table(connection)
+            # What the first batch will change, the checks of its rows take for changed.
+            table = as_changed(table, self._changes(table))
             require_table(table, self.input, self.where)
             require_durable(connection, table.oid, self.where)
             require_writable(connection, table.oid, self.input, self.where)
@@ -123,6 +134,19 @@ class TableHold(StoreRecord):
         table = self._table(connection)
         require_table(table, self.input, where)
         return table
+
+    def evolve(self, connection: psycopg.Connection, txid: int) -> None:
+        """Change the table where its contract allows that and the rows need it, as part of this txid."""
+        if self.contract is SchemaContract.EVOLVE:
+            table = self._table(connection)
+            change(connection, table, self._changes(table), self.identity, txid)
+
+    def changed(self, connection: psycopg.Connection, txid: int) -> tuple[str, ...]:
+        """What was changed as part of this txid."""
+        return changes_of(connection, self.identity, txid) if self.contract is SchemaContract.EVOLVE else ()
+
+    def _changes(self, table: Table) -> tuple[Change, ...]:
+        return changes_for(table, self.input) if self.contract is SchemaContract.EVOLVE else ()
 
     def require_same(self, connection: psycopg.Connection, table: Table, where: str) -> None:
         """Refuse rows that went to another table than the one that was checked. Written, it cannot be renamed or dropped.

@@ -12,6 +12,7 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.durable import require_durable
@@ -49,21 +50,26 @@ class PostgresSession(TableHold, SinkSession):
         input_: SinkInput,
         epoch: int | None,
         parallel_load_rows: int | None = None,
+        contract: SchemaContract = SchemaContract.FREEZE,
     ) -> None:
-        super().__init__(database, name, identity, input_, epoch)
+        super().__init__(database, name, identity, input_, epoch, contract)
         self._staging = staging
         self._loads = Loads(identity, database, parallel_load_rows)
 
     def take_over(self, *, create: bool) -> None:
         """As `TableHold.take_over`; and see whether tasks may load."""
         super().take_over(create=create)
+        if self.contract is SchemaContract.EVOLVE:
+            return  # the table may lack columns that only the first batch adds; such a sink has no loads of tasks
         with self.link.transaction() as connection:
             table = self.checked_table(connection, self.where)
             self._loads = self._loads.prepared(connection, table, self.input, self.where)
 
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder; large ones are copied into staging tables, too, where the sink is told to."""
-        return self._loads.writer(FileWriter(self.identity.sink, self._staging, self.limits, input=self.input))
+        discards = self.contract is SchemaContract.DISCARD_VALUE
+        files = FileWriter(self.identity.sink, self._staging, self.limits, input=self.input, discards=discards)
+        return self._loads.writer(files)
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Adopt one transaction, by the table of `decide`; see the protocol."""
@@ -73,18 +79,20 @@ class PostgresSession(TableHold, SinkSession):
             if table is None:
                 dropped = self.guard.dropped(connection, transaction.txid)
                 superseded = self.guard.superseded(connection, transaction.txid)
-                return CommitResult(CommitOutcome.ALREADY_HELD, superseded, dropped=dropped)
+                changed = self.changed(connection, transaction.txid)
+                return CommitResult(CommitOutcome.ALREADY_HELD, superseded, dropped=dropped, changed=changed)
             rows = self._rows(connection, table, wire_schema(table, self.input), where)
             taken = self._move_rows(rows, connection, table, transaction, where)
             dropped = transaction.rows - taken
             superseded = transaction.superseded + rows.superseded
             self.guard.add_evidence(connection, transaction, taken, again=not checked, dropped=dropped)
             self.guard.add_superseded(connection, transaction.txid, superseded)
+            changed = self.changed(connection, transaction.txid)
             self.require_same(connection, table, where)
             require_durable(connection, table.oid, where)
             failpoint("postgres.after_rows")
         failpoint("postgres.after_commit")
-        return CommitResult(CommitOutcome.APPLIED, superseded, dropped=dropped)
+        return CommitResult(CommitOutcome.APPLIED, superseded, dropped=dropped, changed=changed)
 
     def commit_without_refused(self, transaction: PreparedTransaction) -> list[RefusedRow]:
         """Commit one transaction without the rows that the table refuses; these are kept in the table `reject`.
@@ -135,6 +143,7 @@ class PostgresSession(TableHold, SinkSession):
         """Lock the fence and move the guard. Returns the table to write to; None where the sink holds the transaction."""
         if self.begin(connection, transaction, checked=checked) is Decision.SKIP:
             return None
+        self.evolve(connection, transaction.txid)
         table = self.checked_table(connection, where)
         # Those that a task loaded were compared when it did.
         staged, others = self._loads.split(connection, transaction.files, table, self.input)

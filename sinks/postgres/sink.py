@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from stormproof.core.arguments import require_path, require_whole
-from stormproof.core.errors import Json, SettingsError
+from stormproof.core.errors import Json, SettingsError, TopologyError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.postgres.connection import asked
 from stormproof.sinks.postgres.locate import key_of_name, locate
@@ -26,7 +27,7 @@ class PostgresSink(Sink):
     """Appends to, upserts or folds into, a Postgres table; made where it is missing.
 
     For `mode` and the arguments of an upsert see `DeltaSink`. A table that is upserted into, or folded into, has a primary
-    key or a unique index on exactly the key's columns.
+    key or a unique index on exactly the key's columns. For `schema_contract` see there, too.
 
     `parallel_load_rows`: a task that has at least this many rows to append copies them into a staging table itself, and the
     commit moves them inside the server, so that the driver's own work does not grow with the batch. By default no task
@@ -52,6 +53,7 @@ class PostgresSink(Sink):
         order_by: Columns | None = None,
         delete_when: str | None = None,
         keep: Columns | None = None,
+        schema_contract: SchemaContract | str = SchemaContract.FREEZE,
         name: str | None = None,
         database: Database | str | None = None,
         staging: str | Path | None = None,
@@ -63,6 +65,12 @@ class PostgresSink(Sink):
         self._parallel_load_rows = parallel_load_rows
         self._table = TableName.parse(table)
         self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep)
+        self._contract = SchemaContract.given(where, schema_contract)
+        if parallel_load_rows is not None and self._contract is not SchemaContract.FREEZE:
+            raise TopologyError(
+                f"{where}: parallel_load_rows goes with schema_contract='freeze' alone: tasks load rows before the table is "
+                "changed, and as they are; leave one of the two out"
+            )
         if staging is not None:
             require_path(where, "staging", staging)
         self._name = f"postgres.{table}" if name is None else name
@@ -102,7 +110,8 @@ class PostgresSink(Sink):
         """Its kind, its table and its database."""
         del input_
         database = None if self._database is None else self._database.without_password
-        return {"kind": "postgres", "table": self.table, "database": database}
+        contract = {} if self._contract is SchemaContract.FREEZE else {"schema_contract": self._contract.value}
+        return {"kind": "postgres", "table": self.table, "database": database, **contract}
 
     def table_key(self) -> TableKey:
         """The database and the name as they were given."""
@@ -149,6 +158,7 @@ class PostgresSink(Sink):
             order_by=self._rule.given_order,
             delete_when=self._rule.delete_when,
             keep=self._rule.keep or None,
+            schema_contract=self._contract,
             name=self._name,
             database=self._database or database,
             staging=staging / self._name if self._staging is None else self._staging,
@@ -191,6 +201,7 @@ class PostgresSink(Sink):
             input_=input_,
             epoch=epoch,
             parallel_load_rows=self._parallel_load_rows,
+            contract=self._contract,
         )
 
     def _known_database(self) -> Database:
@@ -201,4 +212,5 @@ class PostgresSink(Sink):
 
 def described(address: SinkAddress) -> PostgresSink:
     """The sink of a ledger's description."""
-    return PostgresSink(address.text("table"), name=address.name, database=address.database)
+    contract = str(address.description.get("schema_contract", SchemaContract.FREEZE))
+    return PostgresSink(address.text("table"), name=address.name, database=address.database, schema_contract=contract)

@@ -20,9 +20,10 @@ IDENTITY: Final = SinkIdentity("topology", "inc-1", "t")
 def put(sink: Sink, rows: pa.Table, input_: SinkInput | None = None, *, txid: int = 1) -> None:
     """One transaction of these rows, through the checks of the writer stage, in a session of its own."""
     input_ = input_ or SinkInput(rows.schema)
-    with closing(sink.open(IDENTITY, input_, txid)) as session:
+    identity = SinkIdentity(IDENTITY.topology, IDENTITY.incarnation, sink.name)
+    with closing(sink.open(identity, input_, txid)) as session:
         writer = session.writer()
-        task = writer.open_task(TaskContext(IDENTITY.incarnation, txid, 1, 0), rows.schema)
+        task = writer.open_task(TaskContext(identity.incarnation, txid, 1, 0), rows.schema)
         for batch in rows.combine_chunks().to_batches():
             assert writer.check(batch) == []
             task.write(batch)

@@ -1,0 +1,61 @@
+"""A Delta table follows its rows' schema: columns are added, in a version of its own before the batch that needs them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Final
+
+from deltalake import CommitProperties, DeltaTable, Field, Schema
+
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.contract import Change
+from stormproof.sinks.delta.log import DeltaLog
+
+CHANGED_BY: Final = "stormproof.schema.application"
+CHANGED_FOR: Final = "stormproof.schema.txid"
+CHANGES: Final = "stormproof.schema.changes"
+"""Keys of the metadata of a version that changes the schema: whose, for which txid, and what, as a JSON list of texts."""
+
+
+def _lacking(table: DeltaTable, input_: SinkInput) -> list[Field]:
+    there = {f.name.lower() for f in table.schema().fields}
+    return [
+        f
+        for f in Schema.from_arrow(input_.schema.empty_table().schema).fields
+        if f.name.lower() not in there and f.name not in input_.keys
+    ]
+
+
+def known_part(table: DeltaTable, input_: SinkInput) -> SinkInput:
+    """The input without the columns that the table is going to get; all else is checked as it is."""
+    lacking = {f.name for f in _lacking(table, input_)}
+    schema = input_.schema
+    for name in lacking:
+        schema = schema.remove(schema.get_field_index(name))
+    return replace(input_, schema=schema)
+
+
+def add_columns(table: DeltaTable, input_: SinkInput, application: str, txid: int) -> bool:
+    """Add the columns that the table lacks, nullable, in one version; whether there were any.
+
+    May be repeated: a crash before the batch's own version leaves a table that has them. The version names the txid.
+    """
+    fields = [Field(f.name, f.type, nullable=True) for f in _lacking(table, input_)]
+    if not fields:
+        return False
+    changes = [str(Change(f.name, None, str(getattr(f.type, "type", f.type)))) for f in fields]
+    metadata = {CHANGED_BY: application, CHANGED_FOR: str(txid), CHANGES: json.dumps(changes)}
+    table.alter.add_columns(fields, commit_properties=CommitProperties(custom_metadata=metadata, max_commit_retries=0))
+    return True
+
+
+def changes_of(log: DeltaLog, application: str, txid: int, *, before: int, versions_max: int = 100) -> tuple[str, ...]:
+    """What was changed for a txid whose own version is `before`, by the table's log."""
+    found: list[str] = []
+    for entry in log.back_from(before - 1):
+        if entry.version < before - versions_max or entry.ours(application) is not None:
+            break
+        if entry.info.get(CHANGED_BY) == application and entry.info.get(CHANGED_FOR) == str(txid):
+            found = [*json.loads(entry.info[CHANGES]), *found]
+    return tuple(found)

@@ -1,0 +1,217 @@
+"""The schema contract: freeze, evolve and discard_value, at Delta and Postgres, by themselves and in a topology."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from psycopg.rows import dict_row
+from support.operated import Operated
+from support.topologies import MAX_ATTEMPTS
+from support.typed_rows import IDENTITY
+
+from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
+from stormproof.core.errors import SinkRefused, TopologyError
+from stormproof.core.postgres.database import Database
+from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.sinks.contract import SchemaContract
+from stormproof.sinks.delta.evolve import add_columns
+from stormproof.sinks.discards import discarded_in
+from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
+
+OLD = pa.table({"word": ["a"], "n": pa.array([1], pa.int32())})
+NEW = pa.table(
+    {"word": ["b"], "n": pa.array([2], pa.int32()), "more": [[1.5]], "at": pa.array([0], pa.timestamp("us"))}
+)
+
+NAME: Final = "contracts"
+pytestmark = pytest.mark.postgres
+
+
+def prepared(session: SinkSession, rows: pa.Table, txid: int) -> PreparedTransaction:
+    task = session.writer().open_task(TaskContext(IDENTITY.incarnation, txid, 1, 0), rows.schema)
+    for batch in rows.to_batches():
+        task.write(batch)
+    files = tuple(task.close())
+    held = session.held()
+    previous = None if held is None or held.txid == txid else held.txid
+    return PreparedTransaction(txid, previous, transaction_digest(files), rows.num_rows, files)
+
+
+@pytest.fixture(params=["delta", "postgres"])
+def store(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+class Made:
+    """The sink of one table, by its contract, and the table's rows."""
+
+    def __init__(self, store: str, folder: Path, database: Database) -> None:
+        self.store, self.folder, self.database = store, folder, database
+
+    def sink(self, contract: SchemaContract | str = "freeze") -> Sink:
+        if self.store == "delta":
+            return DeltaSink(self.folder / "t", name="t", schema_contract=contract)
+        staging = self.folder / "staged"
+        return PostgresSink("t", name="t", database=self.database, staging=staging, schema_contract=contract)
+
+    def put(self, rows: pa.Table, txid: int, contract: SchemaContract | str = "freeze") -> Any:
+        with closing(self.sink(contract).open(IDENTITY, SinkInput(rows.schema), txid)) as session:
+            return session.commit(prepared(session, rows, txid), checked=True)
+
+    def rows(self) -> list[dict[str, Any]]:
+        if self.store == "delta":
+            found: list[dict[str, Any]] = DeltaTable(self.folder / "t").to_pyarrow_table().to_pylist()
+            return sorted(found, key=lambda row: str(row["word"]))
+        with psycopg.connect(self.database.conninfo) as connection, connection.cursor(row_factory=dict_row) as cursor:
+            return cursor.execute("select * from t order by word").fetchall()
+
+
+@pytest.fixture
+def made(store: str, tmp_path: Path, database: Database) -> Made:
+    made = Made(store, tmp_path, database)
+    made.put(OLD, 1)
+    return made
+
+
+def test_freeze_refuses_a_new_column_by_name(made: Made) -> None:
+    with pytest.raises(SinkRefused, match="no column 'more'"):
+        made.put(NEW, 2)
+    assert [row["word"] for row in made.rows()] == ["a"]
+
+
+def test_evolve_adds_columns_with_the_batch_that_has_them(made: Made) -> None:
+    result = made.put(NEW, 2, "evolve")
+    assert len(result.changed) == 2
+    assert "added column 'more'" in result.changed[0]
+    old, new = made.rows()
+    assert (old["more"], new["more"]) == (None, [1.5])
+    assert made.put(NEW, 3, "evolve").changed == ()
+
+
+def test_opening_alone_changes_nothing(made: Made) -> None:
+    made.sink("evolve").open(IDENTITY, SinkInput(NEW.schema), 2).close()
+    assert set(made.rows()[0]) == {"word", "n"}
+
+
+def test_evolve_is_repeated_after_a_crash_and_still_says_what_it_did(made: Made) -> None:
+    with closing(made.sink("evolve").open(IDENTITY, SinkInput(NEW.schema), 2)) as session:
+        transaction = prepared(session, NEW, 2)
+        if made.store == "delta":  # the driver died between the table's change and the batch
+            assert add_columns(DeltaTable(made.folder / "t"), SinkInput(NEW.schema), IDENTITY.application_id, 2)
+    with closing(made.sink("evolve").open(IDENTITY, SinkInput(NEW.schema), 3)) as session:
+        first = session.commit(transaction, checked=True)
+        again = session.commit(transaction, checked=True)
+    assert (first.outcome, again.outcome) == (CommitOutcome.APPLIED, CommitOutcome.ALREADY_HELD)
+    assert first.changed == again.changed
+    assert len(first.changed) == 2
+    assert len(made.rows()) == 2
+
+
+def test_postgres_widens_types_with_the_batch_that_needs_it(database: Database, tmp_path: Path) -> None:
+    with psycopg.connect(database.conninfo, autocommit=True) as connection:
+        connection.execute("create table t (word text, n smallint, r real, d numeric(5,2), v varchar(9))")
+    made = Made("postgres", tmp_path, database)
+    rows = pa.table(
+        {
+            "word": ["b"],
+            "n": [2**40],
+            "r": [0.1],
+            "d": pa.array([12345], pa.int64()).cast(pa.decimal128(20, 1)),
+            "v": ["abc"],
+        }
+    )
+    result = made.put(rows, 1, "evolve")
+    assert [text.rpartition(" to ")[2] for text in result.changed] == ["bigint", "double precision", "numeric(21,2)"]
+    assert made.rows() == [{"word": "b", "n": 2**40, "r": 0.1, "d": rows["d"][0].as_py(), "v": "abc"}]
+    with psycopg.connect(database.conninfo) as connection:
+        recorded = connection.execute(
+            "select txid, change from stormproof_sink.schema_change order by number"
+        ).fetchall()
+    assert [txid for txid, _ in recorded] == [1, 1, 1]
+
+
+def test_evolve_refuses_what_it_cannot_widen(made: Made) -> None:
+    with pytest.raises(SinkRefused, match=r"column 'n' is int\w* in the table and (text|string)"):
+        made.put(OLD.set_column(1, "n", pa.array(["x"])), 2, "evolve")
+
+
+def test_a_key_column_is_never_added(tmp_path: Path, database: Database) -> None:
+    made = Made("postgres", tmp_path, database)
+    with psycopg.connect(database.conninfo, autocommit=True) as connection:
+        connection.execute("create table t (n int)")
+    sink = made.sink("evolve")
+    with pytest.raises(SinkRefused, match="no column 'word'"):
+        sink.open(IDENTITY, SinkInput.for_upsert(OLD.schema, ("word",)), 1)
+
+
+def test_discard_value_stores_null_and_counts(made: Made) -> None:
+    far = pa.array([2**31 - 1, 0, 2**31 - 1], pa.int32()).view(pa.date32())
+    text = ["x\0y" if made.store == "postgres" else "x", "y", "z"]
+    rows = pa.table({"word": ["p", "q", "r"], "n": pa.array([1, 2, 3], pa.int32()), "day": far, "text": text})
+    made.put(rows.slice(1, 1), 2, "evolve")
+    with closing(made.sink("discard_value").open(IDENTITY, SinkInput(rows.schema), 3)) as session:
+        assert session.writer().check(rows.to_batches()[0]) == []
+        transaction = prepared(session, rows, 3)
+        session.commit(transaction, checked=True)
+    discarded = {"day": 2} | ({"text": 1} if made.store == "postgres" else {})
+    assert discarded_in(transaction.files) == discarded
+    found = {row["word"]: row["day"] for row in made.rows() if row["n"] != 2}
+    assert found == {"a": None, "p": None, "r": None}
+
+
+def test_what_takes_no_null_is_not_discarded(database: Database, tmp_path: Path) -> None:
+    with psycopg.connect(database.conninfo, autocommit=True) as connection:
+        connection.execute("create table t (word varchar(2) not null, n int)")
+    made = Made("postgres", tmp_path, database)
+    rows = pa.table({"word": ["abc", "a"], "n": [2**40, 2**40]})
+    with closing(made.sink("discard_value").open(IDENTITY, SinkInput(rows.schema), 1)) as session:
+        assert [row for row, _ in session.writer().check(rows.to_batches()[0])] == [0]
+
+
+def test_a_contract_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match="'melt' is none of 'freeze', 'evolve', 'discard_value'"):
+        DeltaSink(tmp_path / "t", schema_contract="melt")
+    with pytest.raises(TopologyError, match="'discard_row' is not served"):
+        PostgresSink("t", schema_contract="discard_row")
+
+
+def words(lines: pa.Array) -> pa.RecordBatch:
+    texts = [str(line.as_py(), "ascii") if isinstance(line.as_py(), bytes) else line.as_py() for line in lines]
+    return pa.record_batch([pa.array(texts), pa.array([t.replace("!", "\0") for t in texts])], names=["line", "more"])
+
+
+def test_a_topology_records_what_its_contracts_did(operated: Operated) -> None:
+    operated.sql("create table evolving (line text)")
+    operated.sql("create table discarding (line text, more text)")
+    topology = Topology(NAME)
+    queue = PostgresQueue(
+        NAME, database=operated.cell.database, max_attempts=MAX_ATTEMPTS, backoff_base_s=0.001, backoff_max_s=0.001
+    )
+    rows = topology.stream("lines", queue).arrow(
+        lambda batch: (words(batch.column(0)), pa.array(range(batch.num_rows))),
+        "line",
+        schema="line string, more string",
+    )
+    rows.into(DeltaSink(operated.cell.folder / "lake", name="delta", schema_contract="evolve"))
+    rows.into(PostgresSink("discarding", name="discarding", schema_contract="discard_value"))
+    DeltaTable.create(operated.cell.folder / "lake", pa.schema([("line", pa.string())]))
+    operated.put(b"a", b"b!", b"c!")
+    operated.run(topology)
+    found = operated.sql(
+        "select kind, sink, txid, reason, detail from stormproof.event where kind in "
+        "('schema_changed', 'values_discarded') order by kind"
+    )
+    assert found == [
+        ("schema_changed", "delta", 1, "added column 'more' string", None),
+        ("values_discarded", "discarding", 1, None, {"columns": {"more": 2}}),
+    ]
+    assert operated.sql("select line, more from discarding order by line") == [("a", "a"), ("b!", None), ("c!", None)]
+    assert operated.sql("select count(*) from stormproof.dead_letter") == [(0,)]
+    assert operated.verify(0)["violations"] == []
