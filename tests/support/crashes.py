@@ -177,17 +177,18 @@ def resume(child: Driver) -> None:
     os.kill(child.pid, signal.SIGCONT)
 
 
-def arming(point: failpoint.Failpoint) -> list[str]:
+def arming(point: failpoint.Failpoint, *, twice: bool) -> list[str]:
     """What is armed at the starts that kill a driver at a place, one text a start; the last start is unarmed."""
     kill = f"{point.name}=kill"
+    again = [kill] if twice else []  # mostly in recovery
     match point.scope:
         case "recovery" | "abort":
-            return ["task.after_file=kill", kill, kill]  # a batch in hand, with files
+            return ["task.after_file=kill", kill, *again]  # a batch in hand, with files
         case "retry":
-            return [f"task.after_file=error;{kill}", kill]
+            return [f"task.after_file=error;{kill}", *again]
         case _:
-            # The first start dies in its second batch where there is one more than once a start, the next in recovery.
-            return [f"{kill}@2" if point.name.startswith(("open.", "finish.", "prepare.")) else kill, kill]
+            # The first start dies in its second batch where there is one more than once a start.
+            return [f"{kill}@2" if point.name.startswith(("open.", "finish.", "prepare.")) else kill, *again]
 
 
 def drive(cell: Cell, engine: Literal["inline", "spark"], armed: Mapping[str, str]) -> None:

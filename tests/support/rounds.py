@@ -68,6 +68,7 @@ def lives(
     shape: Shape = SINKS,
     *,
     proxied: bool = False,
+    ordeals_per_end: int = 1,
 ) -> Iterator[str]:
     """Go through all of these, so many in one topology's life; yields a line for each.
 
@@ -76,7 +77,7 @@ def lives(
     for first in range(0, len(cells), CELLS_PER_TOPOLOGY):
         with stand_on(server, f"life_{first}", proxied=proxied) as stand:
             stand.cell = change(stand.cell)
-            yield from Chain(stand, shape).run(cells[first : first + CELLS_PER_TOPOLOGY])
+            yield from Chain(stand, shape, ordeals_per_end).run(cells[first : first + CELLS_PER_TOPOLOGY])
             tally.update(stand.tally)
 
 
