@@ -2,7 +2,8 @@
 # Runs the tests (the given command, a pytest) with their temporary files in memory, where there is room for them: the
 # tests force thousands of files to the disk, and wait for it each time. Elsewhere they are where pytest puts them.
 # What failed tests leave is moved to the temporary folder of the disk; databases are not kept.
-# Once after each set-up it makes an archive of Spark's classes, with which each of the tests' JVMs starts faster.
+# Once after each set-up it makes an archive of Spark's classes, with which each of the tests' JVMs starts faster; without
+# a command it does only that.
 set -euo pipefail
 
 clone=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -10,6 +11,8 @@ if ! [ "$clone/build/tests.jsa" -nt "$clone/.venv/.stormproof-set-up" ]; then
     rm -f "$clone"/build/tests.*
     "$clone/.venv/bin/python" "$clone/tests/support/jvm.py" || true # slower without
 fi
+
+[ "$#" -gt 0 ] || exit 0
 
 memory=${TESTS_IN-/dev/shm} # make test TESTS_IN= : on the disk
 need_kib=$((6 * 1024 * 1024)) # twice the most that the whole suite was seen to take
