@@ -144,7 +144,7 @@ def schedule(examples: int, *, shrink: bool = True) -> settings:
 
 
 TestExactlyOnce = CrashMachine.TestCase
-TestExactlyOnce.settings = schedule(60)
+TestExactlyOnce.settings = schedule(30)
 
 
 class AtLeastOnceMachine(CrashMachine):
@@ -159,7 +159,7 @@ class AtLeastOnceMachine(CrashMachine):
 
 
 TestAtLeastOnce = AtLeastOnceMachine.TestCase
-TestAtLeastOnce.settings = schedule(40)
+TestAtLeastOnce.settings = schedule(20)
 
 
 class AtMostOnceMachine(CrashMachine):
@@ -170,7 +170,7 @@ class AtMostOnceMachine(CrashMachine):
 
 
 TestAtMostOnce = AtMostOnceMachine.TestCase
-TestAtMostOnce.settings = schedule(40)
+TestAtMostOnce.settings = schedule(20)
 
 
 # -- negative controls: the machine must catch each of these -----------------------------------------------------------
