@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
+from typing import Final
 
 import psycopg
 import pyarrow as pa
@@ -35,6 +36,9 @@ from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, re
 from stormproof.sinks.writer import FileWriter
 
 log = logging.getLogger("stormproof.sink")
+
+PROGRESS_ROWS: Final = 1_000_000
+"""A commit says each time it has sent so many rows more."""
 
 
 class PostgresSession(TableHold, SinkSession):
@@ -189,8 +193,10 @@ class PostgresSession(TableHold, SinkSession):
         def counted() -> Generator[pa.RecordBatch]:
             nonlocal sent
             for batch in prepared_batches(self._staging, others, self.input.schema.names):
-                sent += batch.num_rows
+                before, sent = sent, sent + batch.num_rows
                 yield batch
+                if before // PROGRESS_ROWS < sent // PROGRESS_ROWS:
+                    log.info("%s: %s of %s rows sent", where, f"{sent:,}", f"{transaction.rows:,}")
 
         if others:
             taken += rows.put(counted())

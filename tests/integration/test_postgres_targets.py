@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -313,6 +314,16 @@ def test_row_level_security_is_met_by_insert_and_its_rows_are_not_counted(append
     assert report.rows_found is None
     assert report.uncounted is not None
     assert "row-level security" in report.uncounted
+
+
+def test_a_large_commit_says_how_far_it_is(
+    append: SinkHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session_module, "PROGRESS_ROWS", 2)
+    with caplog.at_level(logging.INFO, "stormproof.sink"), closing(append.open()) as session:
+        session.commit(append.prepare(session, 1, None, {str(i): i for i in range(5)}, tasks=5), checked=True)
+    said = [record.getMessage() for record in caplog.records if "rows sent" in record.message]
+    assert [text.rpartition(": ")[2] for text in said] == ["2 of 5 rows sent", "4 of 5 rows sent"]
 
 
 # Constraints and locks
