@@ -123,7 +123,8 @@ def grants_sql(role: str, kind: RoleKind, driver: str | None = None) -> Generato
         yield f'--   ALTER TABLE {MESSAGE_SCHEMA}."QUEUE" OWNER TO {quoted(role)};  -- and each of its partitions'
         yield "-- In each database with tables of Postgres sinks, as a role that may make schemas:"
         yield f"CREATE SCHEMA IF NOT EXISTS {bookkeeping.SCHEMA} AUTHORIZATION {quoted(role)};"
-        yield f"--   GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE YOUR_TABLE TO {quoted(role)};  -- or, to have it made:"
+        yield f"--   GRANT INSERT, SELECT ON TABLE YOUR_TABLE TO {quoted(role)};  -- appends; SELECT: the audit"
+        yield f"--   GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE YOUR_TABLE TO {quoted(role)};  -- by key; to make it:"
         yield f"--   GRANT CREATE ON SCHEMA public TO {quoted(role)};"
     elif driver is None:
         yield "-- Queues that another role makes later: name that role with --driver, or run this again."
