@@ -85,6 +85,10 @@ class Frames(Protocol):
         """The frame with these columns only."""
         ...
 
+    def gathered(self, frame: Any, columns: Sequence[str]) -> Any:
+        """The frame with all rows that are equal in these columns in one task; without columns, all rows in one."""
+        ...
+
     def write(self, frame: Any, writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema) -> Written:
         """Write every row through every writer, as one job; columns are taken by name.
 
@@ -146,6 +150,10 @@ class SparkFrames:
     def select(self, frame: DataFrame, columns: Sequence[str]) -> DataFrame:
         """A dot in a name is part of the name."""
         return frame.select([frame[f"`{column}`"] for column in columns])
+
+    def gathered(self, frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+        """By an exchange; Spark's adaptive execution chooses the number of tasks."""
+        return frame.repartition(*(frame[f"`{column}`"] for column in columns)) if columns else frame.repartition(1)
 
     def write(
         self, frame: DataFrame, writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema

@@ -7,6 +7,7 @@
 | `fence` | how is an older driver kept from writing |
 | `hold` | what does one driver hold: its commits, its evidence, the rows that an audit counts |
 | `connection`, `bookkeeping` | its connection; the sink's own tables |
+| `collations` | are a table's keys equal where a batch's are |
 | `rows`, `folds`, `later` | how do rows get into the table: COPY, upsert, fold |
 | `parallel` | how do tasks load large files by themselves |
 | `refusals`, `row_by_row` | which CHECK, UNIQUE or FOREIGN KEY can refuse a row; how is such a row left out; how many |

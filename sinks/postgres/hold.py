@@ -17,6 +17,7 @@ from stormproof.sinks.abilities import warning_of
 from stormproof.sinks.contract import Change, SchemaContract
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.collations import require_deterministic_keys
 from stormproof.sinks.postgres.connection import Link
 from stormproof.sinks.postgres.durable import require_durable, volatile_relations
 from stormproof.sinks.postgres.evolve import as_changed, change, changes_for, changes_of
@@ -113,6 +114,7 @@ class TableHold(StoreRecord):
             require_table(table, self.input, self.where)
             require_durable(connection, table.oid, self.where)
             require_writable(connection, table.oid, self.input, self.where)
+            require_deterministic_keys(connection, table.oid, self.input, self.where)
             refusing = what_can_refuse(connection, table.oid, self.input)
             self.limits = column_limits(table, self.input)
             self._table_id = self.guard.table_id(connection)

@@ -36,6 +36,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkWriter, TaskContext
 from stormproof.core.source.files.micro_batches import MicroBatches
+from stormproof.core.task.keyhash import task_numbers
 from stormproof.trident.streaming.api import exactly_once, feed
 from stormproof.trident.streaming.base import ForeachBatch
 from stormproof.trident.streaming.result import StreamResult
@@ -66,6 +67,7 @@ class Handout:
     query: str
     compute: Callable[[], pa.Table]
     schema: pa.Schema = SCHEMA
+    together: tuple[str, ...] | None = None
 
 
 def handout(query: str, *values: str) -> Handout:
@@ -99,6 +101,9 @@ class ArrowFrames:
             schema=pa.schema([frame.schema.field(name) for name in names]),
         )
 
+    def gathered(self, frame: Handout, columns: Sequence[str]) -> Handout:
+        return replace(frame, together=tuple(columns))
+
     def write(
         self, frame: Handout, writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema
     ) -> Written:
@@ -106,6 +111,10 @@ class ArrowFrames:
         rows = frame.compute()
         half = len(rows) // 2
         parts = [rows.slice(0, half), rows.slice(half)]
+        if frame.together is not None:
+            whole = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
+            number = task_numbers(whole[0], frame.together, 2 if frame.together else 1)
+            parts = [rows.filter(pa.array(number == task)) for task in range(2)]
         done = [
             write_part(iter(part.to_batches()), writers, replace(context, task=task), schema)
             for task, part in enumerate(parts)

@@ -17,6 +17,7 @@ from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import SendNode
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Limit
+from stormproof.testing import Faults, simulate
 from stormproof.testing.memory_driver import memory_ledger_engine, run_driver
 from stormproof.trident.jobs import JobsInTurn
 from stormproof.trident.ledger import tables as t
@@ -184,3 +185,10 @@ def test_a_changed_order_is_a_changed_sink() -> None:
         if c.sink is not None
     ]
     assert 'order_by was ["v"], is ["name"]; delete_when was "gone", is null' in change.text
+
+
+def test_a_simulation_upserts(tmp_path: Path) -> None:
+    made = topology(upsert(staging=tmp_path), LINES)
+    for seed in range(8):
+        found = simulate(made, LINES, seed=seed, faults=Faults(driver_deaths=0.02, drops=0.02), batch_messages=3)
+        assert sorted((r["id"], r["v"]) for r in found.rows("people")) == [("a", 3), ("b", 3), ("c", 1)]

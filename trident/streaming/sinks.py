@@ -20,7 +20,7 @@ from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import to_ddl
 from stormproof.core.settings import Settings
-from stormproof.core.sink import SinkSpec, TaskContext
+from stormproof.core.sink import SinkMode, SinkSpec, TaskContext
 from stormproof.core.source.protocol import Slice, Source
 from stormproof.core.tracking.outcome import FailedIn
 from stormproof.trident.coordinator import SEED_BITS
@@ -188,7 +188,8 @@ class SinkStream(ForeachBatch):
         assert schema is not None
         writers = {name: session.writer() for name, session in current.sessions.items()}
         try:
-            written = self._frames.write(frame, writers, TaskContext(current.run.incarnation, txid, attempt, 0), schema)
+            context = TaskContext(current.run.incarnation, txid, attempt, 0)
+            written = self._frames.write(self._gathered(current, frame), writers, context, schema)
         except JobFailed as error:
             return error
         times.mark("job")
@@ -214,6 +215,14 @@ class SinkStream(ForeachBatch):
             suppressed=s.suppressed + sum(result.is_suppressed for result in results.values()),
             superseded=s.superseded + sum(result.superseded for result in results.values()),
         )
+
+    def _gathered(self, current: OpenQuery, frame: Frame) -> Frame:
+        """The micro-batch with the rows of each key in one task, where a sink takes the last row of each."""
+        keys = [input_.keys for input_ in current.plan.sinks.values() if input_.mode is SinkMode.UPSERT]
+        if not keys:
+            return frame
+        common = [name for name in keys[0] if all(name in others for others in keys[1:])]
+        return self._frames.gathered(frame, common)
 
     def _open(self, current: OpenQuery, steps: Steps, query: str, batch: int) -> tuple[Opened, int | None]:
         """The micro-batch's transaction, and the number of its attempt (None: it is committed already)."""

@@ -17,10 +17,11 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.pending.numbered import range_of
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, SinkSpec, TaskContext
+from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, SinkSpec, TaskContext, TaskWriter
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit, Resolution, Slice
 from stormproof.sinks.folding import fold_tables
+from stormproof.sinks.latest import LatestWriter, put_rows
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
@@ -82,6 +83,10 @@ class SimulatedSink(Sink):
         """The sink's own."""
         return self.spec.modes
 
+    def input_of(self, rows: SinkInput) -> SinkInput:
+        """The sink's own."""
+        return self.spec.input_of(rows)
+
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Refuse what the sink itself refuses."""
         self.spec.check(input_, guarantee)
@@ -93,14 +98,18 @@ class SimulatedSink(Sink):
             return pa.concat_tables([schema.empty_table(), *(a.rows for a in self.applied)])
         content = schema.empty_table()
         for applied in self.applied:
-            content = fold_tables(content, applied.rows, self.input, self.name)
+            if self.input.mode is SinkMode.UPSERT:
+                content, _ = put_rows(content, applied.rows, self.input)
+            else:
+                content = fold_tables(content, applied.rows, self.input, self.name)
         return content
 
     # The executors' side.
 
     def writer(self) -> SimulatedWriter:
         """What keeps prepared rows in memory."""
-        columns = [ColumnLimit(f.name, str(f.type), not_null=f.name in self.input.keys) for f in self.input.schema]
+        required = {*self.input.keys, *self.input.order_by}
+        columns = [ColumnLimit(f.name, str(f.type), not_null=f.name in required) for f in self.input.schema]
         return SimulatedWriter(self, Limits(tuple(columns)))
 
     def stage(self, context: TaskContext, rows: pa.Table) -> PreparedFile:
@@ -165,9 +174,10 @@ class SimulatedWriter:
             ]
         return found
 
-    def open_task(self, context: TaskContext, schema: pa.Schema) -> SimulatedTaskWriter:
+    def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         """A writer for one task."""
-        return SimulatedTaskWriter(self.store, context, schema)
+        writer = SimulatedTaskWriter(self.store, context, schema)
+        return LatestWriter(writer, self.store.input) if self.store.input.mode is SinkMode.UPSERT else writer
 
     def files_in(self) -> None:
         """None: what is prepared is in memory."""
@@ -177,7 +187,7 @@ class SimulatedWriter:
 
 
 @dataclass(slots=True)
-class SimulatedTaskWriter:
+class SimulatedTaskWriter(TaskWriter):
     """One task's output for one simulated sink."""
 
     store: SimulatedSink

@@ -1,0 +1,140 @@
+"""Keys as the stores compare them: pairs that batches take for two keys must be two to the table, else it is refused."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from stormproof import DeltaSink, PostgresSink
+from stormproof.core.errors import SinkRefused
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
+
+pytestmark = pytest.mark.postgres
+
+KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "text": (
+        pa.string(),
+        ["a", "A", "a ", " a", "", "\u00e9", "e\u0301", "\uff41", "\U0001f600", "ss", "\u00df", "i", "\u0130"],
+    ),
+    "bytes": (pa.binary(), [b"", b"\0", b"\0\0", b"\xff", b"a"]),
+    "decimal": (pa.decimal128(10, 2), [Decimal("1.00"), Decimal("1.10"), Decimal("-1.00"), Decimal("0.00")]),
+    "instant": (
+        pa.timestamp("us", "America/New_York"),
+        [
+            datetime(2024, 11, 3, 5, 30, tzinfo=UTC),
+            datetime(2024, 11, 3, 6, 30, tzinfo=UTC),
+            datetime(1, 1, 1, tzinfo=UTC),
+        ],
+    ),
+    "local": (pa.timestamp("us"), [datetime(2024, 3, 31, 2, 30), datetime(2024, 3, 31, 3, 30), datetime(9999, 12, 31)]),  # noqa: DTZ001
+    "day": (pa.date32(), [date(1, 1, 1), date(1969, 12, 31), date(9999, 12, 31)]),
+    "small": (pa.int8(), [-128, 0, 127]),
+    "flag": (pa.bool_(), [False, True]),
+}
+
+
+def put(session: SinkSession, schema: pa.Schema, txid: int, keys: list[Any], v: int) -> int:
+    writer = session.writer().open_task(TaskContext("life", txid, 1, 0), schema)
+    writer.write(pa.RecordBatch.from_arrays([pa.array(keys, schema[0].type), pa.array([v] * len(keys))], schema=schema))
+    files = writer.close()
+    done = PreparedTransaction(
+        txid, txid - 1 or None, transaction_digest(files), sum(f.rows for f in files), tuple(files)
+    )
+    return session.commit(done, checked=True).superseded
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("store", ["delta", "postgres"])
+def test_different_keys_are_different_rows(store: str, kind: str, tmp_path: Path, database: Database) -> None:
+    type_, keys = KEYS[kind]
+    if store == "delta" and kind == "instant":
+        type_ = pa.timestamp("us", "UTC")  # all that a Delta table takes; its check refuses others
+    schema = pa.schema([pa.field("Key", type_), pa.field("v", pa.int64())])
+    input_ = SinkInput.for_upsert(schema, ("Key",), ("v",))
+    sink: Sink = DeltaSink(tmp_path / "t", name="t")
+    if store == "postgres":
+        sink = PostgresSink("t", name="t", database=database, staging=tmp_path / "staged")
+    with closing(sink.open(SinkIdentity("t", "life", "t"), input_, 1)) as session:
+        assert put(session, schema, 1, [*keys, *keys], 1) == len(keys), "in the batch each key is left once"
+        assert put(session, schema, 2, keys, 0) == len(keys), "each is found again"
+        assert put(session, schema, 3, keys, 2) == 0
+    if store == "delta":
+        found = DeltaTable(tmp_path / "t").to_pyarrow_table().column("v").to_pylist()
+    else:
+        with connect(database, application_name="test", autocommit=True) as connection:
+            found = [v for (v,) in connection.execute("select v from t").fetchall()]
+    assert found == [2] * len(keys)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("create table t (k text collate ci primary key, v bigint)", "nondeterministic collation 'ci'"),
+        (
+            "create table t (k text, v bigint); create unique index on t (k collate ci)",
+            "nondeterministic collation 'ci'",
+        ),
+        ("create table t (k text, v bigint)", r'exactly \("k"\).*CREATE UNIQUE INDEX ON .*"t" \("k"\)'),
+        ("create table t (k text, v bigint, unique (k, v))", "CREATE UNIQUE INDEX"),
+        ("create table t (k text unique deferrable, v bigint)", "CREATE UNIQUE INDEX"),
+        ("create table t (k text, v bigint); create unique index on t (lower(k))", "CREATE UNIQUE INDEX"),
+        ("create table t (k text, v bigint); create unique index on t (k) where v > 0", "CREATE UNIQUE INDEX"),
+        ("create table t (k uuid primary key, v bigint)", "key column 'k' is uuid"),
+        ("create table t (k char(3) primary key, v bigint)", "'k' is character\\(3\\)"),
+    ],
+)
+def test_a_table_that_compares_keys_otherwise_is_refused(
+    made: str, said: str, tmp_path: Path, database: Database
+) -> None:
+    with connect(database, application_name="test", autocommit=True) as connection:
+        connection.execute('create collation ci from "C"')
+        for statement in made.split("; "):
+            connection.execute(statement.encode())
+        # The embedded server has no ICU, whose collations alone can be nondeterministic.
+        connection.execute("update pg_collation set collisdeterministic = false where collname = 'ci'")
+    schema = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
+    sink = PostgresSink("t", name="t", database=database, staging=tmp_path)
+    with pytest.raises(SinkRefused, match=said):
+        sink.open(SinkIdentity("t", "life", "t"), SinkInput.for_upsert(schema, ("k",), ("v",)), 1)
+
+
+def test_kept_columns_and_rows_dropped_by_a_trigger(tmp_path: Path, database: Database) -> None:
+    schema = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field("first", pa.int64())])
+    with connect(database, application_name="test", autocommit=True) as connection:
+        connection.execute("create table t (k bigint primary key, v bigint, first bigint, note text default 'n')")
+        connection.execute(
+            "create function no() returns trigger language plpgsql as $$ begin if new.k = 3 then return null; end if; "
+            "return new; end $$"
+        )
+        connection.execute("create trigger no before insert on t for each row execute function no()")
+        sink = PostgresSink("t", name="t", database=database, staging=tmp_path)
+        input_ = SinkInput.for_upsert(schema, ("k",), ("v",), keep=("first",))
+        with closing(sink.open(SinkIdentity("t", "life", "t"), input_, 1)) as session:
+
+            def commit(txid: int, rows: list[tuple[int, int, int]]) -> tuple[int, int]:
+                writer = session.writer().open_task(TaskContext("life", txid, 1, 0), schema)
+                writer.write(
+                    pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+                )
+                files = writer.close()
+                rows_ = sum(f.rows for f in files)
+                done = PreparedTransaction(txid, txid - 1 or None, transaction_digest(files), rows_, tuple(files))
+                result = session.commit(done, checked=True)
+                return result.superseded, result.dropped
+
+            assert commit(1, [(1, 1, 1), (2, 5, 1)]) == (0, 0)
+            connection.execute("update t set note = 'kept' where k = 1")
+            assert commit(2, [(1, 2, 2), (2, 4, 2), (3, 1, 2)]) == (1, 1)
+        assert connection.execute("select k, v, first, note from t order by k").fetchall() == [
+            (1, 2, 1, "kept"),
+            (2, 5, 1, "n"),
+        ]
