@@ -98,6 +98,7 @@ from .sinks.protocol import (
     decide as decide,
 )
 from .sinks.registry import SinkAddress as SinkAddress, register_sink as register_sink
+from .sinks.transactional import TransactionalSession as TransactionalSession, TransactionalSink as TransactionalSink
 from .trident.aggregate import (
     count as count,
     distinct_count as distinct_count,

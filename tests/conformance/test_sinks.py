@@ -108,6 +108,6 @@ def test_expired_evidence_cannot_tell(harness: SinkHarness, session: SinkSession
 
 
 def _replace_decide(monkeypatch: pytest.MonkeyPatch, broken: Any) -> None:
-    own = ("memory", "postgres.hold", "delta.hold")
-    for module in (*(f"stormproof.sinks.{name}" for name in own), "sqlite_sink"):
+    own = ("memory", "postgres.hold", "delta.hold", "transactional")
+    for module in (f"stormproof.sinks.{name}" for name in own):
         monkeypatch.setattr(f"{module}.decide", broken)

@@ -66,7 +66,8 @@ def writer(cell: StreamCell, frames: ArrowFrames | None = None) -> ExactlyOnce:
 # -- killed anywhere -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.sampled(0.34)
+@pytest.mark.timeout(600)
 def test_a_program_killed_at_every_failpoint(cell: StreamCell, seed: int) -> None:
     points = POINTS.copy()
     random.Random(seed).shuffle(points)
