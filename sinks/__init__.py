@@ -6,6 +6,7 @@
 | `delta` | how does a Delta table commit a txid once; what does a power loss do |
 | `postgres` | how does a Postgres table commit a txid once; which of its rules can refuse a row |
 | `memory` | a sink in memory, for tests |
+| `transactional` | what does a sink over any other store with transactions have to write itself |
 | `writer`, `statistics`, `partitions` | how does a task write a prepared file, with which statistics, for which partition |
 | `staging`, `files` | how are prepared files named, checked, read and removed; how are files reached |
 | `row_rule`, `latest` | what do a sink's `mode`, `key` and `order_by` say; which row of a key is the last |

@@ -4,7 +4,7 @@ A sink describes itself for the ledger (`Sink.description`: a `kind`, and where 
 the function that makes the sink from its description. Audit and command line know sinks by the registry alone. A module with
 a sink of one's own adds its kind by a call:
 
-    register_sink("sqlite", lambda address: SqliteSink(address.text("path"), name=address.name))
+    register_sink("csv", lambda address: CsvSink(address.text("path"), name=address.name))
 
 The command line imports that module first where the setting `plugins` names it.
 """

@@ -113,7 +113,7 @@ def test_a_column_with_a_default_is_filled_and_a_further_one_is_null(database: D
 
 
 def test_the_upsert_keeps_the_newest_row_of_a_key(database: Database, tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "run(" in block]
     (tmp_path / "upsert.py").write_text(code)
     url = database.sqlalchemy_url.render_as_string(hide_password=False)
     for command in (["-m", "stormproof", "ledger", "migrate"], ["upsert.py"]):
@@ -128,3 +128,19 @@ def test_the_upsert_keeps_the_newest_row_of_a_key(database: Database, tmp_path: 
     with psycopg.connect(database.conninfo) as connection:
         statuses = connection.execute("select order_id, status from order_status order by 1").fetchall()
     assert statuses == [(1, "shipped"), (2, "placed")]
+
+
+def test_the_suite_for_a_sink_of_ones_own_runs_as_the_page_has_it(tmp_path: Path) -> None:
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "SinkConformance" in block]
+    (tmp_path / "test_page.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_page.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(__file__).parents[2] / "examples")},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert re.search(r"2\d passed", done.stdout)

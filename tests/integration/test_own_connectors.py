@@ -109,7 +109,7 @@ def test_without_the_plugin_the_sinks_evidence_is_said_to_be_out_of_reach(
     from stormproof.sinks import registry
 
     monkeypatch.delenv("STORMPROOF_PLUGINS")
-    monkeypatch.delitem(registry._KINDS, "sqlite")  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.delitem(registry._KINDS, "SqliteSink")  # pyright: ignore[reportPrivateUsage]
     report = done("audit", "verify", "own", status=4)
     assert report["violations"] == []
     assert any("words" in unknown["text"] for unknown in report["unknowns"])
