@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -113,6 +114,18 @@ def named(
         result = f"`{output.replace('`', '``')}` {_result_of(own, where)}"
         made.append(_named(own, given, schema_for(f"{where}: {name}.result", component, result), where))
     return made
+
+
+def kept_across_batches(aggregations: Sequence[AnyAggregation]) -> list[AnyAggregation]:
+    """The aggregates with each mean as its two halves, ``NAME_sum`` and ``NAME_count``, which can be added up."""
+    kept: list[AnyAggregation] = []
+    for one in aggregations:
+        if isinstance(one, Aggregation) and one.kind is AggregationKind.MEAN:
+            kept.append(Aggregation(f"{one.output}_sum", AggregationKind.SUM, one.field, mean=one.output))
+            kept.append(Aggregation(f"{one.output}_count", AggregationKind.VALUES, one.field))
+        else:
+            kept.append(one)
+    return kept
 
 
 def _of_user(aggregate: object) -> UserAggregate | None:

@@ -16,7 +16,7 @@ from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.protocol import Source
-from stormproof.trident.aggregate import OneResult, SeveralResults, named
+from stormproof.trident.aggregate import OneResult, SeveralResults, kept_across_batches, named
 from stormproof.trident.persistent_aggregate import EVERYTHING, everything, over, own_merges, require_state, with_key
 from stormproof.trident.runnable_topology import RunnableTopology
 
@@ -461,6 +461,8 @@ class Stream:
         local: bool = False,
     ) -> Stream:
         aggregations = named(self._component, self.schema, several, dict(results))
+        if persistent:
+            aggregations = kept_across_batches(aggregations)
         settled = self.settled()
         input_ = settled._input if local else replace(settled._input, tasks=settled._hint)
         made = self._topology.add_aggregate(name, input_, keys, aggregations, persistent=persistent, local=local)
@@ -510,9 +512,10 @@ class GroupedStream:
         """The same as `agg`, folded across batches: into what `state` holds for the key, or into the sinks of `into`, which
         is all that can follow.
 
-        Sinks fold count(), sum_(), min_() and max_(), a state also combiners. Others are refused: two batches' means, for
-        example, do not make one mean. `state_name` is the state's name among the sinks (default: the component's name
-        followed by `-state`).
+        Sinks fold count(), sum_(), min_() and max_(), a state also combiners. A mean is kept as its sum and its count, in
+        the columns ``NAME_sum`` and ``NAME_count``; a Postgres table that is made here shows it as the generated column
+        ``NAME``. Others are refused: two batches' distinct counts, for example, do not make one. `state_name` is the state's
+        name among the sinks (default: the component's name followed by `-state`).
 
         Raises:
             TopologyError: a result cannot be folded, or the state cannot hold it or serve the guarantee.

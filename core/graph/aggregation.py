@@ -20,10 +20,16 @@ from stormproof.core.graph.fields import can_be_key
 DECIMAL_DIGITS_MAX: Final = 38
 
 
+MEAN: Final = b"stormproof.mean"
+"""In the metadata of a column that is the sum of a mean: the mean's name. Its count is the column `NAME_count`."""
+
+
 class AggregationKind(StrEnum):
     """What is computed of a group, column by column."""
 
     COUNT = "count"
+    VALUES = "values"
+    """The number of values of a field, without NULL: one half of a mean that is kept across batches."""
     SUM = "sum"
     MIN = "min"
     MAX = "max"
@@ -38,6 +44,8 @@ class Aggregation:
     output: str
     kind: AggregationKind
     field: str | None = None
+    mean: str | None = None
+    """The name of the mean of which it is the sum; a sink may show it beside sum and count."""
 
     @property
     def combines(self) -> bool:
@@ -73,7 +81,7 @@ class Aggregation:
                 component=component,
                 field=self.field,
             )
-        return pa.field(self.output, found)
+        return pa.field(self.output, found, metadata=None if self.mean is None else {MEAN: self.mean.encode()})
 
     @property
     def _noun(self) -> str:
@@ -81,7 +89,7 @@ class Aggregation:
 
     def _result_type(self, type_: pa.DataType) -> pa.DataType | None:
         match self.kind:
-            case AggregationKind.COUNT:
+            case AggregationKind.COUNT | AggregationKind.VALUES:
                 return pa.int64()
             case AggregationKind.SUM:
                 return _sum_type(type_)

@@ -22,6 +22,7 @@ COMBINE_ROWS_MAX: Final = 262_144
 
 _COMBINED: Final[Mapping[AggregationKind, tuple[How, ...]]] = {
     AggregationKind.COUNT: (How.ROWS,),
+    AggregationKind.VALUES: (How.VALUES,),
     AggregationKind.SUM: (How.SUM,),
     AggregationKind.MIN: (How.MIN,),
     AggregationKind.MAX: (How.MAX,),

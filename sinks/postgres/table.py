@@ -13,6 +13,7 @@ from psycopg import sql
 
 from stormproof.core.arguments import shown
 from stormproof.core.errors import SinkRefused, TopologyError
+from stormproof.core.graph.aggregation import MEAN
 from stormproof.core.postgres.rights import quoted
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.leaves import is_list, is_string
@@ -216,10 +217,20 @@ def create_statement(name: TableName, input_: SinkInput) -> sql.Composed:
         kind = sql.SQL(column_type(field.type) or "")  # pyright: ignore[reportArgumentType]
         not_null = sql.SQL(" not null" if field.name in input_.keys else "")
         parts.append(sql.SQL("{} {}{}").format(sql.Identifier(field.name), kind, not_null))
+        mean = (field.metadata or {}).get(MEAN, b"").decode()
+        if mean and mean not in input_.schema.names:
+            parts.append(_shown_mean(mean, field.name))
     if input_.is_by_key:
         keys = sql.SQL(", ").join(map(sql.Identifier, input_.keys))
         parts.append(sql.SQL("primary key ({})").format(keys))
     return sql.SQL("create table if not exists {} ({})").format(name.identifier, sql.SQL(", ").join(parts))
+
+
+def _shown_mean(mean: str, total: str) -> sql.Composed:
+    """The generated column of a mean, beside its sum and its count."""
+    return sql.SQL("{} double precision generated always as ({}::double precision / nullif({}, 0)) stored").format(
+        sql.Identifier(mean), sql.Identifier(total), sql.Identifier(f"{mean}_count")
+    )
 
 
 def require_table(table: Table, input_: SinkInput, where: str) -> None:
