@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import uuid
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -58,6 +59,14 @@ class Files(Protocol):
 
         Raises:
             FileExistsError: it is there.
+        """
+        ...
+
+    def put_new(self, path: str, data: bytes) -> None:
+        """Put a whole file at once, synced, under a name that is free: no reader sees a part of it.
+
+        Raises:
+            FileExistsError: the name is taken; nothing was changed.
         """
         ...
 
@@ -129,6 +138,18 @@ class LocalFiles(Files):
     def write_new(self, path: str, *, private: bool) -> NewLocalFile:
         """Open with O_EXCL, in a folder that is there."""
         return NewLocalFile(path, private=private)
+
+    def put_new(self, path: str, data: bytes) -> None:
+        """Write it beside, and link(2) it, which cannot overwrite."""
+        aside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}-{uuid.uuid4().hex}")
+        file = self.write_new(aside, private=False)
+        try:
+            file.write(data)
+            file.sync()
+            os.link(aside, path)
+        finally:
+            file.close()
+            self.remove(aside)
 
     def open(self, path: str) -> BufferedReader:
         """Open for reading."""

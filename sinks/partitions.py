@@ -89,7 +89,8 @@ class PartitionedTaskWriter:
 
     def _parts(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The rows of each partition, with its values as JSON."""
-        texts = [as_text(rows.column(name)).dictionary_encode(null_encoding="encode") for name in self._columns]
+        there = [name for name in self._columns if name in self._schema.names]
+        texts = [as_text(rows.column(name)).dictionary_encode(null_encoding="encode") for name in there]
         codes = np.zeros(rows.num_rows, np.int64)
         for text in texts:
             own = text.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -99,9 +100,8 @@ class PartitionedTaskWriter:
         kept = rows.select(self._kept)
         for start, end in zip(starts, [*starts[1:], rows.num_rows], strict=True):
             row = int(order[start])
-            values = {
-                n: t.dictionary[t.indices[row].as_py()].as_py() for n, t in zip(self._columns, texts, strict=True)
-            }
+            values = dict.fromkeys(self._columns)  # one that the rows do not have is NULL
+            values |= {n: t.dictionary[t.indices[row].as_py()].as_py() for n, t in zip(there, texts, strict=True)}
             yield json.dumps(values), kept.take(pa.array(order[start:end]))
 
 

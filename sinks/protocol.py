@@ -333,6 +333,13 @@ class Sink(SinkSpec, Protocol):
         del input_, database
         return ()
 
+    def committed_by(self, input_: SinkInput) -> str | None:
+        """Who writes to its table, and why, in a few words, where that depends on the table; None: it does not, or the table
+        cannot be read.
+        """
+        del input_
+        return None
+
     @property
     def may_lose_files(self) -> bool:
         """Whether a power loss may take files of what it committed: `retry` then asks its session (`restore_lost`)."""

@@ -18,6 +18,29 @@ Made by `tools/delta_doc.py` from `sinks/delta/features.py`: do not edit.
 - A table that neither would write without harm is **refused** by the name of the feature, when the run starts and again in
   each commit. Nothing is written then.
 
+`stormproof explain` and `stormproof status TOPOLOGY` say who commits, and which feature asks for Spark. Both
+committers keep one kind of evidence: transaction identifier, txid, digest, rows and epoch stand in the table's log,
+and `stormproof audit verify` reads them there. `DeltaSink(path, committer="delta-rs")` refuses what needs Spark;
+`committer="spark"` has Spark write always.
+
+## A table that is made
+
+`DeltaSink(path, partition_by=["day"], properties={"delta.appendOnly": "true"})` makes a missing table so. A table
+that is there keeps its own partitions and properties. An empty text in a column by which the table is partitioned
+fails its message: Delta would store it as NULL.
+
+## Where Spark commits
+
+- It is the Spark of the process: that of the engine, or with `engine="inline"` one that is started when the sink is
+  opened. A session that you started yourself needs Delta's two settings (`spark.sql.extensions`,
+  `spark.sql.catalog.spark_catalog`).
+- Rows of an append are prepared in the table's folder, as for delta-rs; Spark copies them, and they are removed.
+- On a local disk Spark's log store can overwrite a log entry that another writer puts at the same instant. All
+  topologies on the machine commit to such a table under one lock, the file `_delta_log/.stormproof-commit`, which
+  Spark's JVM holds: it outlives a driver that is killed. Other programs do not know of the lock: do not let them
+  write to a table on a local disk while Spark commits to it here.
+- A state's map (`DeltaMap`) is written by delta-rs alone, and takes no partitioned table.
+
 ## Which table is written by whom
 
 A table that has several features is refused where one of them is; otherwise one that needs delta-spark is enough.

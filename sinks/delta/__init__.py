@@ -1,4 +1,4 @@
-"""Delta tables as a sink: appends by adoption of prepared files, folds by MERGE; committed by delta-rs.
+"""Delta tables as a sink: appends by adoption of prepared files, folds by MERGE; committed by delta-rs, or by Spark.
 
 A power loss is handled in four places: `durable` syncs a version's files and log entry, `torn` finds log entries and
 checkpoints that were written in part, `merge_files` finds lost blocks in the files of a MERGE, and `hold` refuses to go
@@ -10,6 +10,7 @@ on or takes the lost version back.
 | `hold`, `position` | the commit: at which txid is the table, and may this driver write the next |
 | `rows`, `folds`, `later` | how do rows get into the table: adoption, or one MERGE |
 | `log`, `newest`, `evidence` | what does the table's log say of our txids; what is its newest version |
+| `committers`, `spark`, `exclusion`, `label` | who writes, with which label, and alone where Spark does |
 | `claims` | which topology has claimed the table |
 | `evolve` | how does a table get the columns that its rows have |
 | `opening`, `table`, `column_types`, `locate` | how is a table made and opened; is it fit; do two paths mean one |

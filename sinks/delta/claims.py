@@ -6,17 +6,21 @@ table at the same instant, one of them has to look again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Final
 
-from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from stormproof.core.errors import StoreUnavailable
 from stormproof.sinks.delta import durable
-from stormproof.sinks.delta.failures import panics_as_errors, shown
+from stormproof.sinks.delta.failures import shown
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.newest import NewestTable
+from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.protocol import SinkIdentity
 
 CLAIM_TRIES_MAX: Final = 20
@@ -36,11 +40,21 @@ def properties_of(identity: SinkIdentity) -> Mapping[str, str]:
 class Claims:
     """The claims on one table, seen by one life."""
 
-    def __init__(self, log: DeltaLog, newest: NewestTable, identity: SinkIdentity, where: str) -> None:
+    def __init__(
+        self,
+        log: DeltaLog,
+        newest: NewestTable,
+        identity: SinkIdentity,
+        where: str,
+        spark: Callable[[], SparkCommitter | None],
+        alone: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._log = log
         self._newest = newest
         self._identity = identity
         self._where = where
+        self._spark = spark
+        self._alone = alone
 
     def put(self, accepted: Collection[str]) -> tuple[str, ...]:
         """Claim the table for this life; where lives that are not `accepted` have claimed it, they are returned instead.
@@ -82,21 +96,48 @@ class Claims:
 
     def _write(self, table: DeltaTable, value: str) -> bool:
         """Whether it was written, in a version of its own; False: another writer's change came first."""
+        spark = self._spark()
         try:
-            with panics_as_errors():
-                table.alter.set_table_properties(
-                    {_name(self._identity): value},
-                    raise_if_not_exists=False,
-                    commit_properties=CommitProperties(max_commit_retries=0),
-                )
-        except CommitFailedError:
+            with self._alone():
+                if self._newest.load().version() != table.version():
+                    return False
+                if spark is not None:
+                    spark.set_property(_name(self._identity), value)
+                else:
+                    self._log.files.put_new(self._log.entry_path(table.version() + 1), self._entry(table, value))
+        except FileExistsError:
             return False
-        except (DeltaError, OSError) as error:
+        except (DeltaError, OSError, ValueError) as error:
             raise StoreUnavailable(f"{self._where}: the table cannot be claimed: {shown(error)}") from error
         finally:
             self._newest.forget()
         durable.sync_version(self._log, self._newest.load().version())
         return True
+
+    def _entry(self, table: DeltaTable, value: str) -> bytes:
+        """The log entry that sets our property, and changes nothing else.
+
+        Not by delta-rs: with a property it adds features to the table's protocol, which older readers then refuse.
+        """
+        metadata, parameters = table.metadata(), {_name(self._identity): value}
+        info = {
+            "timestamp": time.time_ns() // 1_000_000,
+            "operation": "SET TBLPROPERTIES",
+            "operationParameters": {"properties": json.dumps(parameters)},
+            "engineInfo": "stormproof",
+        }
+        told: dict[str, object] = {
+            "id": str(metadata.id),
+            "name": metadata.name,
+            "description": metadata.description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": table.schema().to_json(),
+            "partitionColumns": metadata.partition_columns,
+            "configuration": {**metadata.configuration, **parameters},
+            "createdTime": metadata.created_time,
+        }
+        told = {name: part for name, part in told.items() if part is not None}
+        return "".join(f"{json.dumps(action)}\n" for action in ({"commitInfo": info}, {"metaData": told})).encode()
 
     def _contended(self) -> StoreUnavailable:
         return StoreUnavailable(f"{self._where}: other writers keep changing the table's properties; try again")

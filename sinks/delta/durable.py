@@ -1,13 +1,17 @@
-"""How a version of a Delta table outlives a power loss: delta-rs syncs neither the files of a MERGE nor any log entry."""
+"""How a version of a Delta table outlives a power loss: neither delta-rs nor Spark syncs a MERGE's files or a log entry."""
 
 from __future__ import annotations
 
 import os
+from typing import Final
 
 from deltalake import DeltaTable
 
 from stormproof.sinks.delta.evidence import live_files
-from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.log import DeltaLog, checksum_of
+
+_SIDECARS: Final = "_sidecars"
+"""The folder with the parts of checkpoints of Delta's second kind."""
 
 
 def sync_version(log: DeltaLog, version: int) -> None:
@@ -16,21 +20,42 @@ def sync_version(log: DeltaLog, version: int) -> None:
     if entry is None:
         return
     files, folders = log.files, {log.table}
-    for file in entry.added:
-        path = log.local_path(file.path)
+    vectors = [file.deletion_file for file in entry.added if file.deletion_file is not None]
+    for name in (*(file.path for file in entry.added), *vectors, *entry.changes):
+        path = log.local_path(name)
         if path is None:
             continue
         try:
             files.sync(path)
         except FileNotFoundError:
             continue  # a later version removed it; the live files have been checked
+        if entry.is_by_spark:
+            _sync_if_there(log, checksum_of(path))
         folders.add(os.path.dirname(path))
     files.sync(log.entry_path(version))
-    for path in (log.checkpoint_path(version), os.path.join(log.folder, "_last_checkpoint")):
-        if files.stat(path) is not None:
-            files.sync(path)
+    made = [log.checkpoint_path(version), os.path.join(log.folder, "_last_checkpoint")]
+    if entry.is_by_spark:
+        made = [os.path.join(log.folder, name) for name in _written_with(log, version)]
+        folders.add(os.path.join(log.folder, _SIDECARS))
+    for path in made:
+        _sync_if_there(log, path)
     for folder in (*sorted(folders), log.folder):
-        files.sync_folder(folder)
+        if files.stat(folder) is not None:
+            files.sync_folder(folder)
+
+
+def _written_with(log: DeltaLog, version: int) -> list[str]:
+    """What Spark writes into the log's folder with a version: checksums, checkpoints of any kind and their parts."""
+    number, names = f"{version:020}.", log.files.list(log.folder)
+    made = [name for name in names if name.removeprefix(".").startswith((number, "_last_checkpoint"))]
+    if any(name.startswith(f"{number}checkpoint.") for name in names):
+        made += [os.path.join(_SIDECARS, name) for name in log.files.list(os.path.join(log.folder, _SIDECARS))]
+    return made
+
+
+def _sync_if_there(log: DeltaLog, path: str) -> None:
+    if log.files.stat(path) is not None:
+        log.files.sync(path)
 
 
 def sync_versions(log: DeltaLog, first: int, last: int) -> None:

@@ -68,6 +68,8 @@ def lost_files(delta_log: DeltaLog, entry: LogEntry, log: Sequence[int], *, deco
     lost: list[str] = []
     for file in entry.added:
         wrong = disk.wrong({file.path})
+        if file.path in disk.live and file.deletion_file is not None:
+            wrong += disk.missing(file.deletion_file)
         lost += wrong
         path = delta_log.local_path(file.path)
         if not decode or wrong or path is None or file.path not in disk.live:
@@ -101,6 +103,11 @@ class _Disk:
             elif state.size != self.live[name]:
                 found.append(f"{path} has {state.size} bytes instead of {self.live[name]}")
         return found
+
+    def missing(self, name: str) -> list[str]:
+        """Whether a file that no version lists by itself is missing."""
+        path = self.log.local_path(name)
+        return [] if path is None or self.log.files.stat(path) is not None else [f"{path} is missing"]
 
 
 @dataclass(slots=True)

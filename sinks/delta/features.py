@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from deltalake import DeltaTable
 
@@ -21,6 +21,18 @@ class Committer(StrEnum):
 
     DELTA_RS = "delta-rs"
     SPARK = "spark"
+
+
+GENERATED: Final = "delta.generationExpression"
+"""Of a generated column, the key of its expression in its metadata."""
+
+AskedCommitter: TypeAlias = Literal["auto", "delta-rs", "spark"]
+"""Who shall write, as a user says it; "auto": delta-rs where it can, else Spark."""
+
+
+def as_asked(text: object) -> AskedCommitter:
+    """The committer that a ledger's description names; "auto" where it names none."""
+    return "delta-rs" if text == "delta-rs" else "spark" if text == "spark" else "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +238,7 @@ FEATURES: Final = (
     ),
     Feature(
         "generated columns",
-        _marked("delta.generationExpression"),
+        _marked(GENERATED),
         SPARK,
         SPARK,
         SPARK,

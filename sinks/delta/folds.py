@@ -45,3 +45,17 @@ def _better(held: str, added: str, kind: pa.DataType, wins: str) -> str:
     if pa.types.is_floating(kind):
         cases += [f"WHEN isnan({held}) THEN {added}", f"WHEN isnan({added}) THEN {held}"]
     return f"CASE {' '.join(cases)} WHEN {added} {wins} {held} THEN {added} ELSE {held} END"
+
+
+def spark_quoted(name: str) -> str:
+    """A column's name, quoted for Spark."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def spark_fold_expression(name: str, kind: pa.DataType, fold: Fold) -> str:
+    """The same in Spark's SQL, with ANSI arithmetic: a result that does not fit its type is an error."""
+    held, added = f"t.{spark_quoted(name)}", f"s.{spark_quoted(name)}"
+    if fold is Fold.SUM:
+        total = f"COALESCE({held} + {added}, {held}, {added})"
+        return f"CAST({total} AS DECIMAL({kind.precision}, {kind.scale}))" if pa.types.is_decimal(kind) else total
+    return _better(held, added, kind, _WINS[fold])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import Final
 
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
@@ -17,13 +15,17 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.claims import Claims
+from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files
 from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part
 from stormproof.sinks.delta.failures import may_pass, os_error, panics_as_errors, shown
+from stormproof.sinks.delta.features import AskedCommitter, Committer
+from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, Undo, commit_metadata, undo_metadata
 from stormproof.sinks.delta.newest import NewestTable
 from stormproof.sinks.delta.position import Position, find_commit, find_position
-from stormproof.sinks.delta.rows import HOOKS, RowsToPut
+from stormproof.sinks.delta.rows import RowsToPut
+from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import column_limits, require_table
 from stormproof.sinks.delta.torn import put_torn_aside
 from stormproof.sinks.protocol import (
@@ -39,9 +41,6 @@ from stormproof.sinks.protocol import (
     StoreRecord,
     decide,
 )
-
-COMMIT_RETRIES_MAX: Final = 15
-"""How often delta-rs may try again after other writers' commits. After one of our own application it gives up at once."""
 
 
 class TableHold(StoreRecord):
@@ -60,6 +59,7 @@ class TableHold(StoreRecord):
         epoch: int,
         reading: bool,
         contract: SchemaContract = SchemaContract.FREEZE,
+        committer: AskedCommitter = "auto",
     ) -> None:
         self.contract = contract
         self._identity = identity
@@ -70,13 +70,23 @@ class TableHold(StoreRecord):
         self._epoch = epoch
         self._application = identity.application_id
         self._newest = NewestTable(self.log, self.where)
-        self._claims = Claims(self.log, self._newest, identity, self.where)
+        self._committers = Committers(self.log, self.where, input_, committer)
+        self._claims = Claims(
+            self.log,
+            self._newest,
+            identity,
+            self.where,
+            self._property_writer,
+            lambda: self._committers.alone(self.committer()),
+        )
         table = DeltaTable(path)
         if not reading:
             evolves = contract is SchemaContract.EVOLVE
-            require_table(table, known_part(table, input_) if evolves else input_, self.where)
+            known = known_part(table, input_) if evolves else input_
+            if require_table(table, known, self.where, committer) is Committer.SPARK:
+                self._require_frozen(contract)
+                self._committers.spark.start()
         self.limits = column_limits(table, input_)
-        self.partitions = tuple(table.metadata().partition_columns)
         self._table_id = str(table.metadata().id)
 
     @property
@@ -152,8 +162,17 @@ class TableHold(StoreRecord):
         position = self.position(self._newest.load(), same_table=True)
         return None if position is None else position.held
 
+    def committer(self) -> Committer:
+        """Who writes to the table, by its features at its newest version."""
+        return self._committers.of(self._newest.load())
+
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Adopt one transaction, by the table of `decide`; see the protocol."""
+        committer = self.committer()
+        with self._committers.alone(committer):
+            return self._commit(transaction, committer, checked=checked)
+
+    def _commit(self, transaction: PreparedTransaction, committer: Committer, *, checked: bool) -> CommitResult:
         where = f"{self.where}, txid {transaction.txid}"
         table = self._newest.load()
         position = self.position(table, same_table=checked)
@@ -167,15 +186,19 @@ class TableHold(StoreRecord):
                 f"{where}: epoch {position.commit.epoch} has committed here, this is epoch {self._epoch}",
                 epoch=self._epoch,
             )
+        if self._committers.of(table) is not committer:
+            raise StoreUnavailable(
+                f"{where}: the table's features changed meanwhile, and nothing was written; try again"
+            )
         table = self._evolved(table, transaction, where)
         self._rows.check(table, transaction, where)
         read_version = table.version()
-        properties = self._properties(transaction, position, checked=checked)
+        label = self._label(transaction, position, table, checked=checked)
         failpoint("delta.after_check")
         problem: DeltaError | OSError | ValueError | None = None
         try:
             with panics_as_errors():
-                self._rows.put(table, transaction, properties)
+                self._committers.put(committer, self._rows, table, transaction, label)
         except (DeltaError, OSError, ValueError) as error:
             problem = error
         failpoint("delta.after_log_entry")
@@ -197,6 +220,13 @@ class TableHold(StoreRecord):
         if self.contract is SchemaContract.EVOLVE:
             changed = changes_of(self.log, self._application, commit.txid, before=commit.version)
         return replace(outcome, superseded=commit.superseded, changed=changed)
+
+    def _require_frozen(self, contract: SchemaContract) -> None:
+        if contract is SchemaContract.EVOLVE:
+            raise SinkRefused(
+                f"{self.where}: Spark commits to this table, and schema_contract='evolve' is served by delta-rs alone; add "
+                "the columns with ALTER TABLE, and use schema_contract='freeze'"
+            )
 
     def _evolved(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> DeltaTable:
         """The table with the columns that this transaction's rows have, where the contract lets it have them."""
@@ -233,7 +263,7 @@ class TableHold(StoreRecord):
     def restore_lost(self, transaction: PreparedTransaction) -> str | None:
         """Undo a fold whose commit is the table's newest version and lost files; see the protocol."""
         where = f"{self.where}, txid {transaction.txid}"
-        if not self.input.is_by_key:
+        if not self.input.is_by_key and self.has_adopted(transaction):
             return None  # its files are the prepared ones: they must be put back
         put_torn_aside(self.log, where)
         table = self._newest.load()
@@ -253,13 +283,11 @@ class TableHold(StoreRecord):
                 files=list(lost),
             )
         self._rows.check(table, transaction, where)
-        undo = Undo(version, transaction.previous)
+        undo = undo_metadata(self._application, Undo(version, transaction.previous))
+        committer = self.committer()
         try:
-            table.restore(
-                version - 1,
-                commit_properties=CommitProperties(custom_metadata=undo_metadata(self._application, undo)),
-                post_commithook_properties=HOOKS,
-            )
+            with self._committers.alone(committer):
+                self._committers.restore(committer, table, version - 1, undo)
         except (DeltaError, OSError, ValueError) as error:
             kind = StoreUnavailable if may_pass(error) else SinkRefused
             raise kind(f"{where}: version {version - 1} cannot be restored: {shown(error)}") from error
@@ -290,17 +318,17 @@ class TableHold(StoreRecord):
         if last is not None and (position is None or position.txid < last.txid or position.restored is not None):
             self.commit(last, checked=False)
 
-    def _properties(
-        self, transaction: PreparedTransaction, position: Position | None, *, checked: bool
-    ) -> CommitProperties:
+    def _label(
+        self, transaction: PreparedTransaction, position: Position | None, table: DeltaTable, *, checked: bool
+    ) -> Label:
         # An unchecked commit may come late; the identifier never goes back.
         version = transaction.txid if checked or position is None else max(position.txid, transaction.txid)
-        return CommitProperties(
-            custom_metadata=commit_metadata(self._application, transaction, self._epoch, checked=checked),
-            max_commit_retries=COMMIT_RETRIES_MAX,
-            # For an identifier without a time, the engines disagree on when it expires.
-            app_transactions=[Transaction(self._application, version, time.time_ns() // 1_000_000)],
-        )
+        metadata = commit_metadata(self._application, transaction, self._epoch, checked=checked)
+        return Label(self._application, version, metadata, known=table.transaction_version(self._application))
+
+    def _property_writer(self) -> SparkCommitter | None:
+        """Who sets a table property; None: delta-rs."""
+        return self._committers.spark if self.committer() is Committer.SPARK else None
 
     def _known(self, table: DeltaTable, transaction: PreparedTransaction, position: Position | None) -> Held | None:
         """What the table holds, also where a clean-up has removed the log entry that says it.
@@ -348,8 +376,10 @@ class TableHold(StoreRecord):
         durable.sync_versions(self.log, after + 1, commit.version)
 
     def _clean(self, commit: OurCommit) -> None:
-        """Have delta-rs remove log entries beyond their retention, once the checkpoint that replaces them is synced."""
-        if self.log.files.stat(self.log.checkpoint_path(commit.version)) is None:
+        """Have delta-rs remove log entries beyond their retention, once the checkpoint that replaces them is synced. Spark
+        removes them by itself, and keeps an older checkpoint.
+        """
+        if self.committer() is Committer.SPARK or self.log.files.stat(self.log.checkpoint_path(commit.version)) is None:
             return
         table = self._newest.load()
         if table.metadata().configuration.get("delta.enableExpiredLogCleanup", "true") != "false":
@@ -364,7 +394,7 @@ class TableHold(StoreRecord):
             way_on = (
                 f"`retry` takes version {position.commit.version} back, as long as it is the newest, and merges the batch "
                 "again from its prepared files"
-                if self.input.is_by_key
+                if self._is_copied(position.commit)
                 else "put the file back"
             )
             raise SinkRefused(
@@ -378,8 +408,22 @@ class TableHold(StoreRecord):
         entry = self.log.entry(commit.version)
         if entry is None:
             return []
-        # Adopted files were synced before they were prepared, a MERGE's only after its commit: so these are decoded.
-        return lost_files(self.log, entry, self.log.tail(self._newest.load().version()), decode=self.input.is_by_key)
+        # Adopted files were synced before they were prepared, a committer's own only after its commit: so these are decoded.
+        decode = self._is_copied(commit)
+        return lost_files(self.log, entry, self.log.tail(self._newest.load().version()), decode=decode)
+
+    def _is_copied(self, commit: OurCommit) -> bool:
+        """Whether a committer wrote files of its own, instead of adopting the prepared ones."""
+        entry = self.log.entry(commit.version)
+        return self.input.is_by_key or (entry is not None and entry.is_by_spark)
+
+    def has_adopted(self, transaction: PreparedTransaction) -> bool:
+        """Whether the files of a transaction are the table's own; True where its commit is not the last one, or is gone."""
+        position = self.position(self._newest.load(), same_table=False)
+        if position is None or position.commit is None or position.txid != transaction.txid:
+            return True
+        entry = self.log.entry(position.commit.version)
+        return entry is None or not {f.path for f in entry.added}.isdisjoint(f.path for f in transaction.files)
 
     def adopted(self) -> frozenset[str]:
         """The files that are live, or that a version still in the log has added: they are the table's, whatever the ledger

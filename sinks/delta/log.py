@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -66,6 +68,8 @@ class AddedFile:
     rows: int | None
     has_deletions: bool = False
     """Whether a deletion vector deletes rows of it."""
+    deletion_file: str | None = None
+    """The file of that vector, where it is not in the log itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class LogEntry:
     added: tuple[AddedFile, ...] = ()
     removed: tuple[tuple[str, bool], ...] = ()
     """Each as (path, whether data changed): OPTIMIZE removes files without a change of data."""
+    changes: tuple[str, ...] = ()
+    """The files of its change data feed."""
 
     @property
     def operation(self) -> str:
@@ -105,6 +111,11 @@ class LogEntry:
             if given in metrics:
                 return int(metrics[given]) - sum(int(metrics.get(name, 0)) for name in changed)
         return 0
+
+    @property
+    def is_by_spark(self) -> bool:
+        """Whether Spark wrote it."""
+        return str(self.info.get("engineInfo", "")).startswith("Apache-Spark")
 
     @property
     def is_stormproofs(self) -> bool:
@@ -262,6 +273,7 @@ class DeltaLog:
         info: dict[str, Any] = {}
         added: list[AddedFile] = []
         removed: list[tuple[str, bool]] = []
+        changes: list[str] = []
         try:
             with self.files.open(self.entry_path(version)) as file:
                 for line in file:
@@ -270,22 +282,63 @@ class DeltaLog:
                         continue
                     action: dict[str, Any] = json.loads(line)
                     if "commitInfo" in action:
-                        info = action["commitInfo"]
+                        info = with_user_metadata(action["commitInfo"])
                         if not whole:
                             break
                     elif "add" in action:
                         added.append(_added(action["add"]))
+                    elif "cdc" in action:
+                        changes.append(unquote(action["cdc"]["path"]))
                     elif "remove" in action:
                         removed.append(
                             (unquote(action["remove"]["path"]), bool(action["remove"].get("dataChange", True)))
                         )
         except FileNotFoundError:
             return None
-        return LogEntry(version, info, tuple(added), tuple(removed))
+        return LogEntry(version, info, tuple(added), tuple(removed), tuple(changes))
+
+
+def checksum_of(path: str) -> str:
+    """The file that Hadoop keeps beside one that Spark wrote on a local disk; reading that one compares them."""
+    return os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.crc")
+
+
+def with_user_metadata(info: dict[str, Any]) -> dict[str, Any]:
+    """A `commitInfo` with our metadata beside the rest, where delta-rs writes it. Spark has it as a text, `userMetadata`."""
+    text = info.get("userMetadata")
+    if not isinstance(text, str) or "stormproof." not in text:
+        return info
+    try:
+        ours = json.loads(text)
+    except ValueError:
+        return info
+    return {**info, **ours} if isinstance(ours, dict) and (APPLICATION in ours or UNDOES in ours) else info
 
 
 def _added(action: dict[str, Any]) -> AddedFile:
     statistics = json.loads(action.get("stats") or "{}")
+    vector = action.get("deletionVector")
     return AddedFile(
-        unquote(action["path"]), int(action["size"]), statistics.get("numRecords"), bool(action.get("deletionVector"))
+        unquote(action["path"]),
+        int(action["size"]),
+        statistics.get("numRecords"),
+        bool(vector),
+        None if not vector else _deletion_file(vector),
     )
+
+
+_Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_B85: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_UUID_CHARACTERS: Final = 20
+
+
+def _deletion_file(vector: dict[str, Any]) -> str | None:
+    """The path of a deletion vector's file, by the rule of Delta's protocol; None where the vector is in the log itself."""
+    place, text = str(vector.get("storageType")), str(vector.get("pathOrInlineDv"))
+    if place == "p":
+        return unquote(text)
+    if place != "u":
+        return None
+    prefix, encoded = text[:-_UUID_CHARACTERS], text[-_UUID_CHARACTERS:]
+    name = uuid.UUID(bytes=base64.b85decode(encoded.translate(str.maketrans(_Z85, _B85))))
+    return os.path.join(prefix, f"deletion_vector_{name}.bin")

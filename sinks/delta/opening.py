@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from deltalake import DeltaTable, Schema
@@ -11,7 +11,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.delta.claims import properties_of
-from stormproof.sinks.delta.failures import panics_as_errors, shown
+from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import TableFacts, choose, refusal
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL
@@ -46,8 +46,19 @@ def opening(where: str, log: DeltaLog, mode: SinkMode) -> Generator[str]:
         raise StoreUnavailable(f"{where}: the table cannot be opened: {shown(error)}") from error
 
 
-def prepare_table(path: str, identity: SinkIdentity, input_: SinkInput, where: str, *, create: bool) -> None:
+def prepare_table(
+    path: str,
+    identity: SinkIdentity,
+    input_: SinkInput,
+    where: str,
+    *,
+    create: bool,
+    partitions: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
+) -> None:
     """Put a torn log entry aside, make the table if it is missing and `create`, and sync its folders.
+
+    A table that is made has these `partitions`, and these `settings` among its properties.
 
     Raises:
         SinkRefused: the table is missing and not to be made, or a power loss took more than its newest log entry.
@@ -56,20 +67,37 @@ def prepare_table(path: str, identity: SinkIdentity, input_: SinkInput, where: s
     if not DeltaTable.is_deltatable(path):
         if not create:
             raise SinkRefused(f"{where}: there is no Delta table", problem=SinkProblem.TABLE_GONE)
-        _create(path, identity, input_)
+        _create(path, identity, input_, partitions, settings or {}, where)
     files_at(path).settle_folder(path)
 
 
-def _create(path: str, identity: SinkIdentity, input_: SinkInput) -> None:
+def _create(
+    path: str,
+    identity: SinkIdentity,
+    input_: SinkInput,
+    partitions: Sequence[str],
+    settings: Mapping[str, str],
+    where: str,
+) -> None:
     files, log = files_at(path), DeltaLog(path)
     files.make_folder(path)
-    DeltaTable.create(
-        path,
-        Schema.from_arrow(input_.schema.empty_table().schema),
-        mode="ignore",
-        configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **properties_of(identity)},
-        raise_if_key_not_exists=False,
-    )
+    ours = {"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **settings, **properties_of(identity)}
+    try:
+        DeltaTable.create(
+            path,
+            Schema.from_arrow(input_.schema.empty_table().schema),
+            mode="ignore",
+            partition_by=[*partitions],
+            configuration=ours,
+            raise_if_key_not_exists=False,
+        )
+    except DeltaError as error:
+        if may_pass(error) or not (settings or partitions):
+            raise
+        raise SinkRefused(
+            f"{where}: delta-rs cannot make such a table: {shown(error)}; make it with Spark, or name other properties and "
+            "partitions"
+        ) from error
     files.sync(log.entry_path(0))
     files.sync_folder(log.folder)
     files.sync_folder(path)

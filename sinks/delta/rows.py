@@ -9,11 +9,14 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.transaction import AddAction
 
+from stormproof.core.errors import UsageError
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.folds import fold_expression, quoted
+from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.later import later_condition
 from stormproof.sinks.delta.log import SUPERSEDED
 from stormproof.sinks.delta.merge_files import MERGED_FILES
+from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.protocol import PreparedTransaction
 
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
@@ -34,6 +37,11 @@ class RowsToPut(Protocol):
     def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         """Write them to the table, in one version."""
         ...
+
+    def put_by_spark(self, spark: SparkCommitter, transaction: PreparedTransaction, label: Label) -> None:
+        """The same through Spark."""
+        del spark, transaction, label
+        raise UsageError(f"{type(self).__name__} are written by delta-rs alone")
 
 
 def adopt_files(table: DeltaTable, files: Sequence[AddAction], properties: CommitProperties) -> None:

@@ -16,8 +16,11 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.checks import require_checks
+from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
+from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
+from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import require_unique_keys
@@ -43,15 +46,26 @@ class DeltaSession(TableHold, SinkSession):
         epoch: int,
         reading: bool,
         contract: SchemaContract = SchemaContract.FREEZE,
+        committer: AskedCommitter = "auto",
     ) -> None:
-        rows = _PreparedRows(directory, input_)
-        super().__init__(path, rows, identity=identity, input_=input_, epoch=epoch, reading=reading, contract=contract)
+        rows = _PreparedRows(directory, input_, committer)
+        super().__init__(
+            path,
+            rows,
+            identity=identity,
+            input_=input_,
+            epoch=epoch,
+            reading=reading,
+            contract=contract,
+            committer=committer,
+        )
         self._directory = directory
 
     def writer(self) -> FileWriter:
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
         by_key = self.input.is_by_key
-        partitions = () if by_key else self.partitions
+        adopted = not by_key and self.committer() is Committer.DELTA_RS
+        partitions = tuple(self.load().metadata().partition_columns) if adopted else ()
         return FileWriter(
             self.identity.sink,
             self._directory,
@@ -67,8 +81,9 @@ class DeltaSession(TableHold, SinkSession):
         return sweep_folder(self._directory, self.identity.incarnation, is_dead, self.adopted)
 
     def finished(self, transaction: PreparedTransaction) -> None:
-        """A fold's staging files may go; appended files are the table's own."""
-        if self.input.is_by_key:
+        """The files of a fold may go, and those that Spark has copied; adopted files are the table's own."""
+        copied = self.committer() is Committer.SPARK and not self.has_adopted(transaction)
+        if self.input.is_by_key or copied:
             remove_staged(self._directory, self.identity.incarnation, transaction.txid)
 
 
@@ -78,20 +93,23 @@ class _PreparedRows(RowsToPut):
 
     directory: str
     input: SinkInput
+    committer: AskedCommitter
     opened_ns: int = field(default_factory=time.time_ns)
 
     def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
-        require_table(table, self.input, where)
-        if not self.input.is_by_key:
+        adopts = (
+            require_table(table, self.input, where, self.committer) is Committer.DELTA_RS and not self.input.is_by_key
+        )
+        if adopts:
             self._require_partitions(table, transaction, where)
-        # The driver under which files to adopt were written need not read them again. The files of a fold are read anyway,
-        # and files that outlived their driver may have changed: in both cases their digests are compared.
-        digests = self.input.is_by_key or self._outlived_its_driver(transaction)
+        # The driver under which files to adopt were written need not read them again. Files that are not adopted are read
+        # anyway, and files that outlived their driver may have changed: in both cases their digests are compared.
+        digests = not adopts or self._outlived_its_driver(transaction)
         require_files(self.directory, transaction.files, where=where, digests=digests)
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
-        if not self.input.is_by_key:
+        if adopts:
             require_checks(table, self.directory, transaction.files, where)
         if self.input.is_by_key:
             keys = list(prepared_batches(self.directory, transaction.files, self.input.keys))
@@ -132,6 +150,28 @@ class _PreparedRows(RowsToPut):
             else pa.Table.from_batches(list(batches)).cast(schema)
         )
         merge_rows(table, rows, self.input, properties, streamed=streamed)
+
+    def put_by_spark(self, spark: SparkCommitter, transaction: PreparedTransaction, label: Label) -> None:
+        """Have Spark read the files, and append or merge their rows."""
+        names = self.input.schema.names
+        if transaction.rows == 0:
+            spark.append(spark.no_rows(names), label)
+            return
+        by_partition: dict[str, list[PreparedFile]] = {}
+        for file in transaction.files:
+            if file.rows:
+                by_partition.setdefault(file.partition, []).append(file)
+        frame = spark.rows_of(
+            [
+                ([os.path.join(self.directory, file.path) for file in files], partition_values(files[0]))
+                for files in by_partition.values()
+            ],
+            names,
+        )
+        if self.input.is_by_key:
+            spark.merge(frame, self.input, label)
+        else:
+            spark.append(frame, label)
 
     def _add_action(self, file: PreparedFile) -> AddAction:
         state = files_at(self.directory).stat(os.path.join(self.directory, file.path))

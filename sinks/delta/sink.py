@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from stormproof.core.arguments import require_path
-from stormproof.core.errors import Json, TopologyError
+from stormproof.core.errors import Json, TopologyError, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.column_types import check_types
+from stormproof.sinks.delta.failures import panics_as_errors
+from stormproof.sinks.delta.features import AskedCommitter, TableFacts, as_asked, choose
 from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening, prepare_table
@@ -45,10 +52,16 @@ class DeltaSink(Sink):
     `staging`: by default `.stormproof-staging/TABLE` beside the table. There, whoever reaches the table reaches them, on the
     same file system, and neither VACUUM nor a reader of the table's folder comes upon them.
 
+    A table that is made is partitioned by the columns of `partition_by`, and has `properties` ("delta.appendOnly", say). Of
+    one that is there both are left as they are.
+
+    `committer` is who writes: "auto" is delta-rs, and Spark where the table has a feature that delta-rs does not write
+    (docs/delta.md). Spark is that of the process, or is started when the sink is opened.
+
     Guarantee:
         Exactly-once with one driver a topology, by the transaction identifier in the table's log. Delta's own conflict
         check guards against a second writer that also commits through delta-rs. Spark on a local disk may overwrite a log
-        entry that is written at the same instant.
+        entry that another program writes at the same instant; topologies exclude each other by a lock.
 
     Threads: a description, which any number of threads and topologies may share; each run opens a session of its own.
     Forks: one may use it, and opens its own.
@@ -66,8 +79,14 @@ class DeltaSink(Sink):
         schema_contract: SchemaContract | str = SchemaContract.FREEZE,
         name: str | None = None,
         staging: str | Path | None = None,
+        partition_by: Columns = (),
+        properties: Mapping[str, str] | None = None,
+        committer: AskedCommitter = "auto",
     ) -> None:
         require_path("DeltaSink", "path", path)
+        if committer not in get_args(AskedCommitter):
+            known = ", ".join(map(repr, get_args(AskedCommitter)))
+            raise UsageError(f"DeltaSink({os.fspath(path)!r}): no committer {committer!r}; known: {known}")
         if staging is not None:
             require_path(f"DeltaSink({os.fspath(path)!r})", "staging", staging)
         text = os.fspath(path)
@@ -77,6 +96,9 @@ class DeltaSink(Sink):
         self._name = f"delta.{Path(text).name}" if name is None else name
         beside = os.path.join(os.path.dirname(self._path), STAGING_FOLDER, os.path.basename(self._path))
         self._staging = beside if staging is None else str(Path(staging).absolute())
+        self._partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        self._properties = dict(properties or {})
+        self._committer: AskedCommitter = committer
 
     @property
     def name(self) -> str:
@@ -97,16 +119,37 @@ class DeltaSink(Sink):
         """By `mode`."""
         return self._rule.applied(rows, f"sink {self._name!r}")
 
+    def committed_by(self, input_: SinkInput) -> str | None:
+        """The committer, and the features that need Spark."""
+        try:
+            with panics_as_errors():
+                facts = TableFacts.of(DeltaTable(self._path)) if DeltaTable.is_deltatable(self._path) else None
+        except (DeltaError, OSError):
+            return None
+        if facts is None or self._committer != "auto":
+            return None if self._committer == "auto" else self._committer
+        choice = choose(facts, input_.mode)
+        why = "; ".join(found.text for found in choice.needs_spark)
+        return f"{choice.committer}, since the table has {why}" if why else choice.committer.value
+
     @property
     def may_lose_files(self) -> bool:
         """It may: the files of a MERGE are synced only after the log has them."""
         return True
 
     def description(self, input_: SinkInput) -> dict[str, Json]:
-        """Its kind and its folder."""
+        """Its kind and its folder, and what else it was given."""
         del input_
-        contract = {} if self._contract is SchemaContract.FREEZE else {"schema_contract": self._contract.value}
-        return {"kind": "delta", "path": self._path, **contract}
+        described: dict[str, Json] = {"kind": "delta", "path": self._path}
+        if self._committer != "auto":
+            described["committer"] = self._committer
+        if self._partition_by:
+            described["partition_by"] = [*self._partition_by]
+        if self._properties:
+            described["properties"] = dict(self._properties)
+        if self._contract is not SchemaContract.FREEZE:
+            described["schema_contract"] = self._contract.value
+        return described
 
     def table_key(self) -> TableKey:
         """The folder's path."""
@@ -131,6 +174,11 @@ class DeltaSink(Sink):
         if "://" in self._path:
             raise TopologyError(f"{where}: {self._path!r} is not a local path; only local folders are supported yet")
         check_types(input_.schema, where)
+        missing = [name for name in self._partition_by if name not in input_.schema.names]
+        if missing:
+            raise TopologyError(
+                f"{where}: partition_by names {missing[0]!r}, which the rows do not have", column=missing[0]
+            )
         check_upsert_input(input_, where)
         check_fold_input(input_, where)
 
@@ -141,7 +189,15 @@ class DeltaSink(Sink):
         is put aside.
         """
         with opening(f"sink {identity.sink!r} ({self._path})", DeltaLog(self._path), input_.mode) as where:
-            prepare_table(self._path, identity, input_, where, create=create)
+            prepare_table(
+                self._path,
+                identity,
+                input_,
+                where,
+                create=create,
+                partitions=self._partition_by,
+                settings=self._properties,
+            )
             if input_.is_by_key:
                 files_at(self._staging).settle_folder(self._staging, private=True)
             return self._session(identity, input_, epoch, reading=False)
@@ -162,11 +218,21 @@ class DeltaSink(Sink):
             epoch=epoch,
             reading=reading,
             contract=self._contract,
+            committer=self._committer,
         )
 
 
 def described(address: SinkAddress) -> DeltaSink:
     """The sink of a ledger's description."""
     staging = address.files if address.input.is_by_key else None
-    contract = str(address.description.get("schema_contract", SchemaContract.FREEZE))
-    return DeltaSink(address.text("path"), name=address.name, staging=staging, schema_contract=contract)
+    told = address.description
+    partitions, properties = told.get("partition_by"), told.get("properties")
+    return DeltaSink(
+        address.text("path"),
+        name=address.name,
+        staging=staging,
+        partition_by=[str(name) for name in partitions] if isinstance(partitions, list) else (),
+        properties={n: str(value) for n, value in properties.items()} if isinstance(properties, dict) else None,
+        committer=as_asked(told.get("committer")),
+        schema_contract=str(told.get("schema_contract", SchemaContract.FREEZE)),
+    )

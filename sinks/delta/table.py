@@ -4,25 +4,48 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Field, Schema
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.delta.features import Committer, TableFacts, choose, refusal
+from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose, refusal
 from stormproof.sinks.limits import ColumnLimit, Limits
 
 CHECKPOINT_INTERVAL: Final = 100
 """Delta's default of 10 writes the table's whole state at every tenth commit, which is too often for small batches."""
 
 
-def require_table(table: DeltaTable, input_: SinkInput, where: str) -> Committer:
+_FILLED: Final = frozenset({"delta.generationExpression", "CURRENT_DEFAULT"})
+
+
+def require_table(table: DeltaTable, input_: SinkInput, where: str, asked: AskedCommitter = "auto") -> Committer:
     """Refuse a table that cannot hold such rows, or to which nobody writes them safely; returns who is to write.
+
+    `asked` is who shall write: "auto" is delta-rs where it can.
 
     Raises:
         SinkRefused: names the column and both types, or the feature, and what to do.
     """
     _require_columns(table, input_, where)
-    return _require_features(table, input_, where)
+    return _require_features(table, input_, where, asked)
+
+
+def committer_of(table: DeltaTable, input_: SinkInput, asked: AskedCommitter) -> Committer:
+    """Who is to write to the table; it may refuse the rows all the same."""
+    return choose(TableFacts.of(table), input_.mode).committer if asked == "auto" else Committer(asked)
+
+
+def require_plain_files(table: DeltaTable, where: str) -> None:
+    """Refuse a table whose files do not have all of its columns: a map reads the files as they are.
+
+    Raises:
+        SinkRefused: names the partition columns.
+    """
+    columns = table.metadata().partition_columns
+    if columns:
+        raise SinkRefused(
+            f"{where}: the table is partitioned by {', '.join(columns)}, and a map reads no partitions; use another table"
+        )
 
 
 def column_limits(table: DeltaTable, input_: SinkInput) -> Limits:
@@ -59,26 +82,32 @@ def _require_columns(table: DeltaTable, input_: SinkInput, where: str) -> None:
                 rows_type=_type_name(asked.type),
             )
     for name, field in there.items():
-        if not field.nullable:
+        if not field.nullable and not _is_filled(field):
             raise SinkRefused(
                 f"{where}: the table's column {name!r} is NOT NULL, and the rows do not have it", column=name
             )
+
+
+def _is_filled(field: Field) -> bool:
+    """Whether Spark fills a column that the rows do not have."""
+    return any(key in _FILLED or key.startswith("delta.identity.") for key in field.metadata)
 
 
 def _type_name(kind: object) -> str:
     return str(getattr(kind, "type", kind))
 
 
-def _require_features(table: DeltaTable, input_: SinkInput, where: str) -> Committer:
+def _require_features(table: DeltaTable, input_: SinkInput, where: str, asked: AskedCommitter) -> Committer:
     choice = choose(TableFacts.of(table), input_.mode)
     if choice.refused:
         raise SinkRefused(
             f"{where}: {refusal(choice.refused[0], input_.mode)}",
             features=[found.feature.name for found in choice.refused],
         )
-    if choice.needs_spark:
+    if choice.needs_spark and asked == "delta-rs":
         raise SinkRefused(
-            f"{where}: the table has {'; '.join(f.text for f in choice.needs_spark)}, which delta-rs does not write",
+            f"{where}: the table has {'; '.join(f.text for f in choice.needs_spark)}, which delta-rs does not write; a sink "
+            "with committer='auto' or 'spark' does",
             features=[f.feature.name for f in choice.needs_spark],
         )
-    return choice.committer
+    return choice.committer if asked == "auto" else Committer(asked)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stormproof.core.errors import SinkRefused
-from stormproof.sinks.delta.log import APPLICATION, ROWS, DeltaLog
+from stormproof.sinks.delta.log import APPLICATION, ROWS, DeltaLog, checksum_of, with_user_metadata
 from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import SinkProblem
 
@@ -34,6 +34,8 @@ def tear(entry: bytes) -> str | None:
     """What is missing of a log entry; None where it is whole.
 
     An entry of ours is whole if it has its transaction identifier, which delta-rs writes last, and as many files as it says.
+    By Spark the identifier comes first, and a MERGE may add files again that it did not write: it has at least as many
+    as it says, and an append has as many rows.
     Another writer's entry counts as whole if it is not empty and each of its lines can be read.
     """
     if not entry.strip():
@@ -44,9 +46,11 @@ def tear(entry: bytes) -> str | None:
             actions.append(json.loads(line))
         except ValueError:
             return f"line {number} is cut short"
-    info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+    info: dict[str, Any] = with_user_metadata(next((a["commitInfo"] for a in actions if "commitInfo" in a), {}))
     if APPLICATION not in info:
         return None
+    if "userMetadata" in info:
+        return _tear_of_spark(info, [a["add"] for a in actions if "add" in a])
     if not any(a["txn"].get("appId") == info[APPLICATION] for a in actions if "txn" in a):
         return "it ends before its transaction identifier"
     added = [a["add"] for a in actions if "add" in a]
@@ -55,6 +59,17 @@ def tear(entry: bytes) -> str | None:
         return f"it adds {len(added)} of {told} files"
     rows = [json.loads(add.get("stats") or "{}").get("numRecords") for add in added]
     if told is None and None not in rows and sum(rows) != int(info[ROWS]):
+        return f"it adds {sum(rows)} of {info[ROWS]} rows"
+    return None
+
+
+def _tear_of_spark(info: dict[str, Any], added: list[dict[str, Any]]) -> str | None:
+    metrics = info.get("operationMetrics") or {}
+    told = int(metrics.get("numTargetFilesAdded", 0))
+    if len(added) < told:
+        return f"it adds {len(added)} of {told} files"
+    rows = [json.loads(add.get("stats") or "{}").get("numRecords") for add in added]
+    if info.get("operation") == "WRITE" and None not in rows and sum(rows) != int(info[ROWS]):
         return f"it adds {sum(rows)} of {info[ROWS]} rows"
     return None
 
@@ -107,6 +122,8 @@ def put_torn_aside(delta_log: DeltaLog, where: str) -> tuple[str, ...]:
         for name in aside:
             kept = f"{ASIDE}{name}-{uuid.uuid4().hex[:8]}"
             files.rename(os.path.join(delta_log.folder, name), os.path.join(delta_log.folder, kept))
+            # Hadoop keeps a checksum beside each file that Spark wrote, and would refuse another file of its name.
+            files.remove(checksum_of(os.path.join(delta_log.folder, name)))
             log.warning("%s: %s was torn by a power loss; it is %s now", where, name, kept)
         if aside:
             files.sync_folder(delta_log.folder)
@@ -190,11 +207,14 @@ def unreadable(path: str, rows: int | None = None) -> str | None:
     """Why a Parquet file cannot be read to its end; None where it can. Decodes the whole file, batch by batch.
 
     A power loss may leave a file with its full size, and zeros in place of some blocks. Most such damage does not decode.
-    `lost_block` finds the rest, since pages have no checksums here.
+    Spark writes a checksum with each page, and the rest does not match it; delta-rs writes none: `lost_block` finds it.
     """
     read = 0
     try:
-        with files_at(path).open_native(path) as opened, pq.ParquetFile(opened) as file:
+        with (
+            files_at(path).open_native(path) as opened,
+            pq.ParquetFile(opened, page_checksum_verification=True) as file,
+        ):
             for batch in file.iter_batches():
                 read += batch.num_rows
     except (pa.ArrowException, OSError) as error:

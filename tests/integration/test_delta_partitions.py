@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -16,7 +16,8 @@ from deltalake import DeltaTable, Schema
 from support.delta_tables import make_by_hand
 from support.sink_harness import SCHEMA, SinkHarness
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.errors import SinkRefused, TopologyError, UsageError
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks import partitions
 from stormproof.sinks.delta import DeltaSink, checks
@@ -71,6 +72,25 @@ def test_two_partition_columns_and_more_partitions_than_open_files(
     rows = pa.table({"a": [i % 3 for i in range(60)], "n": range(60), "b": [str(i % 5) for i in range(60)]}, schema)
     put(DeltaSink(tmp_path).open(IDENTITY, SinkInput(schema), 1), rows)
     assert DeltaTable(tmp_path).to_pyarrow_table().select(schema.names).sort_by("n").to_pylist() == rows.to_pylist()
+
+
+def test_a_partition_column_that_the_rows_do_not_have_is_null(tmp_path: Path) -> None:
+    DeltaTable.create(tmp_path, Schema.from_arrow(SCHEMA), partition_by=["word"])
+    rows = pa.table({"n": [1, 2]})
+    put(DeltaSink(tmp_path).open(IDENTITY, SinkInput(rows.schema), 1), rows)
+    assert DeltaTable(tmp_path).to_pyarrow_table().to_pylist() == [{"word": None, "n": 1}, {"word": None, "n": 2}]
+
+
+def test_a_table_is_made_with_partitions_and_properties(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "t", partition_by="word", properties={"delta.appendOnly": "true"})
+    sink.open(IDENTITY, SinkInput(SCHEMA), 1)
+    made = DeltaTable(tmp_path / "t").metadata()
+    assert (made.partition_columns, made.configuration["delta.appendOnly"]) == (["word"], "true")
+    assert DeltaSink(tmp_path / "t").committed_by(SinkInput(SCHEMA)) == "delta-rs"
+    with pytest.raises(TopologyError, match="partition_by names 'day'"):
+        DeltaSink(tmp_path, partition_by=["day"]).check(SinkInput(SCHEMA), Guarantee.EXACTLY_ONCE)
+    with pytest.raises(UsageError, match="no committer 'hive'"):
+        DeltaSink(tmp_path, committer=cast("Any", "hive"))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.transaction import AddAction
+from support.delta_tables import make_by_hand
 from support.sink_harness import FOLD, SCHEMA, SinkHarness
 
 from stormproof.core.errors import CannotTell, Fenced, PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
@@ -107,7 +108,7 @@ def without_identifier(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(**given: Any) -> CommitProperties:
         return CommitProperties(**{**given, "app_transactions": None})
 
-    monkeypatch.setattr("stormproof.sinks.delta.hold.CommitProperties", without)
+    monkeypatch.setattr("stormproof.sinks.delta.label.CommitProperties", without)
 
 
 def test_control_without_the_transaction_identifier_a_stale_driver_doubles(
@@ -343,7 +344,7 @@ def there(**columns: Any) -> pa.Table:
         (lambda p: write_deltalake(p, there(n=pa.array([1], pa.int32()))), "'n' is integer in the table and long"),
         (lambda p: write_deltalake(p, there().select(["word"])), "no column 'n'"),
         (lambda p: write_deltalake(p, there(), configuration={RETENTION: "interval 7 days"}), "forgets"),
-        (lambda p: DeltaTable.create(p, SCHEMA).alter.add_feature(_feature("RowTracking"), True), "row tracking"),
+        (lambda p: make_by_hand(p, {"writer": "featureOfTheFuture"}), "featureOfTheFuture"),
     ],
 )  # fmt: skip
 def test_a_table_that_cannot_serve_is_refused(harness: SinkHarness, make: Callable[[Path], object], why: str) -> None:
@@ -352,12 +353,6 @@ def test_a_table_that_cannot_serve_is_refused(harness: SinkHarness, make: Callab
         make(harness.delta_path)
     with pytest.raises(SinkRefused, match=why):
         harness.open()
-
-
-def _feature(name: str) -> Any:
-    from deltalake import TableFeatures
-
-    return getattr(TableFeatures, name)
 
 
 def test_a_table_with_more_columns_takes_the_rows(append: SinkHarness) -> None:

@@ -14,6 +14,7 @@ from sqlite_sink import SqliteSink
 
 from stormproof.core.postgres.database import Database, connect
 from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.features import AskedCommitter
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import Sink
@@ -31,8 +32,10 @@ KINDS = (
 class SinkHarness(BaseHarness):
     """One sink of one kind, and the ways of a test to reach around it."""
 
-    def __init__(self, kind: str, folder: Path, database: Database | None) -> None:
-        self.kind, self.folder, self.database = kind, folder, database
+    def __init__(
+        self, kind: str, folder: Path, database: Database | None, *, committer: AskedCommitter = "auto"
+    ) -> None:
+        self.kind, self.folder, self.database, self.committer = kind, folder, database, committer
         self.store, _, how = self.kind.partition("-")
         self.fold = how == "fold"
         self.input = {"append": APPEND, "upsert": UPSERT, "fold": FOLD}[how]
@@ -50,7 +53,7 @@ class SinkHarness(BaseHarness):
             case "sqlite":
                 return SqliteSink(self.folder / "tables.db", "counts", staging=self.folder / "staged")
             case _:
-                return DeltaSink(self.delta_path, name="counts")
+                return DeltaSink(self.delta_path, name="counts", committer=self.committer)
 
     @property
     def staging(self) -> Path:

@@ -28,6 +28,9 @@ def test_each_row_of_the_matrix_has_a_table_in_the_tests() -> None:
 def test_what_spark_does_not_make_is_found_in_the_log(name: str, tmp_path: Path) -> None:
     harness = SinkHarness("delta-append", tmp_path, None)
     make_by_hand(harness.delta_path, BY_HAND[name])
+    if name == "column invariants":
+        assert choose(TableFacts.of(DeltaTable(harness.delta_path)), SinkMode.APPEND).committer is Committer.SPARK
+        return
     with pytest.raises(SinkRefused, match=name):
         harness.open()
 
@@ -72,3 +75,38 @@ def test_a_refusal_says_why_and_what_to_do() -> None:
 def test_partitions_whose_values_are_spelled_differently_need_spark(kind: str) -> None:
     found = TableFacts(frozenset(), {}, {"at": kind})
     assert choose(found, FOLD.mode).committer is Committer.SPARK
+
+
+def test_who_commits_is_told_with_the_reason(tmp_path: Path) -> None:
+    append, fold = (SinkHarness(f"delta-{how}", tmp_path, None) for how in ("append", "fold"))
+    assert append.sink.committed_by(append.input) is None  # there is no table yet
+    make_by_hand(append.delta_path, {"both": "deletionVectors"})
+    assert append.sink.committed_by(append.input) == "delta-rs"
+    told = "spark, since the table has deletion vectors (deletionVectors)"
+    assert fold.sink.committed_by(fold.input) == told
+    asked = SinkHarness("delta-append", tmp_path, None, committer="spark")
+    assert asked.sink.committed_by(asked.input) == "spark"
+
+
+def test_what_needs_spark_is_refused_where_delta_rs_was_asked_for(tmp_path: Path) -> None:
+    fold = SinkHarness("delta-fold", tmp_path, None, committer="delta-rs")
+    make_by_hand(fold.delta_path, {"both": "deletionVectors"})
+    with pytest.raises(SinkRefused, match=r"deletion vectors .*which delta-rs does not write.*committer='auto'"):
+        fold.open()
+
+
+def test_a_claim_leaves_the_protocol_as_it_is(tmp_path: Path) -> None:
+    harness = SinkHarness("delta-append", tmp_path, None)
+    make_by_hand(harness.delta_path, {"both": "deletionVectors"})
+    before = DeltaTable(harness.delta_path)
+    session = harness.open()
+    assert session.claim(()) == ()
+    assert session.release()
+    after = DeltaTable(harness.delta_path)
+    assert (after.protocol(), after.schema().to_json()) == (before.protocol(), before.schema().to_json())
+    added = after.metadata().configuration.items() - before.metadata().configuration.items()
+    assert [value for _, value in added] == ["released"]
+    assert (after.metadata().id, after.metadata().created_time) == (
+        before.metadata().id,
+        before.metadata().created_time,
+    )

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, command: CommandL
 def test_an_option_is_no_folder(tmp_path: Path, command: CommandLine) -> None:
     assert "Fetch Delta's jars" in command.text("jars", "--help")
     assert not (tmp_path / "--help").exists()
+
+
+def test_the_jars_are_of_the_installed_delta_spark() -> None:
+    assert version("delta-spark") == jars.DELTA_VERSION

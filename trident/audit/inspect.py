@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+from stormproof.core.errors import CannotTell
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
 from stormproof.sinks import registry
@@ -42,3 +43,12 @@ def described_sink(binding: SinkBinding, ledger_database: Database) -> tuple[Sin
     """
     register_states()
     return registry.described_sink(binding.sink, binding.target, binding.description, ledger_database)
+
+
+def committer_of(binding: SinkBinding, ledger_database: Database) -> str | None:
+    """Who writes to a sink's table, where that depends on the table; see `Sink.committed_by`."""
+    try:
+        sink, input_ = described_sink(binding, ledger_database)
+    except CannotTell:
+        return None
+    return sink.committed_by(input_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -17,7 +17,7 @@ from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.source.dead_letter import error_class
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
 from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.audit.streams import StreamPlace, place_of
@@ -55,6 +55,8 @@ class SinkStatus:
     """Rows of an upsert that changed nothing, over the batches that the ledger still has."""
     dropped: int = 0
     """Rows that the table's own triggers dropped."""
+    committer: str | None = None
+    """Who writes to its table, where that depends on the table's features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,20 +169,33 @@ class StatusReport:
     topologies: tuple[TopologyStatus, ...]
 
 
-def status(ledger: AuditLedger, topology: str | None = None, *, source: SourceReader = stored_source) -> StatusReport:
-    """Every topology in the ledger; or one, with its dead letters counted by class of error.
+def status(
+    ledger: AuditLedger,
+    topology: str | None = None,
+    *,
+    source: SourceReader = stored_source,
+    committer: Callable[[SinkBinding], str | None] = lambda _: None,
+) -> StatusReport:
+    """Every topology in the ledger; or one, with its dead letters counted by class of error, and who commits to its tables.
 
     Raises:
         UsageError: the ledger does not have this topology.
     """
     with ledger.snapshot() as snapshot:
         if topology is not None:
-            return StatusReport((_topology(snapshot, snapshot.topology(topology), source, counts_dead=True),))
+            return StatusReport(
+                (_topology(snapshot, snapshot.topology(topology), source, committer, counts_dead=True),)
+            )
         return StatusReport(tuple(_topology(snapshot, row, source) for row in snapshot.topologies()))
 
 
 def _topology(
-    snapshot: LedgerSnapshot, row: TopologyRow, source: SourceReader, *, counts_dead: bool = False
+    snapshot: LedgerSnapshot,
+    row: TopologyRow,
+    source: SourceReader,
+    committer: Callable[[SinkBinding], str | None] = lambda _: None,
+    *,
+    counts_dead: bool = False,
 ) -> TopologyStatus:
     driver = driver_state(row)
     unresolved = snapshot.unresolved(row.incarnation)
@@ -217,6 +232,7 @@ def _topology(
                 missing.get(b.sink, ()),
                 snapshot.superseded(row.incarnation, b.sink),
                 snapshot.dropped(row.incarnation, b.sink),
+                committer=committer(b),
             )
             for b in snapshot.sinks(row.incarnation)
         ),

@@ -17,14 +17,17 @@ from stormproof.trident.cli.output import emit, note, say
 from stormproof.trident.explain import explain
 
 
-def _refusing(topology: TopologyGraph) -> Iterator[str]:
-    """What can refuse rows of the tables that exist. Starts no server for that."""
+def _of_tables(topology: TopologyGraph) -> Iterator[str]:
+    """Who commits to the tables that exist, and what of them can refuse rows. Starts no server for that."""
     settings = Settings()
     database = None if settings.uses_embedded else settings.resolve_database()
     for component in topology.components:
         if not isinstance(component, SinkComponent):
             continue
         sink = cast("Sink", component.spec)
+        by = sink.committed_by(component.input)
+        if by is not None:
+            yield f"sink {sink.name}: committed by {by}"
         try:
             found = sink.refusals(component.input, database)
         except StormproofError as error:
@@ -54,6 +57,6 @@ def explain_topology(
         except OSError as error:
             raise UsageError(f"--plot {plot}: it cannot be written: {error.strerror}", file=plot) from error
         note(f"drew {plot}")
-    for text in _refusing(topology):
+    for text in _of_tables(topology):
         note(text)
     emit(found, as_json=as_json, text=lambda: say(str(found)))

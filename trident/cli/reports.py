@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stormproof.trident import audit
+from stormproof.trident.audit.inspect import committer_of
 from stormproof.trident.audit.lifecycle import EndState
 from stormproof.trident.audit.message import MessageReport, Opening
 from stormproof.trident.audit.pace import Pace
@@ -20,7 +21,7 @@ from stormproof.trident.tuning import Figures
 def show_status(topology: str | None, *, as_json: bool) -> None:
     """Show all topologies; or one in detail, with status 1 if something keeps it from going on."""
     with opened() as stores:
-        report = audit.status(stores.audit, topology)
+        report = audit.status(stores.audit, topology, committer=lambda binding: committer_of(binding, stores.database))
     if topology is None:
         emit(report, as_json=as_json, text=lambda: _status_text(report))
         return
@@ -106,7 +107,8 @@ def duration(seconds: float) -> str:
 
 def _details(topology: TopologyStatus, of: str) -> None:
     for sink in topology.sinks:
-        say(f"{of}sink {sink.sink} ({sink.target}) holds txid {sink.last_txid or '-'}")
+        by = "" if sink.committer is None else f"; committed by {sink.committer}"
+        say(f"{of}sink {sink.sink} ({sink.target}) holds txid {sink.last_txid or '-'}{by}")
         if sink.superseded:
             say(f"{of}sink {sink.sink}: {counted(sink.superseded, 'row')} superseded by later ones of their keys")
         if sink.dropped:

@@ -21,7 +21,7 @@ from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening, prepare_table
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
-from stormproof.sinks.delta.table import require_table
+from stormproof.sinks.delta.table import require_plain_files, require_table
 from stormproof.sinks.delta.torn import require_whole
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import PreparedTransaction
@@ -50,8 +50,16 @@ class DeltaBacking(Backing):
             else:
                 prepare_table(path, identity, self._input, where, create=context.create)
             self._hold = TableHold(
-                path, self._rows, identity=identity, input_=self._input, epoch=context.epoch or 0, reading=reading
+                path,
+                self._rows,
+                identity=identity,
+                input_=self._input,
+                epoch=context.epoch or 0,
+                reading=reading,
+                committer="delta-rs",
             )
+            if not reading:
+                require_plain_files(self._hold.load(), where)
 
     @property
     def record(self) -> TableHold:
@@ -108,7 +116,7 @@ class DeltaBacking(Backing):
             # delta-rs writes text as string_view, which Arrow cannot compare with a file's statistics: the cast avoids them.
             field, values = field.cast(large), pc.cast(values, large)
         first = field.isin(values)
-        # The files are read as they are: `require_table` admits no partitions, deletion vectors or renamed columns.
+        # The files are read as they are: the checks admit no partitions, deletion vectors or renamed columns.
         files = dataset(self._hold.load().file_uris(), schema=self._input.schema, format="parquet")
         found = files.to_table(filter=first)
         joined = wanted.join(found, names, join_type="left outer").sort_by(_PLACE).select(self._stored.names)
@@ -142,7 +150,8 @@ class GatheredRows(RowsToPut):
     def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
         """Check that the table can hold them; the transaction's files have been checked already."""
         del transaction
-        require_table(table, self._input, where)
+        require_table(table, self._input, where, "delta-rs")
+        require_plain_files(table, where)
 
     def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         """Merge them; without rows the version holds its transaction identifier alone."""

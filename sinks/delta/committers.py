@@ -1,0 +1,63 @@
+"""The two committers of a Delta table behind one face: who is to write, alone where Spark does, rows and their undoing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+from deltalake import CommitProperties, DeltaTable
+
+from stormproof.core.clock import SystemClock
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta.exclusion import alone
+from stormproof.sinks.delta.features import AskedCommitter, Committer
+from stormproof.sinks.delta.label import Label
+from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.rows import HOOKS, RowsToPut
+from stormproof.sinks.delta.spark import SparkCommitter
+from stormproof.sinks.delta.table import committer_of
+from stormproof.sinks.protocol import PreparedTransaction
+
+
+class Committers:
+    """Who writes rows of one kind to one table; `asked` is what the user said."""
+
+    def __init__(self, log: DeltaLog, where: str, input_: SinkInput, asked: AskedCommitter) -> None:
+        self._log = log
+        self._where = where
+        self._input = input_
+        self._asked: AskedCommitter = asked
+        self._clock = SystemClock()
+        self._chosen: tuple[tuple[str, int], Committer] | None = None
+        self.spark = SparkCommitter(log, where, self._clock)
+
+    def of(self, table: DeltaTable) -> Committer:
+        """Who is to write to the table as it is loaded. Its features are looked at once a version."""
+        at = str(table.metadata().id), table.version()
+        if self._chosen is None or self._chosen[0] != at:
+            self._chosen = at, committer_of(table, self._input, self._asked)
+        return self._chosen[1]
+
+    def alone(self, committer: Committer) -> AbstractContextManager[None]:
+        """Keep others of us from committing meanwhile, where Spark writes to the table; see `exclusion`."""
+        return self.spark.alone() if committer is Committer.SPARK else alone(self._log, self._where, self._clock)
+
+    def put(
+        self, committer: Committer, rows: RowsToPut, table: DeltaTable, transaction: PreparedTransaction, label: Label
+    ) -> None:
+        """Write the rows of a transaction, in one version."""
+        if committer is Committer.SPARK:
+            rows.put_by_spark(self.spark, transaction, label)
+        else:
+            rows.put(table, transaction, label.for_delta_rs())
+
+    def restore(self, committer: Committer, table: DeltaTable, version: int, metadata: Mapping[str, str]) -> None:
+        """RESTORE the table to a version, in a version with this metadata."""
+        if committer is Committer.SPARK:
+            self.spark.restore(version, metadata)
+        else:
+            table.restore(
+                version,
+                commit_properties=CommitProperties(custom_metadata=dict(metadata)),
+                post_commithook_properties=HOOKS,
+            )

@@ -1,0 +1,32 @@
+"""What a commit to a Delta table says of itself: the transaction identifier, and our metadata beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from deltalake import CommitProperties, Transaction
+
+COMMIT_RETRIES_MAX: Final = 15
+"""How often a commit is tried again after other writers' commits. After one of our own, delta-rs gives up at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The label of one commit. `known` is the version of the identifier that the table has already."""
+
+    application: str
+    version: int
+    metadata: Mapping[str, str]
+    known: int | None = None
+
+    def for_delta_rs(self) -> CommitProperties:
+        """The same as delta-rs takes it."""
+        return CommitProperties(
+            custom_metadata=dict(self.metadata),
+            max_commit_retries=COMMIT_RETRIES_MAX,
+            # For an identifier without a time, the engines disagree on when it expires.
+            app_transactions=[Transaction(self.application, self.version, time.time_ns() // 1_000_000)],
+        )

@@ -1,0 +1,237 @@
+"""Spark as committer: for tables that delta-rs cannot write. Position, evidence and claims stay with the table's log.
+
+Each table has a session of its own on the process's Spark: the settings by which Delta knows a transaction belong to a
+session, and any other write in it would be taken for a repeat.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from stormproof.core.clock import Clock
+from stormproof.core.engine.spark_error import fault_told_by_spark, what_happened
+from stormproof.core.errors import FatalError, SinkRefused
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta.exclusion import alone
+from stormproof.sinks.delta.features import GENERATED
+from stormproof.sinks.delta.folds import spark_fold_expression, spark_quoted
+from stormproof.sinks.delta.label import COMMIT_RETRIES_MAX, Label
+from stormproof.sinks.delta.later import later_condition
+from stormproof.sinks.delta.log import DeltaLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("stormproof.sink")
+
+EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
+_TXN_APPLICATION: Final = "spark.databricks.delta.write.txnAppId"
+_TXN_VERSION: Final = "spark.databricks.delta.write.txnVersion"
+_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
+
+_SETTINGS: Final = {
+    "spark.databricks.delta.formatCheck.enabled": "false",  # prepared files may lie in a table's folder
+    "spark.databricks.delta.maxCommitAttempts": str(COMMIT_RETRIES_MAX),
+    "spark.databricks.delta.snapshotPartitions": "2",  # with the default of 50 a commit takes ten times as long
+    "spark.sql.ansi.enabled": "true",  # a sum that overflows is an error
+    "spark.sql.storeAssignmentPolicy": "ANSI",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.inferTimestampNTZ.enabled": "true",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.decimalOperations.allowPrecisionLoss": "false",  # a sum keeps its digits behind the point
+}
+
+_GLOB: Final = re.compile(r"[\\*?\[\]{}]")
+"""What Hadoop takes for a pattern in a path."""
+
+_PASSING: Final = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED", "DELTA_MAX_COMMIT_RETRIES")
+"""How the conditions of errors begin that another writer's commit caused: the next try may go through."""
+
+
+class SparkCommitter:
+    """Writes to one table through Spark."""
+
+    def __init__(self, delta_log: DeltaLog, where: str, clock: Clock) -> None:
+        self._log = delta_log
+        self._where = where
+        self._clock = clock
+        self._session: SparkSession | None = None
+
+    def start(self) -> SparkSession:
+        """This table's session; Spark is started where the process has none yet, which takes 5 to 25 seconds.
+
+        Raises:
+            SettingsError: Spark does not start.
+            SinkRefused: the process's Spark was started without Delta.
+        """
+        if self._session is None:
+            with spark_errors():
+                self._session = _new_session(self._where)
+        return self._session
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Hold the table's lock by the JVM; see `exclusion`."""
+        return alone(self._log, self._where, self._clock, self.start()._jvm)  # pyright: ignore[reportPrivateUsage]
+
+    def append(self, frame: DataFrame, label: Label) -> None:
+        """Append rows, as one version; of an empty frame the version holds the label alone.
+
+        Spark asks for the columns by which the table is partitioned: those that the rows do not have are NULL.
+        """
+        from deltalake import DeltaTable
+        from pyspark.sql.functions import lit
+
+        table = DeltaTable(self._log.table)
+        kinds = {field.name: field for field in table.schema().fields}
+        for name in table.metadata().partition_columns:
+            if name not in frame.columns and GENERATED not in kinds[name].metadata:
+                frame = frame.withColumn(name, lit(None))
+        with self._labelled(label):
+            frame.write.format("delta").mode("append").save(self._log.table)
+
+    def merge(self, frame: DataFrame, input_: SinkInput, label: Label) -> None:
+        """MERGE rows by their keys, as one version: see `rows.merge_rows`."""
+        from delta.tables import DeltaTable
+
+        folds, schema = input_.folds, input_.schema
+        added: dict[str, Any] = {spark_quoted(name): f"s.{spark_quoted(name)}" for name in schema.names}
+        changed: dict[str, Any] = {
+            spark_quoted(name): spark_fold_expression(name, schema.field(name).type, folds[name])
+            if name in folds
+            else added[spark_quoted(name)]
+            for name in schema.names
+            if name not in (*input_.keys, *input_.keep)
+        }
+        same = " AND ".join(f"t.{spark_quoted(key)} = s.{spark_quoted(key)}" for key in input_.keys)
+        with self._labelled(label) as session:
+            merge = DeltaTable.forPath(session, self._log.table).alias("t").merge(frame.alias("s"), same)
+            if changed:
+                merge = merge.whenMatchedUpdate(condition=later_condition(input_, spark_quoted), set=changed)
+            merge.whenNotMatchedInsert(values=added).execute()
+
+    def restore(self, version: int, metadata: Mapping[str, str]) -> None:
+        """RESTORE the table to a version."""
+        from delta.tables import DeltaTable
+
+        with self._labelled(None, metadata) as session:
+            DeltaTable.forPath(session, self._log.table).restoreToVersion(version)
+
+    def set_property(self, name: str, value: str) -> None:
+        """Set a table property."""
+        with self._labelled(None, {}) as session:
+            session.sql(f"ALTER TABLE {self._sql_name} SET TBLPROPERTIES ({_literal(name)} = {_literal(value)})")
+
+    def rows_of(
+        self, files: Sequence[tuple[Sequence[str], Mapping[str, str | None]]], columns: Sequence[str]
+    ) -> DataFrame:
+        """The rows of Parquet files; each group of files with the values of columns that are not in them."""
+        from pyspark.sql.functions import lit
+
+        types = {field.name: field.dataType for field in self.no_rows(columns).schema.fields}
+        frames: list[DataFrame] = []
+        for paths, values in files:
+            frame = self.start().read.parquet(*(_GLOB.sub(r"\\\g<0>", path) for path in paths))
+            for name, value in values.items():
+                frame = frame.withColumn(name, lit(value).cast(types[name]))
+            frames.append(frame.select(*map(spark_quoted, columns)))
+        return functools.reduce(lambda one, other: one.unionByName(other), frames)
+
+    def no_rows(self, columns: Sequence[str]) -> DataFrame:
+        """The table's columns without a row."""
+        frame = self.start().read.format("delta").load(self._log.table)
+        return frame.select(*map(spark_quoted, columns)).limit(0)
+
+    @property
+    def _sql_name(self) -> str:
+        return f"delta.{spark_quoted(self._log.table)}"
+
+    @contextmanager
+    def _labelled(self, label: Label | None, metadata: Mapping[str, str] | None = None) -> Generator[SparkSession]:
+        """The session, in which Delta writes the label into the commit.
+
+        Delta skips a commit silently whose version the table has already. Where it has, after an undo for example, the label
+        goes without the identifier: that one stays as it is.
+        """
+        session = self.start()
+        told = metadata if label is None else label.metadata
+        settings = {_METADATA: json.dumps(dict(told))} if told else {}
+        if label is not None and (label.known is None or label.known < label.version):
+            settings |= {_TXN_APPLICATION: label.application, _TXN_VERSION: str(label.version)}
+        with spark_errors():
+            try:
+                for name, value in settings.items():
+                    session.conf.set(name, value)
+                yield session
+            finally:
+                for name in settings:
+                    session.conf.unset(name)
+
+
+def _new_session(where: str) -> SparkSession:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is None:  # pyright: ignore[reportPrivateUsage]
+        from stormproof.core.engine.spark import spark_session
+        from stormproof.core.settings import Settings
+
+        log.info("%s: the table needs Spark to be written to; Spark is starting, which takes 5 to 25 seconds", where)
+        started = spark_session(Settings())
+    else:
+        started = SparkSession.builder.getOrCreate()
+    if EXTENSION not in str(started.conf.get("spark.sql.extensions", "")):
+        raise SinkRefused(
+            f"{where}: the table needs Spark to be written to, and this process's session was started without Delta: set "
+            f"spark.sql.extensions={EXTENSION} and spark.sql.catalog.spark_catalog="
+            "org.apache.spark.sql.delta.catalog.DeltaCatalog before it starts, or let Stormproof start it"
+        )
+    session = started.newSession()
+    for name, value in _SETTINGS.items():
+        session.conf.set(name, value)
+    session.conf.set("spark.sql.shuffle.partitions", str(started.sparkContext.defaultParallelism))
+    return session
+
+
+def _literal(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+@contextmanager
+def spark_errors() -> Generator[None]:
+    """Turn errors of Spark into those that a commit understands: see `failures.may_pass`.
+
+    Raises:
+        OSError: it may pass: another writer came first, or the machine lacks something.
+        ValueError: the table refuses.
+        FatalError: the JVM is gone.
+    """
+    from py4j.protocol import Py4JError, Py4JNetworkError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        told = what_happened(str(error))
+        condition = str(error.getCondition() or "")
+        if condition.startswith(_PASSING) or any(known in str(error)[:400] for known in _PASSING):
+            raise OSError(f"another writer changed the table meanwhile: {told}") from error
+        if fault_told_by_spark(str(error), told) is not None:
+            raise OSError(told) from error
+        raise ValueError(told) from error
+    except Py4JNetworkError as error:
+        raise FatalError(
+            f"Spark is gone: its JVM has died ({error}). Nothing is half written; start the run again, which reads from the "
+            "table's log what was committed"
+        ) from error
+    except Py4JError as error:
+        told = what_happened(str(error))
+        if any(known in str(error) for known in ("ConcurrentModification", "Concurrent", "MetadataChanged")):
+            raise OSError(f"another writer changed the table meanwhile: {told}") from error
+        raise OSError(told) if fault_told_by_spark(str(error), told) else ValueError(told) from error

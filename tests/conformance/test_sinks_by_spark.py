@@ -1,0 +1,25 @@
+"""What every sink promises, asked of the Delta sink where Spark commits. A commit takes a second: a run draws a sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.sink_harness import SinkHarness
+
+from stormproof.testing import SinkConformance
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.sampled(0.1)]
+
+
+class TestDeltaBySpark(SinkConformance):
+    @pytest.fixture(params=["delta-append", "delta-fold"])
+    def harness(self, spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path) -> SinkHarness:
+        del spark  # the sink finds it: it is the process's
+        harness = SinkHarness(request.param, tmp_path, None, committer="spark")
+        harness.private = harness.fold
+        return harness

@@ -1,0 +1,113 @@
+"""Delta tables as Spark makes them, one for each row of the matrix of features: who writes, and what Spark then reads.
+
+One session makes all tables; each test works on a copy of its table's folder. A commit takes seconds: a run draws a sample.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+from support.delta_tables import BY_SPARK
+from support.sink_harness import SinkHarness
+
+from stormproof.core.errors import SinkRefused
+from stormproof.core.sink import SinkMode
+from stormproof.sinks.delta.features import FEATURES, Committer
+from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.protocol import ALREADY_HELD, APPLIED, Held, SinkIdentity
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+BY_NAME = {feature.name: feature for feature in FEATURES}
+WORDS = ("word", "n")
+
+
+@pytest.fixture(scope="module")
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], None]:
+    """Puts the table of a row at a path. Each is made once, when a test first asks for it: a run draws a sample."""
+    folder = tmp_path_factory.mktemp("tables")
+
+    def put(name: str, path: Path) -> None:
+        made = folder / str(list(BY_SPARK).index(name))
+        if not made.exists():
+            BY_SPARK[name].make(spark, made)
+        shutil.copytree(made, path)
+
+    return put
+
+
+def read(session: SparkSession, path: Path, *columns: str) -> Counter[tuple[Any, ...]]:
+    frame = session.newSession().read.format("delta").load(str(path)).selectExpr(*columns)
+    return Counter(tuple(row) for row in frame.collect() if row[0] != "old")
+
+
+@pytest.mark.sampled(0.2)
+@pytest.mark.parametrize("name", BY_SPARK)
+def test_a_table_is_written_by_whom_the_matrix_says(
+    spark: SparkSession, tables: Callable[[str, Path], None], name: str, tmp_path: Path
+) -> None:
+    expected: Counter[tuple[Any, ...]] = Counter()
+    path = tmp_path / "lake" / "counts"
+    tables(name, path)
+    for mode, rows in ((SinkMode.APPEND, {"a": 1, "b": 2}), (SinkMode.FOLD, {"a": 10, "c": 3})):
+        harness = SinkHarness(f"delta-{mode}", tmp_path, None)
+        harness.identity = SinkIdentity("topology", "inc-1", str(mode))
+        way = BY_NAME[name].way(mode)
+        if not isinstance(way, Committer):
+            with pytest.raises(SinkRefused, match=name):
+                harness.open()
+            continue
+        protocol = DeltaTable(path).protocol()
+        session = harness.open()
+        assert isinstance(session, DeltaSession)
+        assert session.committer() is way
+        assert session.claim(["inc-1"]) == ()
+        assert DeltaTable(path).protocol() == protocol
+        transaction = harness.prepare(session, 1, None, rows)
+        assert session.commit(transaction, checked=True) == APPLIED
+        assert session.commit(transaction, checked=True) == ALREADY_HELD
+        session.finished(transaction)
+        expected += Counter(rows.items())
+        if mode is SinkMode.FOLD and ("a", 1) in expected:
+            expected = Counter({("a", 11): 1, ("b", 2): 1, ("c", 3): 1})
+        report = harness.sink.inspect(harness.identity, harness.input).evidence(1, None)
+        assert report.problems == ()
+        assert [(e.txid, e.digest, e.rows, e.problem, e.gone) for e in report.entries] == [
+            (1, transaction.digest, 2, None, False)
+        ]
+        assert session.held() == Held(1, transaction.digest)
+    if expected:
+        assert read(spark, path, *WORDS) == expected
+
+
+@pytest.mark.sampled(0.3)
+@pytest.mark.parametrize(
+    ("name", "column", "values"),
+    [
+        ("generated columns", "twice", {2, 4}),
+        ("column defaults", "level", {"low"}),
+        ("identity columns", "id IS NULL", {False}),
+    ],
+)
+def test_spark_fills_what_the_rows_do_not_have(
+    spark: SparkSession,
+    tables: Callable[[str, Path], None],
+    name: str,
+    column: str,
+    values: set[Any],
+    tmp_path: Path,
+) -> None:
+    harness = SinkHarness("delta-fold", tmp_path, None)
+    tables(name, harness.delta_path)
+    session = harness.open()
+    session.commit(harness.prepare(session, 1, None, {"a": 1, "b": 2}), checked=True)
+    assert {row[0] for row in read(spark, harness.delta_path, column)} == values
