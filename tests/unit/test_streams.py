@@ -12,6 +12,7 @@ from stormproof import (
     PositionMismatch,
     Topology,
     TopologyError,
+    UsageError,
     exactly_once,
     feed,
 )
@@ -111,3 +112,16 @@ def test_the_audit_sees_a_micro_batch_that_was_taken_twice_or_left_out() -> None
     assert findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "q", 0, 2))
     assert findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "q", 2, 2))
     assert findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "r", 0, 2))
+
+
+def test_what_is_no_plain_dataframe_is_no_job() -> None:
+    from pyspark.sql import DataFrame
+
+    from stormproof.core.engine.frame import SparkFrames
+
+    class Remote(DataFrame):
+        """As a DataFrame of Spark Connect is: one, but not of this process."""
+
+    for frame, told in ((object.__new__(Remote), "Spark Connect is not supported"), ([1], "not an object of list")):
+        with pytest.raises(UsageError, match=told):
+            SparkFrames().require_batch(frame)
