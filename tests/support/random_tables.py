@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import struct
 from decimal import Decimal
 from typing import Any, Final
 
@@ -125,9 +124,3 @@ def as_json(value: Any, kind: pa.DataType) -> Any:
             return value.isoformat()
         case _:
             return Decimal(value)
-
-
-def float32(value: float) -> float:
-    """The nearest float of 32 bits."""
-    found: float = struct.unpack("f", struct.pack("f", value))[0]
-    return found
