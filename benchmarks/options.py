@@ -23,6 +23,7 @@ TITLES = {
     "P9": "a batch with a long past behind it and a long queue before it, beside a short one",
     "P10": "one bad message in 10,000, beside none",
     "P12": "rows into Postgres, beside plain binary COPY and Spark's JDBC writer",
+    "P13": "rows upserted by key, beside COPY with ON CONFLICT and MERGE INTO by Spark",
     "groupings": "words through an exchange by each grouping, beside Spark's repartition",
     "in-flight": "four batches in flight, beside one",
     "verdicts": "a verdict a message, beside one a batch",

@@ -14,6 +14,7 @@ from benchmarks.main_job import p3, p4
 from benchmarks.pending import p8
 from benchmarks.postgres_loads import p12
 from benchmarks.queue_reads import p7
+from benchmarks.upserts import p13
 
 FIGURES: dict[str, Figure] = {
     "P1a": p1a,
@@ -29,6 +30,7 @@ FIGURES: dict[str, Figure] = {
     "P9": p9,
     "P10": p10,
     "P12": p12,
+    "P13": p13,
     "groupings": groupings,
     "in-flight": in_flight,
     "verdicts": verdicts,

@@ -127,7 +127,7 @@ def test_the_upsert_keeps_the_newest_row_of_a_key(database: Database, tmp_path: 
         )
     with psycopg.connect(database.conninfo) as connection:
         statuses = connection.execute("select order_id, status from order_status order by 1").fetchall()
-    assert statuses == [(1, "shipped"), (2, "placed")]
+    assert statuses == [(1, "shipped"), (2, "cancelled")]
 
 
 def test_the_suite_for_a_sink_of_ones_own_runs_as_the_page_has_it(tmp_path: Path) -> None:
