@@ -36,7 +36,7 @@ class Failpoint:
 
     ``every`` batch; a ``recovery`` that finds something; an ``abort``; a ``retry`` of a job; a ``delta`` or ``postgres``
     sink; a ``state``; a micro-batch of a ``stream``; the ``queue`` itself; the ``journal`` of a server that redelivers; an
-    ``operator``'s decision about a dead letter; an ``audit``.
+    ``operator``'s decision about a dead letter; an ``audit``; a ``reject`` of a row that a sink's table refuses.
     """
 
     name: str
@@ -68,6 +68,11 @@ _ALL: Final = (
     Failpoint("delta.after_sync", "files and log entry are synced", "delta"),
     Failpoint("postgres.after_guard", "inside the sink's transaction: the guard row is moved", "postgres"),
     Failpoint("postgres.after_rows", "inside the sink's transaction: every row is written", "postgres"),
+    Failpoint(
+        "postgres.after_rejects",
+        "inside the sink's transaction: every row is written but the refused ones, which are recorded",
+        "reject",
+    ),
     Failpoint("postgres.after_commit", "the sink's transaction is committed, no answer given", "postgres"),
     Failpoint("state.after_begin", "a state has begun a txid, none of its rows is written", "state"),
     Failpoint("state.after_rows", "every row was given to the state, its commit was not called", "state"),

@@ -82,6 +82,14 @@ class Settings(BaseSettings):
         "throughput at which nine batches in ten are committed within this many seconds after they are opened; by default "
         "both stay as they are set",
     )
+    rejects_max_share: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="largest share of messages, among the newest 1,000 or more, that a sink may reject because its table "
+        "refuses their rows (10 messages are always allowed); beyond it the batch is blocked; with 0 every refused row "
+        "blocks its batch",
+    )
     message_timeout_s: float = Field(
         default=30.0,
         gt=0,

@@ -236,6 +236,21 @@ class PreparedFile:
     superseded: int = 0
 
 
+MESSAGE_COLUMNS: Final = pa.schema(
+    [
+        pa.field("_stormproof_message", pa.int64()),
+        pa.field("_stormproof_origin", pa.int64()),
+        pa.field("_stormproof_others", pa.list_(pa.int64())),
+    ]
+)
+"""Columns behind a row's own, in a prepared file whose writer `names_messages`: the message that anchors the row.
+
+Number and origin are those of the row's first message; `others` has number and origin of each further one in turn. Both
+are NULL where no message anchors the row. An origin without a number: the row stands for messages that are not known one
+by one (a group's result).
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskContext:
     """Which task of which attempt writes; goes into the files' names."""
@@ -283,6 +298,13 @@ class SinkWriter(Protocol):
     def files_in(self) -> str | None:
         """The folder of its prepared files; None where it writes none to a folder."""
         ...
+
+    @property
+    def names_messages(self) -> bool:
+        """Whether its files have the `MESSAGE_COLUMNS`, so that its session can tell whose row a table refuses; by default
+        not.
+        """
+        return False
 
     def resource(self) -> object | None:
         """What bolts may use in executors, by the name `state:SINK`; picklable. None: nothing."""

@@ -12,5 +12,6 @@
 | `row_rule`, `latest` | what do a sink's `mode`, `key` and `order_by` say; which row of a key is the last |
 | `contract`, `discards` | where rows and table differ: is the table changed, or a value left out |
 | `limits`, `leaves`, `folding` | what can a column hold, and what lies inside a nested one; what can be folded |
+| `rejects` | which messages does a commit reject where a table refuses a row |
 | `registry`, `abilities` | how is a sink opened that the ledger describes; what can only some sinks do |
 """

@@ -16,9 +16,9 @@ from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkIdent
 def warning_of(found: Sequence[str]) -> str:
     """The warning, for the log and for `doctor`, that the table has rules which may refuse rows."""
     return (
-        f"its table can refuse rows when they are committed ({'; '.join(found)}). A row that it refuses blocks its batch; "
-        "stormproof ledger skip TOPOLOGY TXID SINK --rows then gives up the refused rows alone. Better check in the "
-        "topology what the table checks"
+        f"its table can refuse rows when they are committed ({'; '.join(found)}). A message with such a row is rejected at "
+        "this sink (see: stormproof rejects list TOPOLOGY), up to rejects_max_share of the messages; a refused row of an "
+        "aggregate blocks its batch. Better check in the topology what the table checks"
     )
 
 
@@ -47,7 +47,10 @@ class SupportsSkipRows(Protocol):
     """A session whose table refuses rows one by one: it can commit a batch without those (``ledger skip --rows``)."""
 
     def commit_without_refused(self, transaction: PreparedTransaction) -> Sequence[RefusedRow]:
-        """Commit all rows but those that the table refuses; returns these."""
+        """Commit all messages but those whose rows the table refuses; returns the rows that are left out.
+
+        A row whose messages are not known is left out alone.
+        """
         ...
 
     def close(self) -> None:

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
-from stormproof.core.sink import PreparedFile, SinkInput, TaskWriter
+from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, TaskWriter
+from stormproof.core.tracking.anchors import MANY_ORIGIN
 
 COMPACTED_ROWS_MIN: Final = 256 * 1024
 """A task drops superseded rows once it holds this many, and then each time that its rows have doubled."""
@@ -146,7 +147,29 @@ class LatestWriter(TaskWriter):
         table = pa.Table.from_batches(self._parts)
         last = latest_of(table, self._keys, self._compared).last
         if len(last) < table.num_rows:
-            table = table.take(pa.array(np.sort(last)))
+            table = self._without_messages(table, last).take(pa.array(np.sort(last)))
             self._superseded += self._rows - table.num_rows
             self._parts = table.to_batches()
         self._rows = self._compacted = table.num_rows
+
+    def _without_messages(self, table: pa.Table, last: Rows) -> pa.Table:
+        """The rows, in which those that supersede others name no message: refused by the table, such a row would take the
+        superseded ones of other messages with it, so it refuses the batch.
+        """
+        if MESSAGE_COLUMNS.names[0] not in table.schema.names:
+            return table
+        others = np.setdiff1d(np.arange(table.num_rows), last)
+        keys = table.select(list(self._keys)).append_column("row", pa.array(np.arange(table.num_rows)))
+        lost = keys.take(pa.array(others)).drop_columns(["row"])
+        several = np.zeros(table.num_rows, np.bool_)
+        several[keys.join(lost, list(self._keys), join_type="left semi").column("row").to_numpy()] = True
+        mask = pa.array(several)
+        unnamed = (
+            pa.scalar(None, pa.int64()),
+            pa.scalar(MANY_ORIGIN, pa.int64()),
+            pa.scalar(None, MESSAGE_COLUMNS.types[2]),
+        )
+        for name, value in zip(MESSAGE_COLUMNS.names, unnamed, strict=True):
+            at = table.schema.get_field_index(name)
+            table = table.set_column(at, table.schema.field(at), pc.if_else(mask, value, table.column(at)))
+        return table

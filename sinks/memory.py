@@ -6,13 +6,15 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from stormproof.core.arguments import require_object, require_path
+from stormproof.core.arguments import require_function, require_object, require_path
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
 from stormproof.core.forks import OneProcess
 from stormproof.core.guarantee import Guarantee
@@ -30,12 +32,14 @@ from stormproof.sinks.protocol import (
     EvidenceReport,
     Held,
     PreparedTransaction,
+    RefusedRow,
     Sink,
     SinkIdentity,
     SinkProblem,
     SinkSession,
     decide,
 )
+from stormproof.sinks.rejects import Part, Rejects
 from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.writer import FileWriter
@@ -64,6 +68,7 @@ class _Log:
     epoch: int = 0
     guard: _Guard | None = None
     entries: list[Evidence] = field(default_factory=list[Evidence])
+    refused: dict[int, tuple[RefusedRow, ...]] = field(default_factory=dict[int, "tuple[RefusedRow, ...]"])
 
 
 class MemoryTable:
@@ -119,6 +124,9 @@ class MemorySink(Sink):
     Prepared files are real ones, in `staging` (a temporary folder of its own by default), so every engine can write to
     it; what is committed is lost with the process.
 
+    `refuse` makes a test's own constraint: it is called with each row that is committed, and gives the reason why the table
+    refuses the row, or None. The row's message is then rejected, as by a constraint of Postgres.
+
     Threads: topologies on several threads may share one object; their commits come one after the other. Forks: a topology
     that runs in a fork needs a sink made there; its parent's is refused.
     """
@@ -134,14 +142,18 @@ class MemorySink(Sink):
         keep: Columns | None = None,
         store: MemoryTable | None = None,
         staging: str | Path | None = None,
+        refuse: Callable[[dict[str, Any]], str | None] | None = None,
     ) -> None:
         where = f"sink {name!r}"
         if store is not None:
             require_object(where, "store", store, MemoryTable, "stormproof.sinks.memory.MemoryTable()")
         if staging is not None:
             require_path(where, "staging", staging)
+        if refuse is not None:
+            require_function(where, "refuse", refuse, "lambda row: 'too long' if len(row['word']) > 9 else None")
         self._name = name
         self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep)
+        self.refuse = refuse
         self.store = MemoryTable() if store is None else store
         self._staging = _own_folder(self) if staging is None else str(Path(staging).absolute())
 
@@ -244,7 +256,9 @@ class MemorySession(SinkSession):
         """Parquet files in the staging folder."""
         required = {*self._input.keys, *self._input.order_by}
         columns = [ColumnLimit(f.name, str(f.type), not_null=f.name in required) for f in self._input.schema]
-        return FileWriter(self._identity.sink, self._staging, Limits(tuple(columns)), input=self._input)
+        return FileWriter(
+            self._identity.sink, self._staging, Limits(tuple(columns)), input=self._input, names_messages=True
+        )
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed here."""
@@ -280,8 +294,9 @@ class MemorySession(SinkSession):
             raise Fenced(f"{self._where}: epoch {log.epoch} holds it, this is epoch {self._epoch}", epoch=self._epoch)
         if checked and decide(self._identity, transaction, self.held()) is Decision.SKIP:
             known = [entry.superseded for entry in log.entries if entry.txid == transaction.txid]
-            return replace(ALREADY_HELD, superseded=known[0]) if known else ALREADY_HELD
-        content, superseded = self._next_content(transaction)
+            refused = log.refused.get(transaction.txid, ())
+            return replace(ALREADY_HELD, superseded=known[0] if known else 0, refused=refused)
+        content, superseded, refused = self._next_content(transaction)
         superseded += transaction.superseded
         self._store.strike(FaultPoint.BEFORE, transaction.txid)
         self._store.content = content
@@ -289,27 +304,59 @@ class MemorySession(SinkSession):
             log.guard = _Guard(transaction.txid, transaction.digest, self.table_id)
         # Unchecked, a later attempt may write a txid again: the ledger names the last one.
         log.entries = [entry for entry in log.entries if entry.txid != transaction.txid]
-        log.entries.append(Evidence(transaction.txid, transaction.digest, transaction.rows, superseded=superseded))
+        taken = transaction.rows - len(refused)
+        log.entries.append(
+            Evidence(transaction.txid, transaction.digest, taken, rejected=len(refused), superseded=superseded)
+        )
+        log.refused[transaction.txid] = refused
         self._store.strike(FaultPoint.AFTER, transaction.txid)
-        return replace(APPLIED, superseded=superseded)
+        return replace(APPLIED, superseded=superseded, refused=refused)
 
-    def _next_content(self, transaction: PreparedTransaction) -> tuple[pa.Table, int]:
-        """What the table will hold, and how many rows change nothing. Nothing is changed before all of it was checked."""
+    def _next_content(self, transaction: PreparedTransaction) -> tuple[pa.Table, int, tuple[RefusedRow, ...]]:
+        """What the table will hold, how many rows change nothing, and the rows that it does not get. Everything is checked
+        before anything is changed.
+        """
         where = f"{self._where}, txid {transaction.txid}"
         if self._store.content is None:
             raise SinkRefused(f"{where}: the table is gone", problem=SinkProblem.TABLE_GONE)
         _require_schema(self._store, self._input, self._identity.sink)
         require_files(self._staging, transaction.files, where=where, digests=True)
         batches = list(prepared_batches(self._staging, transaction.files))
+        prepared = sum(batch.num_rows for batch in batches)
+        if prepared != transaction.rows:
+            raise SinkRefused(f"{where}: {prepared} rows in the prepared files instead of {transaction.rows}")
+        batches, refused = self._without_refused(transaction, batches, where)
         added = pa.Table.from_batches(batches, self._input.schema) if batches else self._input.schema.empty_table()
-        if added.num_rows != transaction.rows:
-            raise SinkRefused(f"{where}: {added.num_rows} rows in the prepared files instead of {transaction.rows}")
         if not self._input.is_by_key:
-            return pa.concat_tables([self._store.content, added]), 0
+            return pa.concat_tables([self._store.content, added]), 0, refused
         require_unique_keys(batches, self._input.keys, where)
         if self._input.mode is SinkMode.UPSERT:
-            return put_rows(self._store.content, added, self._input)
-        return fold_tables(self._store.content, added, self._input, where), 0
+            return *put_rows(self._store.content, added, self._input), refused
+        return fold_tables(self._store.content, added, self._input, where), 0, refused
+
+    def _without_refused(
+        self, transaction: PreparedTransaction, batches: list[pa.RecordBatch], where: str
+    ) -> tuple[list[pa.RecordBatch], tuple[RefusedRow, ...]]:
+        """The rows that the table takes by the test's own rule, and those that it does not get."""
+        refuse = self._sink.refuse
+        if refuse is None:
+            return batches, ()
+        rejects = Rejects(self._staging, transaction, transaction.rejects_max, where)
+
+        def parts() -> Iterator[Part]:
+            for file in sorted(transaction.files, key=lambda f: f.path):
+                at = 0
+                for batch in prepared_batches(self._staging, [file]):
+                    yield Part.at(file.path, at, batch)
+                    at += batch.num_rows
+
+        for part in parts():
+            for place, row in enumerate(part.rows.to_pylist()):
+                why = refuse(row)
+                if why is not None:
+                    rejects.add(part.row(place).refused(None, why))
+        rejects.close()
+        return [part.rows for part in rejects.kept(parts())], rejects.rows()
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts."""

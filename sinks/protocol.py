@@ -23,6 +23,8 @@ class SinkProblem(StrEnum):
     """A file of a prepared or committed transaction is missing, or is not as it was written."""
     TABLE_GONE = "table_gone"
     """There is no table of the sink's name."""
+    TOO_MANY_REJECTS = "too_many_rejects"
+    """Its table refuses the rows of more messages than may be rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,18 @@ class SinkIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransaction:
-    """What a sink is to commit: txid N, the txid PREV that it must hold now (None: none yet), and the prepared files."""
+    """What a sink is to commit: txid N, the txid PREV that it must hold now (None: none yet), and the prepared files.
+
+    `rejects_max` is the number of messages that the sink may reject in it, if its table refuses their rows. None: one
+    refused row refuses the transaction. A sink that cannot leave out rows ignores it.
+    """
 
     txid: int
     previous: int | None
     digest: str
     rows: int
     files: tuple[PreparedFile, ...]
+    rejects_max: int | None = None
 
     @property
     def superseded(self) -> int:
@@ -90,13 +97,20 @@ class CommitOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """One row that the table refuses: file, row number in it, the row as JSON, and why. No SQLSTATE: by a trigger."""
+    """One row that the table does not get: file, row number in it, the row as JSON, and why. No SQLSTATE: by a trigger.
+
+    `messages` are number and origin of each message that anchors it; none where no message does, or where a group's
+    messages are not known one by one.
+    """
 
     file: str
     row: int
     text: str
     sqlstate: str | None
     error: str
+    messages: tuple[tuple[int, int], ...] = ()
+    goes_with_others: bool = False
+    """The table would take it: it is left out since another row of its message is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +121,7 @@ class CommitResult:
     superseded: int = 0
     """Rows of an upsert that changed nothing: the table, or the batch itself, has a later one of their key."""
     refused: tuple[RefusedRow, ...] = ()
-    """Rows that the table refused one by one; it has all others."""
+    """Rows that the table refused one by one, with the other rows of their messages; it has all others."""
     dropped: int = 0
     """Rows that the table's own triggers dropped without an error."""
     changed: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import failpoint
-from stormproof.core.sink import PreparedFile, TaskContext
+from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, TaskContext
 from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import SinkProblem
 
@@ -98,7 +98,7 @@ def file_digest(path: str) -> str:
 def prepared_batches(
     directory: str, files: Sequence[PreparedFile], columns: Sequence[str] | None = None, batch_rows: int = 64 * 1024
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of prepared files, file by file in path order, in bounded memory.
+    """The rows of prepared files, file by file in path order, in bounded memory; without `columns`, all of the rows' own.
 
     Raises:
         SinkRefused: a file is gone. Where it was there when the commit began, the usual cause is a driver that took over
@@ -115,7 +115,8 @@ def prepared_batches(
                 files=[path],
             ) from error
         with opened, pq.ParquetFile(opened) as parquet:
-            yield from parquet.iter_batches(batch_size=batch_rows, columns=None if columns is None else list(columns))
+            own = [name for name in parquet.schema_arrow.names if name not in MESSAGE_COLUMNS.names]
+            yield from parquet.iter_batches(batch_size=batch_rows, columns=own if columns is None else list(columns))
 
 
 def remove_staged(directory: str, incarnation: str, txid: int) -> None:

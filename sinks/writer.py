@@ -14,7 +14,15 @@ import pyarrow.parquet as pq
 
 from stormproof.core.failpoint import failpoint
 from stormproof.core.forks import end_if_fork
-from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, TaskContext, TaskWriter
+from stormproof.core.sink import (
+    MESSAGE_COLUMNS,
+    PreparedFile,
+    SinkInput,
+    SinkMode,
+    SinkWriter,
+    TaskContext,
+    TaskWriter,
+)
 from stormproof.sinks.discards import DiscardingWriter
 from stormproof.sinks.files import NewFile, files_at
 from stormproof.sinks.latest import LatestWriter
@@ -99,7 +107,7 @@ class ParquetTaskWriter:
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self._pending_bytes = 0
-        self._statistics = FileStatistics(schema)
+        self._statistics = FileStatistics(pa.schema([f for f in schema if f.name not in MESSAGE_COLUMNS.names]))
         self._name: str | None = None
         self._file: _HashingFile | None = None
         self._parquet: pq.ParquetWriter | None = None
@@ -201,10 +209,11 @@ def _shown(schema: pa.Schema) -> str:
 class FileWriter:
     """A sink's side inside an executor: Parquet files in one folder, and the checks of what the sink can hold.
 
-    `private` files are readable for this user alone, as is their folder where it is made here: they hold messages'
-    content. Only files that become a Delta table's own are not private. `for_bolts` is the sink's resource for bolts.
-    `partitions` are the columns by which a task cuts its rows into files. Where `input` is an upsert, a task leaves one row
-    a key, the last one. `discards`: a value that its column cannot hold is NULL, where the column takes NULL.
+    With `names_messages` the rows that it is given have the `MESSAGE_COLUMNS` behind their own. `private` files are readable
+    for this user alone, as is their folder where it is made here: they hold messages' content. Only files that become a
+    Delta table's own are not private. `for_bolts` is the sink's resource for bolts. `partitions` are the columns by which a
+    task cuts its rows into files. Where `input` is an upsert, a task leaves one row a key, the last one. `discards`: a value that its
+    column cannot hold is NULL, where the column takes NULL.
     """
 
     sink: str
@@ -215,6 +224,7 @@ class FileWriter:
     partitions: tuple[str, ...] = ()
     input: SinkInput | None = None
     discards: bool = False
+    names_messages: bool = False
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that this sink cannot hold, with column, value and reason."""
@@ -248,3 +258,49 @@ class FileWriter:
     def resource(self) -> object | None:
         """What bolts may use in executors."""
         return self.for_bolts
+
+
+@dataclass(frozen=True, slots=True)
+class WritesNothing:
+    """The writer of a sink that holds a batch's messages already: it takes the rows and writes none of them."""
+
+    of: SinkWriter
+
+    @property
+    def sink(self) -> str:
+        """The sink's name."""
+        return self.of.sink
+
+    @property
+    def names_messages(self) -> bool:
+        """No."""
+        return False
+
+    def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
+        """Every row will do."""
+        del rows
+        return ()
+
+    def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
+        """A writer that makes no file."""
+        del context, schema
+        return _NoFile()
+
+    def files_in(self) -> str | None:
+        """The sink's folder."""
+        return self.of.files_in()
+
+    def resource(self) -> object | None:
+        """What bolts may use in executors."""
+        return self.of.resource()
+
+
+class _NoFile:
+    def write(self, rows: pa.RecordBatch) -> None:
+        del rows
+
+    def close(self) -> Sequence[PreparedFile]:
+        return ()
+
+    def discard(self) -> None:
+        return

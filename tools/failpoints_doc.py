@@ -37,6 +37,7 @@ SCOPES = {
     "journal": "a source whose server redelivers",
     "operator": "a decision about a dead letter",
     "audit": "`audit verify`",
+    "reject": "a commit to a table that refuses a row",
 }
 
 

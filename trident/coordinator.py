@@ -33,6 +33,7 @@ from stormproof.core.source.protocol import Source
 from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.report import JobReport
+from stormproof.sinks.writer import WritesNothing
 from stormproof.trident.flight import Flight
 from stormproof.trident.jobs import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.latency_tuner import LatencyTuner
@@ -117,7 +118,12 @@ class Coordinator:
             source, options.guarantee, component=plan.topology, new_seed=lambda: rng.getrandbits(SEED_BITS)
         )
         self._maintained_at_s = clock.monotonic_s()
-        self._steps = Steps(ledger, run, source, sessions, lease_s=options.lease_s, pulse_root=options.pulse_root)
+        self._steps = Steps(
+            *(ledger, run, source, sessions),
+            lease_s=options.lease_s,
+            pulse_root=options.pulse_root,
+            rejects_max_share=options.rejects_max_share,
+        )
         chosen = in_flight_max(options.max_batches_in_flight, options.latency_target_s)
         self._in_flight_max = 1 if plan.serial else chosen
         self._tuner: Tuner = (
@@ -406,9 +412,11 @@ class Coordinator:
             )
         batch.committing = work
 
+        rejects_max = self._steps.rejects_max(opened.slice.expected.messages, opened.sinks)
+
         def adopt() -> SinkAnswers:
             with batch.timed(self._clock, "commit"):
-                return self._steps.adopt(opened.txid, guarantee, work)
+                return self._steps.adopt(opened.txid, guarantee, work, rejects_max)
 
         self._jobs.start(opened.txid, adopt)
 
@@ -460,7 +468,10 @@ class Coordinator:
         job = Job(
             plan=self._plan,
             readers=self._source.readers(opened.slice, self._engine.parallelism),
-            writers=self._writers,
+            writers={
+                name: writer if opened.sinks is None or name in opened.sinks else WritesNothing(writer)
+                for name, writer in self._writers.items()
+            },
             incarnation=self._run.incarnation,
             txid=opened.txid,
             attempt=attempt.number,
@@ -529,8 +540,16 @@ class Coordinator:
         before = TxnState.PREPARED if guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN
         with batch.timed(self._clock, "finish"):
             failures = [failed.failure for failed in complete.failed]
-            resolution = self._steps.finish(opened.txid, guarantee, before, work, failures, results, batch.steps_ms)
+            finished = self._steps.finish(
+                *(opened.txid, guarantee, before, work, failures, results, batch.steps_ms, opened.slice, opened.sinks)
+            )
         self._accounts.suppressed(sum(result.is_suppressed for result in results.values()))
         result = batch.result(TxnState.COMMITTED, complete.failed, report.tuples)
         superseded = sum(found.superseded for found in results.values())
-        return replace(result, unanchored=report.unanchored, dead_letters=len(resolution.dead), superseded=superseded)
+        return replace(
+            result,
+            unanchored=report.unanchored,
+            dead_letters=len(finished.resolution.dead),
+            rejected=finished.rejected,
+            superseded=superseded,
+        )

@@ -19,7 +19,8 @@ class RunOptions:
     gives up when a store has been away for `outage_s`. `until_idle` ends the run once nothing is left to read and no retry
     is due. At most `max_batches_in_flight` batches are in flight: by default one, with a `latency_target_s` up to four.
     `limit` bounds the messages and bytes of each. Under a `latency_target_s` both bounds are upper limits of what
-    `stormproof.trident.latency_tuner` chooses while running.
+    `stormproof.trident.latency_tuner` chooses while running. At most `rejects_max_share` of the newest messages, and always
+    10 of them, may be rejected by a sink; beyond that the batch is blocked. With 0 every refused row blocks its batch.
     """
 
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
@@ -37,3 +38,4 @@ class RunOptions:
     max_batches: int | None = None
     max_batches_in_flight: int | None = None
     latency_target_s: float | None = None
+    rejects_max_share: float = 0.1

@@ -27,6 +27,7 @@ from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, EndKind, Records, end_of, traces
 from stormproof.trident.audit.source import PendingEvidence, SourceReader, stored_source
 from stormproof.trident.audit.streams import place_of
+from stormproof.trident.ledger import rejects
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, Txn, to_event, to_txn
@@ -268,7 +269,8 @@ class _Job:
         events = [to_event(row) for row in rows]
         found = traces(events)
         txids = {txid for trace in found.values() for txid in trace.txids}
-        records = Records.of(self._txns(tx, _among(t.txn.c.txid, txids)), None)
+        rejected = rejects.of_topology(tx, _among(t.reject.c.message, found))
+        records = Records.of(self._txns(tx, _among(t.txn.c.txid, txids)), None, rejected)
         gone = {
             name
             for name, trace in found.items()

@@ -19,7 +19,7 @@ from stormproof.core.source.abilities import SupportsDeadLetters
 from stormproof.core.source.protocol import Expectation, Resolution
 from stormproof.sinks.protocol import Held, SinkSession
 from stormproof.trident.blocked_error import blocked
-from stormproof.trident.ledger import bindings, events, txns
+from stormproof.trident.ledger import bindings, events, rejects, txns
 from stormproof.trident.ledger.repair import take_late_commit
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.sessions import machine_errors
@@ -40,6 +40,7 @@ class _Done:
     suppressed: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     in_hand: list[int] = field(default_factory=list[int])
     late_commits: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    rejected: int = 0
 
 
 def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
@@ -76,6 +77,7 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
         files_swept=swept,
         in_hand=tuple(done.in_hand),
         late_commits=tuple(done.late_commits),
+        rejected=done.rejected,
     )
     if report.did_something:
         with steps.ledger.transaction(steps.run) as tx:
@@ -127,16 +129,24 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
             f"{steps.run.topology}",
             txid=txn.txid,
         )
+    with steps.ledger.transaction(steps.run) as tx:
+        sinks = rejects.sinks_of_batch(tx, txn.txid) if txn.retry else None
+    rejects_max = steps.rejects_max(txn.messages, sinks)
     try:
-        results = steps.commit(txn.txid, txn.guarantee, work)
+        results = steps.commit(txn.txid, txn.guarantee, work, rejects_max)
     except MovedLate as error:
         if not _take_late_commits(steps, txn.txid, work, done):
             raise error.__cause__ or error from None
         with steps.ledger.transaction(steps.run) as tx:
             work, _ = txns.owed_work(tx, txn.txid)
-        results = steps.commit(txn.txid, txn.guarantee, work)
-    resolution = steps.finish(txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, results, txn.steps_ms)
+        results = steps.commit(txn.txid, txn.guarantee, work, rejects_max)
+    slice_ = steps.source.attach(txn.position, Expectation(txn.messages, 0))
+    finished = steps.finish(
+        txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, results, txn.steps_ms, slice_, sinks
+    )
+    resolution = finished.resolution
     _record_dead(steps, txn.txid, failures, resolution, recorded=resolution.dead)
+    done.rejected += finished.rejected
     done.rolled_forward.append(txn.txid)
     done.suppressed.extend((txn.txid, sink) for sink, result in results.items() if result.is_suppressed)
 

@@ -171,6 +171,7 @@ def options_of(settings: Settings, guarantee: Guarantee) -> RunOptions:
         pulse_root=settings.staging_path / "pulse",
         outage_s=settings.outage_s,
         poll_interval_s=settings.poll_interval_s,
+        rejects_max_share=settings.rejects_max_share,
     )
 
 

@@ -34,7 +34,8 @@ class Accounts:
         if not (report.did_something or report.took_over_from):
             return
         self.suppressed(len(report.suppressed))
-        self.statistics = replace(self.statistics, recoveries=(*self.statistics.recoveries, report))
+        s = self.statistics
+        self.statistics = replace(s, recoveries=(*s.recoveries, report), rejected=s.rejected + report.rejected)
         log.info("recovered %s", json.dumps({"topology": self.statistics.topology, **asdict(report)}))
 
     def run_ended(self, elapsed_s: float, stopped: str) -> None:
@@ -64,6 +65,7 @@ class Accounts:
             unanchored=s.unanchored + result.unanchored,
             dead_letters=s.dead_letters + result.dead_letters,
             superseded=s.superseded + result.superseded,
+            rejected=s.rejected + result.rejected,
             replayed=s.replayed + (result.messages if result.retry else 0),
             attempts=s.attempts + result.attempts,
             aborted_batches=s.aborted_batches + (result.state == TxnState.ABORTED.value),

@@ -15,7 +15,8 @@ class BatchResult:
 
     `messages` were opened. `failed` of them failed (`reasons`: the number for each reason), and `returned` went back with a
     failed one with which they share a tuple; both are zero where the batch went back whole or in parts. Of the failed ones
-    `dead_letters` are given up, and the others are tried again. `unanchored` is the number of failed tuples that no message
+    `dead_letters` are given up, and the others are tried again. `rejected` is the number of messages that a sink does not
+    hold, since its table refuses their rows; others may. `unanchored` is the number of failed tuples that no message
     anchors: nothing is replayed for them. `cause` (a `TxnCause`) is why a batch was not committed, and `reason` the same in
     words where it was split or abandoned.
     """
@@ -36,6 +37,7 @@ class BatchResult:
     cause: str | None = None
     superseded: int = 0
     """Rows of upserts that changed nothing, over all sinks: a later row of their key was there, or in the same batch."""
+    rejected: int = 0
 
     @property
     def outcome(self) -> str:
@@ -48,8 +50,10 @@ class BatchResult:
 
     @property
     def committed_messages(self) -> int:
-        """The number of messages that it put into the sinks, or under at-most-once may have put there."""
-        return self.messages - self.failed - self.returned if self.state == TxnState.COMMITTED.value else 0
+        """The number of messages that it put into all sinks, or under at-most-once may have put there."""
+        return (
+            self.messages - self.failed - self.returned - self.rejected if self.state == TxnState.COMMITTED.value else 0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class RecoveryReport:
     """The numbers of the messages that were in hand when a driver died, and were set apart."""
     late_commits: tuple[tuple[int, str], ...] = ()
     """(txid, sink) of batches that had been given up, and that a suspended driver wrote after all."""
+    rejected: int = 0
+    """Messages that sinks rejected in the batches that were rolled forward."""
 
     @property
     def did_something(self) -> bool:
@@ -87,12 +93,14 @@ class RecoveryReport:
 class RunStatistics:
     """The figures of one `run`.
 
-    `messages` counts committed messages, without failed and returned ones. `failed` counts failures, so a message that
-    failed twice counts twice; `failed_by_reason` is the same by `FailureReason`. `returned` counts returns of messages that
-    went back with a failed one. `replayed` counts openings of messages that had failed or been returned before. `unanchored`
-    counts failed tuples that no message anchors, for which nothing is replayed. `attempts` counts jobs: more than `batches`
-    where a batch ran more than once. `dead_letters` counts messages that were given up. `superseded` counts rows of upserts
-    that changed nothing, over all sinks: a later row of their key was there already, or in the same batch.
+    `messages` counts messages that every sink holds, without failed, returned and rejected ones. `rejected` counts messages
+    that a sink does not hold, since its table refuses their rows; `stormproof rejects` shows them. `failed` counts failures,
+    so a message that failed twice counts twice; `failed_by_reason` is the same by `FailureReason`. `returned` counts returns
+    of messages that went back with a failed one. `replayed` counts openings of messages that had failed or been returned
+    before. `unanchored` counts failed tuples that no message anchors, for which nothing is replayed. `attempts` counts jobs:
+    more than `batches` where a batch ran more than once. `dead_letters` counts messages that were given up. `superseded`
+    counts rows of upserts that changed nothing, over all sinks: a later row of their key was there already, or in the same
+    batch.
     """
 
     topology: str
@@ -108,6 +116,7 @@ class RunStatistics:
     replayed: int = 0
     attempts: int = 0
     dead_letters: int = 0
+    rejected: int = 0
     aborted_batches: int = 0
     abandoned_batches: int = 0
     suppressed: int = 0
@@ -135,6 +144,7 @@ class RunStatistics:
             replayed=self.replayed + later.replayed,
             attempts=self.attempts + later.attempts,
             dead_letters=self.dead_letters + later.dead_letters,
+            rejected=self.rejected + later.rejected,
             aborted_batches=self.aborted_batches + later.aborted_batches,
             abandoned_batches=self.abandoned_batches + later.abandoned_batches,
             suppressed=self.suppressed + later.suppressed,

@@ -6,9 +6,10 @@ two writes lets recovery tell what is owed: see each step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stormproof.core.errors import FatalError, Fenced, Json, PositionMismatch, SinkRefused, TransientError
@@ -23,13 +24,16 @@ from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
 from stormproof.sinks.discards import discarded_in
 from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, SinkProblem
 from stormproof.trident.blocked_error import blocked
-from stormproof.trident.ledger import events, txns
+from stormproof.trident.ledger import events, rejects, txns
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import Event, Run, SinkWork
+from stormproof.trident.ledger.rows import Event, Reject, Run, SinkWork
 from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.reject_limit import RejectLimit
 from stormproof.trident.sessions import Sessions, machine_errors
 from stormproof.trident.transaction_states import AttemptOutcome, EventKind, SinkOutcome, TxnCause, TxnState
 from stormproof.trident.tuning import Figures
+
+log = logging.getLogger("stormproof.txn")
 
 
 class MovedLate(TransientError):
@@ -46,6 +50,14 @@ class SinkAnswers:
 
 
 @dataclass(frozen=True, slots=True)
+class Finished:
+    """A batch that is committed: what its confirm did with failed messages, and how many messages sinks rejected."""
+
+    resolution: Resolution
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """A batch that has been opened."""
 
@@ -53,6 +65,8 @@ class Opened:
     lease: Lease
     slice: Slice
     seed: int
+    sinks: frozenset[str] | None = None
+    """The sinks that get its rows: those that rejected its messages before, which the others hold. None: all of them."""
 
 
 class Steps:
@@ -67,6 +81,7 @@ class Steps:
         *,
         lease_s: float,
         pulse_root: Path | None = None,
+        rejects_max_share: float = 0.0,
     ) -> None:
         self.ledger = ledger
         self.run = run
@@ -74,6 +89,7 @@ class Steps:
         self.sessions = sessions
         self._lease_s = lease_s
         self._pulse_root = pulse_root
+        self._reject_limit = RejectLimit(rejects_max_share)
         self.previous: dict[str, int | None] = {}
 
     def lease(self, txid: int) -> Lease:
@@ -119,7 +135,7 @@ class Steps:
             txid = txns.next_txid(tx)
             lease = self.lease(txid)
             joined = self.joined(tx)
-            slice_ = self.source.open(lease, limit, seed, joined)
+            slice_, sinks = self._open_slice(tx, lease, limit, seed, joined)
             if slice_ is None:
                 return None
             tuning = None if figures is None else figures.to_json()
@@ -143,7 +159,26 @@ class Steps:
         if guarantee is Guarantee.AT_MOST_ONCE and joined is None:
             self.source.confirm(lease)
         failpoint("open.after")
-        return Opened(txid, lease, slice_, seed)
+        return Opened(txid, lease, slice_, seed, sinks)
+
+    def _open_slice(
+        self, tx: Tx, lease: Lease, limit: Limit, seed: int, joined: object | None
+    ) -> tuple[Slice | None, frozenset[str] | None]:
+        """Open a slice whose messages go to the same sinks, and which these are; None: to all.
+
+        A slice in which rejected messages come again beside others is opened in parts, before it gets a txid.
+        """
+        while True:
+            slice_ = self.source.open(lease, limit, seed, joined)
+            if slice_ is None or not slice_.replayed:
+                return slice_, None
+            shown = {number: self.source.shown_id(number, origin) for number, origin in slice_.replayed}
+            wanted = rejects.retrying(tx, shown.values())
+            sinks = {wanted.get(message) for message in shown.values()}
+            if len(sinks) == 1:
+                return slice_, sinks.pop()
+            alone = [number for number, message in shown.items() if message in wanted]
+            self.source.split(slice_, lease, alone, joined)
 
     def journal(self, opened: Opened) -> Journal:
         """What records each further attempt at a batch in the ledger."""
@@ -237,11 +272,21 @@ class Steps:
 
     # -- commit ------------------------------------------------------------------------------------------------------
 
-    def commit(self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> dict[str, CommitResult]:
+    def commit(
+        self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork], rejects_max: int | None = None
+    ) -> dict[str, CommitResult]:
         """Have each sink adopt the batch, in the topology's order: `adopt`, then `settle`, with their errors."""
-        return self.settle(txid, guarantee, self.adopt(txid, guarantee, work))
+        return self.settle(txid, guarantee, self.adopt(txid, guarantee, work, rejects_max))
 
-    def adopt(self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> SinkAnswers:
+    def rejects_max(self, messages: int, sinks: frozenset[str] | None) -> int | None:
+        """How many of a batch's messages a sink may reject. Messages that were rejected before may all be rejected again."""
+        if sinks is not None:
+            return messages
+        return self._reject_limit.of_batch(messages)
+
+    def adopt(
+        self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork], rejects_max: int | None = None
+    ) -> SinkAnswers:
         """Have each sink adopt the batch, in the topology's order, up to the first that refuses.
 
         Only the sinks are used, and the ledger is not, so any thread may call this.
@@ -265,9 +310,8 @@ class Steps:
             failpoint("commit.before_sink")
             try:
                 with self.sessions.adopting(name) as session:
-                    results[name] = session.commit(
-                        to_prepared(txid, work[name]), checked=guarantee is Guarantee.EXACTLY_ONCE
-                    )
+                    prepared = replace(to_prepared(txid, work[name]), rejects_max=rejects_max)
+                    results[name] = session.commit(prepared, checked=guarantee is Guarantee.EXACTLY_ONCE)
             except FatalError as error:
                 return SinkAnswers(results, name, error)
             failpoint("commit.after_sink")
@@ -326,13 +370,16 @@ class Steps:
         failures: Sequence[MessageFailure],
         results: Mapping[str, CommitResult],
         steps_ms: Mapping[str, float],
-    ) -> Resolution:
-        """Confirm the messages and record `committed`.
+        slice_: Slice,
+        sinks: frozenset[str] | None = None,
+    ) -> Finished:
+        """Confirm the messages and record `committed`, with the messages that sinks rejected.
 
         Where the source is in the ledger's database, both are one transaction. Elsewhere the confirm comes first, and
         recovery may repeat it, since the batch stays `prepared` until the second write.
         """
         failpoint("finish.before")
+        rejected = self._rejected(txid, slice_, results)
         resolution = Resolution()
         timings: dict[str, Json] = {k: round(v, 3) for k, v in steps_ms.items()}
         with self.ledger.transaction(self.run) as tx:
@@ -345,14 +392,46 @@ class Steps:
             events.record(
                 tx, self._resolution_events(txid, resolution, results) + _contract_events(txid, work, results)
             )
+            if sinks is not None:
+                failed = [self.source.shown_id(f.id, f.origin) for f in failures]
+                rejects.retried(tx, txid, sinks, failed)
+            rejects.record(tx, txid, rejected)
             failpoint("finish.before_commit")
         failpoint("finish.after")
+        messages = len({one.number for one in rejected if one.number is not None})
+        if sinks is None:
+            self._reject_limit.note(slice_.expected.messages, messages)
+        self._log_rejects(txid, rejected)
         for name, session in self.sessions.items():
             if name in work:
                 self.previous[name] = txid
                 with machine_errors(f"sink {name!r}, files of txid {txid}"):
                     session.finished(to_prepared(txid, work[name]))
-        return resolution
+        return Finished(resolution, messages)
+
+    def _rejected(self, txid: int, slice_: Slice, results: Mapping[str, CommitResult]) -> list[Reject]:
+        """The batch's rejects, with the payloads of their messages where the source gives them again."""
+        refused = {sink: result.refused for sink, result in results.items() if result.refused}
+        if not refused:
+            return []
+        numbers = {number for rows in refused.values() for row in rows for number, _ in row.messages}
+        payloads = self.source.payloads_of(slice_, numbers)
+        shown = self.source.shown_id
+        return [one for sink, rows in refused.items() for one in rejects.of_rows(txid, sink, rows, shown, payloads)]
+
+    def _log_rejects(self, txid: int, rejected: Sequence[Reject]) -> None:
+        for sink in dict.fromkeys(one.sink for one in rejected):
+            mine = [one for one in rejected if one.sink == sink]
+            log.warning(
+                "txid %d of topology %r: sink %r rejected %d messages, the first: %s%s; look at them with: stormproof "
+                "rejects list %s",
+                *(txid, self.run.topology, sink, len(mine)),
+                *(
+                    "" if mine[0].sqlstate is None else f"SQLSTATE {mine[0].sqlstate}: ",
+                    mine[0].error,
+                    self.run.topology,
+                ),
+            )
 
     def _resolution_events(self, txid: int, resolution: Resolution, results: Mapping[str, CommitResult]) -> list[Event]:
         dead = [Event(EventKind.DEAD_LETTER, txid=txid, message=shown) for shown in resolution.dead]
@@ -457,6 +536,8 @@ def cause_of(refusal: SinkRefused) -> TxnCause:
             return TxnCause.FILE_LOST
         case SinkProblem.TABLE_GONE:
             return TxnCause.TABLE_GONE
+        case SinkProblem.TOO_MANY_REJECTS:
+            return TxnCause.TOO_MANY_REJECTS
         case _:
             return TxnCause.SINK_REFUSED
 

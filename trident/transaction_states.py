@@ -58,6 +58,8 @@ class TxnCause(StrEnum):
     """A sink refused it, because a prepared or adopted file is missing or damaged."""
     TABLE_GONE = "table_gone"
     """A sink refused it, because there is no table of the sink's name."""
+    TOO_MANY_REJECTS = "too_many_rejects"
+    """A sink's table refuses the rows of more of its messages than may be rejected."""
     OTHER = "other"
     """An older version wrote a reason that is none of these."""
 
@@ -83,6 +85,10 @@ class OperatorAction(StrEnum):
     """Go on from another micro-batch of a streaming query than the next."""
     ADOPT_QUEUE = "adopt_queue"
     """Bind the queue to another server or timeline."""
+    RETRY_REJECT = "retry_reject"
+    """Open a rejected message again, for the sinks that rejected it."""
+    DROP_REJECT = "drop_reject"
+    """Give a rejected message up at a sink."""
     OTHER = "other"
     """An older version recorded an action that is none of these."""
 
@@ -126,7 +132,7 @@ class EventKind(StrEnum):
     BLOCKED = "blocked"
     OPERATOR = "operator"
     REJECT = "reject"
-    """A row that a sink does not hold, since an operator skipped its batch there."""
+    """A message whose rows a sink does not hold, since its table refuses one of them; or, without a message, such a row."""
     DROPPED = "dropped"
     """A sink's table took a batch without those rows that its own triggers drop; `detail` has their number."""
     LATE_COMMIT = "late_commit"
@@ -141,3 +147,16 @@ class EventKind(StrEnum):
     STOPPED = "stopped"
     START_REFUSED = "start_refused"
     """A start failed at a sink: its table is gone, is another one, or cannot hold the rows."""
+
+
+class RejectState(StrEnum):
+    """What became of a rejected message at a sink; append-only."""
+
+    OPEN = "open"
+    """Nobody has decided."""
+    RETRYING = "retrying"
+    """An operator had it opened again, and no batch with it has been committed since."""
+    RETRIED = "retried"
+    """It was opened again, and the batch was committed: the sink holds its rows, or rejected them anew."""
+    DROPPED = "dropped"
+    """An operator gave it up at this sink."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from stormproof.core.errors import Json
 from stormproof.core.failpoint import failpoint
 from stormproof.core.message import storable_text
 from stormproof.core.pending.connector import Connector
@@ -55,6 +56,20 @@ class DeadLetters:
             failpoint("dead_letter.in_transaction")
         failpoint("dead_letter.after")
         return True
+
+    def open_again(
+        self, messages: Mapping[str, bytes], *, by: str, why: str, tx: object | None = None
+    ) -> tuple[str, ...]:
+        """Hand out confirmed messages again, given by their ids with their payloads; returns those that are handed out.
+
+        Their failures are counted from 0, and the first entry of their history is this decision. A message that waits for a
+        retry already is left out.
+        """
+        numbers = {shown: number for shown in messages if (number := self._form.number_of(shown)) is not None}
+        entry: dict[str, Json] = {"reason": "retry_reject", "by": storable_text(by), "why": storable_text(why)}
+        with self._store.rows(self._who, tx) as rows:
+            made = rows.open_again([(*number, messages[shown]) for shown, number in numbers.items()], entry)
+        return tuple(self._form.shown_id(*number) for number in made)
 
     def close(self) -> None:
         """Let connections go."""

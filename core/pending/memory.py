@@ -447,6 +447,19 @@ class MemoryRows:
                 self._put(sub.retries, letter.id, retry)
         return done
 
+    def open_again(
+        self, messages: Sequence[tuple[int, int, bytes]], entry: Mapping[str, Json]
+    ) -> Sequence[tuple[int, int]]:
+        """Make retries, due at once, of confirmed messages; gives those that were made."""
+        sub, at = self._sub, self._clock.now().isoformat()
+        made: list[tuple[int, int]] = []
+        for number, origin, payload in messages:
+            if number not in sub.retries:
+                retry = _Waiting(origin, payload, 1, 0, self._clock.monotonic_s(), ({"at": at, **entry},))
+                self._put(sub.retries, number, retry)
+                made.append((number, origin))
+        return made
+
     def undecided(self, number: int, origin: int) -> bytes | None:
         """The payload of a dead letter that waits for a decision."""
         waiting = (

@@ -11,7 +11,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.types.json import Jsonb
 
-from stormproof.core.errors import UsageError
+from stormproof.core.errors import Json, UsageError
 from stormproof.core.pending.rows import At, Counts, Failed, LeaseFate, Retry, SliceRow, Subscriber, WaitingRetry
 from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.store import query
@@ -445,6 +445,26 @@ class PostgresRows:
             *(disposal.value, by, why, payload),
             [number for number, _ in numbers],
             [origin for _, origin in numbers],
+            *self._key,
+        )
+        return found.fetchall()
+
+    def open_again(
+        self, messages: Sequence[tuple[int, int, bytes]], entry: Mapping[str, Json]
+    ) -> Sequence[tuple[int, int]]:
+        """Make retries, due at once, of confirmed messages; gives those that were made."""
+        found = self._run(
+            f"insert into {SCHEMA}.pending_retry"
+            " (subscription, id, origin, payload, times_opened, times_failed, not_before, reason, history)"
+            " select s.id, m.id, m.origin, m.payload, 1, 0, clock_timestamp(), 'operator',"
+            " jsonb_build_array(jsonb_build_object('at', clock_timestamp()) || %s::jsonb)"
+            " from unnest(%s::bigint[], %s::bigint[], %s::bytea[]) as m (id, origin, payload)"
+            f" join {SCHEMA}.pending_subscription s on {_NAMED}"
+            " on conflict do nothing returning id, origin",
+            json.dumps(dict(entry)),
+            [number for number, _, _ in messages],
+            [origin for _, origin, _ in messages],
+            [payload for _, _, payload in messages],
             *self._key,
         )
         return found.fetchall()

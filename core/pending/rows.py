@@ -253,6 +253,15 @@ class PendingRows(Protocol):
         """
         ...
 
+    def open_again(
+        self, messages: Sequence[tuple[int, int, bytes]], entry: Mapping[str, Json]
+    ) -> Sequence[tuple[int, int]]:
+        """Make retries, due at once, of confirmed messages, given as (number, origin, payload); gives those that were made.
+
+        A message that is a retry already stays as it is. The store adds its own time to `entry`, the history's.
+        """
+        ...
+
     def undecided(self, number: int, origin: int) -> bytes | None:
         """The payload of a dead letter that waits for a decision, locked; None where there is none."""
         ...

@@ -6,7 +6,7 @@ Here is decided whether a failed message waits for a retry or becomes a dead let
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
@@ -176,6 +176,18 @@ class PendingSource(Connector):
         bounds = even_bounds(0, len(retries), parallelism)
         parts = [[retry.id for retry in retries[low:high]] for low, high in pairwise(bounds)]
         return self._store.readers(self._who(), row.id, parts, self.unpack())
+
+    def payloads_of(self, slice_: Slice, ids: Collection[int]) -> Mapping[int, bytes]:
+        """The payloads of some of the slice's messages, as they are stored for a retry."""
+        row, _ = self._row_of(slice_.position)
+        if row.at is not None:
+            with self._store.rows(self._who()) as rows:
+                return self.payloads(row.at, sorted(ids), rows.cursor)
+        found: dict[int, bytes] = {}
+        for reader in self._store.readers(self._who(), row.id, [sorted(ids)], None):
+            for batch in reader.read(0, frozenset(), max(1, len(ids))):
+                found |= zip(batch.column("id").to_pylist(), batch.column("payload").to_pylist(), strict=True)
+        return found
 
     def hold(self, lease: Lease, tx: object | None = None) -> None:
         """Open to held; Fenced where the lease lapsed, was returned, or belongs to another epoch."""

@@ -6,7 +6,7 @@ parts have the same lease. How the spouts' messages are told apart: `stormproof.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -298,6 +298,16 @@ class SourceGroup(Source):
             for (member, part), n in zip(parts, number, strict=True)
             for reader in member.source.readers(part, n)
         )
+
+    def payloads_of(self, slice_: Slice, ids: Collection[int]) -> Mapping[int, bytes]:
+        """The payloads of some of the slice's messages (by their keys), as their spouts' sources store them."""
+        mine = _by_index(ids)
+        return {
+            key_of(id_, member.index, member.spout): payload
+            for member, part in self._attached(slice_.position)
+            if member.index in mine
+            for id_, payload in member.source.payloads_of(part, mine[member.index]).items()
+        }
 
     # -- leases ------------------------------------------------------------------------------------------------------
 

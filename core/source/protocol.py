@@ -40,7 +40,7 @@ So the shortest connector has two methods, and its reader one: see `examples/sql
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -291,6 +291,14 @@ class Source(Protocol):
     def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
         """The slice as `parallelism` disjoint parts, of which some may be empty."""
         ...
+
+    def payloads_of(self, slice_: Slice, ids: Collection[int]) -> Mapping[int, bytes]:
+        """The payloads of some of the slice's messages again, as they are stored for a retry; by default none are known.
+
+        Called for messages that a sink rejected, before the slice is confirmed (under at-most-once after it).
+        """
+        del slice_, ids
+        return {}
 
     def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
         """The expectation for another seed, or with messages left out."""

@@ -26,6 +26,7 @@ from stormproof.core.task.groups import rows_with_keys
 from stormproof.core.task.keyhash import task_numbers
 from stormproof.core.task.passage import End, Failed, Passage, Tuples, shown_row
 from stormproof.core.task.router import Router
+from stormproof.core.task.row_messages import with_messages
 from stormproof.core.tracking.anchors import Anchors
 from stormproof.core.tracking.share import signed, split_one
 
@@ -84,7 +85,7 @@ class Ends:
             tuples = check.tuples if mask is None else check.tuples.only(mask)
             if isinstance(node, WriteNode):
                 if tuples.rows.num_rows:
-                    self._writer(node.sink, tuples.rows.schema).write(tuples.rows)
+                    self._write(node.sink, tuples)
                     self._account.ack(tuples.anchors)
             elif key in self._waiting:
                 if tuples.rows.num_rows:
@@ -125,6 +126,12 @@ class Ends:
         """Remove the files."""
         for writer in self._writers.values():
             writer.discard()
+
+    def _write(self, sink: str, tuples: Tuples) -> None:
+        rows = tuples.rows
+        if self._part.writers[sink].names_messages:
+            rows = with_messages(rows, tuples.anchors, self._account.messages)
+        self._writer(sink, rows.schema).write(rows)
 
     def _writer(self, sink: str, schema: pa.Schema) -> TaskWriter:
         writer = self._writers.get(sink)

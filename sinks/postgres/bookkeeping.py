@@ -83,8 +83,18 @@ _REJECTS: Final = """
         sqlstate text,
         error text not null,
         rejected_at timestamptz not null default now(),
+        messages bigint[] not null default '{}',
+        origins bigint[] not null default '{}',
+        goes_with_others boolean not null default false,
         primary key (topology, incarnation, sink, txid, file, row)
     )
+    """
+
+_REJECTS_OF_VERSION_BEFORE: Final = """
+    alter table stormproof_sink.reject
+        add column if not exists messages bigint[] not null default '{}',
+        add column if not exists origins bigint[] not null default '{}',
+        add column if not exists goes_with_others boolean not null default false
     """
 
 
@@ -106,15 +116,25 @@ def mine(identity: SinkIdentity) -> dict[str, Any]:
 
 
 def has_rejects(connection: psycopg.Connection) -> bool:
-    """Whether the table of refused rows is there: it is made with the first command that gives refused rows up."""
+    """Whether the table of refused rows is there: it is made where rows are refused first."""
     return _is_there(connection, "reject")
+
+
+def rejects_have_messages(connection: psycopg.Connection) -> bool:
+    """Whether that table names the messages of the rows; a version before made it without them."""
+    found = connection.execute(
+        "select 1 from pg_attribute where attrelid = to_regclass(%s) and attname = 'goes_with_others'",
+        (f"{SCHEMA}.reject",),
+    ).fetchone()
+    return found is not None
 
 
 def make_rejects(connection: psycopg.Connection) -> None:
     """Make the table of refused rows where it is missing, in the current transaction."""
-    if not has_rejects(connection):
+    if not rejects_have_messages(connection):
         one_at_a_time(connection)
         connection.execute(_REJECTS)
+        connection.execute(_REJECTS_OF_VERSION_BEFORE)
 
 
 def has_superseded(connection: psycopg.Connection) -> bool:

@@ -245,26 +245,46 @@ class Guard:
             said,
         )
 
-    def add_rejected(self, connection: psycopg.Connection, txid: int, refused: Sequence[RefusedRow]) -> None:
-        """Record the rows of a txid that the table refused and that were given up."""
+    def add_rejected(
+        self, connection: psycopg.Connection, txid: int, refused: Sequence[RefusedRow], *, again: bool
+    ) -> None:
+        """Record the rows of a txid that the table does not get. `again`: those that are there are replaced."""
+        if again:
+            connection.execute(
+                f"delete from stormproof_sink.reject where {MINE} and txid = %(txid)s", {**self._mine, "txid": txid}
+            )
         connection.cursor().executemany(
-            "insert into stormproof_sink.reject (topology, incarnation, sink, txid, file, row, input, sqlstate, error) "
-            "values (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
-            [(*self._mine.values(), txid, row.file, row.row, row.text, row.sqlstate, row.error) for row in refused],
+            "insert into stormproof_sink.reject (topology, incarnation, sink, txid, file, row, input, sqlstate, error, "
+            "messages, origins, goes_with_others) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            [
+                (
+                    *(*self._mine.values(), txid, row.file, row.row, row.text, row.sqlstate, row.error),
+                    [number for number, _ in row.messages],
+                    [origin for _, origin in row.messages],
+                    row.goes_with_others,
+                )
+                for row in refused
+            ],
         )
 
     def dropped(self, connection: psycopg.Connection, txid: int) -> int:
         """How many rows of a txid the table's triggers dropped."""
         return sum(entry.dropped for entry in self.entries(connection, txid, txid))
 
-    def rejected(self, connection: psycopg.Connection, txid: int) -> list[RefusedRow]:
-        """The rows of a txid that were given up."""
+    def rejected(self, connection: psycopg.Connection, txid: int) -> tuple[RefusedRow, ...]:
+        """The rows of a txid that the table did not get."""
+        named = "messages, origins, goes_with_others"
+        if not bookkeeping.rejects_have_messages(connection):
+            named = "'{}'::bigint[], '{}'::bigint[], false"
         rows = connection.execute(
-            f"select file, row, input, sqlstate, error from stormproof_sink.reject where {MINE} and txid = %(txid)s "
-            "order by file, row",
+            f"select file, row, input, sqlstate, error, {named} from stormproof_sink.reject "
+            f"where {MINE} and txid = %(txid)s order by file, row",
             {**self._mine, "txid": txid},
         ).fetchall()
-        return [RefusedRow(*row) for row in rows]
+        return tuple(
+            RefusedRow(file, row, text, sqlstate, error, tuple(zip(messages, origins, strict=True)), together)
+            for file, row, text, sqlstate, error, messages, origins, together in rows
+        )
 
     def add_superseded(self, connection: psycopg.Connection, txid: int, rows: int) -> None:
         """Record how many rows of a txid changed nothing, where there are any."""

@@ -20,7 +20,7 @@ from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.parallel import Loads
 from stormproof.sinks.postgres.refusals import has_row_security, triggers_that_drop
-from stormproof.sinks.postgres.row_by_row import move_row_by_row
+from stormproof.sinks.postgres.row_by_row import is_about_rows, move_without_rejects
 from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, copy_rows, insert_rows
 from stormproof.sinks.postgres.table import Table, TableName, wire_schema
 from stormproof.sinks.protocol import (
@@ -32,6 +32,7 @@ from stormproof.sinks.protocol import (
     SinkIdentity,
     SinkSession,
 )
+from stormproof.sinks.rejects import REFUSED_MAX, Part, Rejects
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.writer import FileWriter
 
@@ -71,20 +72,33 @@ class PostgresSession(TableHold, SinkSession):
 
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder; large ones are copied into staging tables, too, where the sink is told to."""
-        discards = self.contract is SchemaContract.DISCARD_VALUE
-        files = FileWriter(self.identity.sink, self._staging, self.limits, input=self.input, discards=discards)
+        files = FileWriter(
+            *(self.identity.sink, self._staging, self.limits),
+            input=self.input,
+            discards=self.contract is SchemaContract.DISCARD_VALUE,
+            names_messages=True,
+        )
         return self._loads.writer(files)
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
-        """Adopt one transaction, by the table of `decide`; see the protocol."""
+        """Adopt one transaction, by the table of `decide`; see the protocol.
+
+        All rows are moved at once. Where the table refuses one of them, and messages may be rejected, they are moved again
+        by halves, in another transaction.
+        """
+        try:
+            return self._commit_all(transaction, checked=checked)
+        except SinkRefused as refusal:
+            if transaction.rejects_max is None or not is_about_rows(refusal):
+                raise
+        return self._commit_some(transaction, transaction.rejects_max, checked=checked)
+
+    def _commit_all(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         where = self._where(transaction)
         with self.link.transaction(where) as connection:
             table = self._begin(connection, transaction, where, checked=checked)
             if table is None:
-                dropped = self.guard.dropped(connection, transaction.txid)
-                superseded = self.guard.superseded(connection, transaction.txid)
-                changed = self.changed(connection, transaction.txid)
-                return CommitResult(CommitOutcome.ALREADY_HELD, superseded, dropped=dropped, changed=changed)
+                return self._held(connection, transaction)
             rows = self._rows(connection, table, wire_schema(table, self.input), where)
             taken = self._move_rows(rows, connection, table, transaction, where)
             dropped = transaction.rows - taken
@@ -98,32 +112,55 @@ class PostgresSession(TableHold, SinkSession):
         failpoint("postgres.after_commit")
         return CommitResult(CommitOutcome.APPLIED, superseded, dropped=dropped, changed=changed)
 
-    def commit_without_refused(self, transaction: PreparedTransaction) -> list[RefusedRow]:
-        """Commit one transaction without the rows that the table refuses; these are kept in the table `reject`.
-
-        Returns the refused rows. Where the sink holds the transaction already, those that were refused then.
+    def commit_without_refused(self, transaction: PreparedTransaction) -> tuple[RefusedRow, ...]:
+        """Commit one transaction without the messages whose rows the table refuses; see `SupportsSkipRows`.
 
         Raises:
             SinkRefused: the table refuses more than rows, or too many of them; nothing was written.
             Otherwise as `commit`.
         """
+        return self._commit_some(transaction, REFUSED_MAX, checked=True, row_by_row=True).refused
+
+    def _commit_some(
+        self, transaction: PreparedTransaction, most: int, *, checked: bool, row_by_row: bool = False
+    ) -> CommitResult:
+        """Commit without the messages whose rows the table refuses; these rows are kept in the table `reject`."""
         where, guard = self._where(transaction), self.guard
         with self.link.transaction(where) as connection:
             bookkeeping.make_rejects(connection)
-            table = self._begin(connection, transaction, where, checked=True)
+            table = self._begin(connection, transaction, where, checked=checked)
             if table is None:
-                return guard.rejected(connection, transaction.txid)
+                return self._held(connection, transaction)
             schema = wire_schema(table, self.input)
-            rows = self._rows(connection, table, schema, where)
-            moved, refused = move_row_by_row(connection, self._numbered(transaction, schema), rows.put, where)
-            if moved + len(refused) != transaction.rows:
-                raise SinkRefused(f"{where}: {moved} rows and {len(refused)} refused ones are not {transaction.rows}")
-            guard.add_evidence(connection, transaction, moved, again=False)
-            guard.add_rejected(connection, transaction.txid, refused)
-            guard.add_superseded(connection, transaction.txid, transaction.superseded + rows.superseded)
+            rejects = Rejects(self._staging, transaction, most, where, row_by_row=row_by_row)
+            may_drop = bool(triggers_that_drop(connection, table.oid, self.input))
+            moved = move_without_rejects(
+                connection,
+                lambda: self._parts(transaction, schema),
+                lambda: self._rows(connection, table, schema, where),
+                rejects,
+                may_drop=may_drop,
+            )
+            refused, superseded = rejects.rows(), transaction.superseded + moved.superseded
+            _require_all(moved.sent + len(refused), transaction.rows, transaction.rows, where)
+            guard.add_evidence(connection, transaction, moved.taken, again=not checked, dropped=moved.dropped)
+            guard.add_rejected(connection, transaction.txid, refused, again=not checked)
+            guard.add_superseded(connection, transaction.txid, superseded)
+            changed = self.changed(connection, transaction.txid)
             self.require_same(connection, table, where)
             require_durable(connection, table.oid, where)
-        return refused
+            failpoint("postgres.after_rejects")
+        failpoint("postgres.after_commit")
+        return CommitResult(CommitOutcome.APPLIED, superseded, refused, moved.dropped, changed)
+
+    def _held(self, connection: psycopg.Connection, transaction: PreparedTransaction) -> CommitResult:
+        """The result for a transaction that the sink holds, with what was refused and dropped then."""
+        dropped, refused = self.guard.dropped(connection, transaction.txid), tuple[RefusedRow, ...]()
+        if bookkeeping.has_rejects(connection):
+            refused = self.guard.rejected(connection, transaction.txid)
+        superseded = self.guard.superseded(connection, transaction.txid)
+        changed = self.changed(connection, transaction.txid)
+        return CommitResult(CommitOutcome.ALREADY_HELD, superseded, refused, dropped, changed)
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files and staging tables of dead attempts."""
@@ -158,14 +195,12 @@ class PostgresSession(TableHold, SinkSession):
         failpoint("postgres.after_guard")
         return table
 
-    def _numbered(
-        self, transaction: PreparedTransaction, schema: pa.Schema
-    ) -> Generator[tuple[str, int, pa.RecordBatch]]:
-        """The prepared rows: file, number of the batch's first row in it, and the batch."""
+    def _parts(self, transaction: PreparedTransaction, schema: pa.Schema) -> Generator[Part]:
+        """The prepared rows, with their numbers in their files."""
         for file in sorted(transaction.files, key=lambda f: f.path):
             at = 0
             for batch in prepared_batches(self._staging, [file], schema.names):
-                yield file.path, at, batch
+                yield Part.at(file.path, at, batch)
                 at += batch.num_rows
 
     def _move_rows(

@@ -59,6 +59,10 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "queue peek": ("orders",),
     "queue put": ("orders", "--lines", "no-such-file-of-lines.txt"),
     "queue stats": ("orders",),
+    "rejects drop": (NAME, "1-1"),
+    "rejects list": (NAME,),
+    "rejects retry": (NAME, "1-1"),
+    "rejects show": (NAME, "1-1"),
     "retry": (NAME, "1"),
     "run": (TARGET, "--engine", "inline", "--until-idle"),
     "status": (NAME,),
@@ -120,8 +124,9 @@ def test_every_command_prints_json_and_fits_a_screen(
 
 
 def test_a_blocked_topology_is_a_problem_that_monitoring_sees(
-    ran: CommandLine, database: Database, tmp_path: Path
+    ran: CommandLine, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("STORMPROOF_REJECTS_MAX_SHARE", "0")
     found = ran("status", NAME)["topologies"][0]
     assert (found["problems"], [d["number"] for d in found["dead_letters"]]) == ([], [2])
     with connect(database, application_name="tests", autocommit=True) as connection:

@@ -53,6 +53,10 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "dead-letters edit": (NAME, "DEAD", "--payload", "LINES"),
     "dead-letters requeue": (NAME, "DEAD"),
     "dead-letters drop": (NAME, "DEAD"),
+    "rejects list": (NAME,),
+    "rejects show": (NAME, "1-1"),
+    "rejects retry": (NAME, "1-1"),
+    "rejects drop": (NAME, "1-1"),
     "ledger migrate": (),
     "ledger check": (),
     "ledger adopt": (NAME, "other/abc"),
@@ -88,6 +92,8 @@ READS: Final = {
     "audit message",
     "dead-letters list",
     "dead-letters show",
+    "rejects list",
+    "rejects show",
     "ledger check",
 }
 PUTS: Final = {"queue put", "queue peek", "ledger check"}
@@ -96,7 +102,7 @@ DENIED: Final = {
     RoleKind.PRODUCER: set(COMMANDS) - PUTS - {"ledger migrate"},
     RoleKind.AUDITOR: set(COMMANDS)
     - READS
-    - {"ledger migrate", "queue adopt", "retry", "ledger retry", "ledger prune"},
+    - {"ledger migrate", "queue adopt", "retry", "ledger retry", "ledger prune", "rejects retry", "rejects drop"},
     RoleKind.DRIVER: set[str](),
 }
 """Some only look where there is nothing to do: nothing to migrate, to adopt, to retry or to prune."""

@@ -50,6 +50,7 @@ class Cell:
     outage_s: float = 60.0
     in_flight: int = 1
     """So many batches run while the lowest commits; from 2 on each job has a thread of its own."""
+    rejects_max_share: float = 0.1
     sabotage: Callable[[], None] | None = None
     """Breaks the code in the child, for a negative control: see `support.sabotage`."""
     build: Callable[[Cell], Topology] | None = None
@@ -210,7 +211,10 @@ def drive(cell: Cell, engine: Literal["inline", "spark"], armed: Mapping[str, st
     else:
         built = cell.build(cell)
     options = replace(
-        options_of(settings, cell.guarantee), outage_s=cell.outage_s, max_batches_in_flight=cell.in_flight
+        options_of(settings, cell.guarantee),
+        outage_s=cell.outage_s,
+        max_batches_in_flight=cell.in_flight,
+        rejects_max_share=cell.rejects_max_share,
     )
     with driver(
         built, cell.guarantee, settings=settings, engine=engine, options=options, until_idle=True, rng=random.Random(1)

@@ -1002,6 +1002,10 @@ class RefusesB:
     def files_in(self) -> str | None:
         return self.writer.files_in()
 
+    @property
+    def names_messages(self) -> bool:
+        return self.writer.names_messages
+
     def resource(self) -> object | None:
         return self.writer.resource()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from stormproof.core.sink import TaskContext, files_of, transaction_digest
+from stormproof.core.source.protocol import Expectation
 from stormproof.sinks.delta import hold as delta_hold
 from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity
 from stormproof.sinks.staging import prepared_batches
@@ -72,7 +73,16 @@ def recompute_what_is_prepared() -> None:
             files = files_of(list(task.close()), sink)
             work[sink] = replace(old, files=files, digest=transaction_digest(files))
         outcomes = steps.commit(txn.txid, txn.guarantee, work)
-        steps.finish(txn.txid, txn.guarantee, TxnState.PREPARED, work, (), outcomes, {})
+        steps.finish(
+            txn.txid,
+            txn.guarantee,
+            TxnState.PREPARED,
+            work,
+            (),
+            outcomes,
+            {},
+            steps.source.attach(txn.position, Expectation(txn.messages, 0)),
+        )
 
     _replace(recovery, "_roll_forward", roll_forward)
 

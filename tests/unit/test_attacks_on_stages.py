@@ -216,6 +216,10 @@ class RefusingKeys:
     def files_in(self) -> str | None:
         return self._writer.files_in()
 
+    @property
+    def names_messages(self) -> bool:
+        return self._writer.names_messages
+
     def resource(self) -> object | None:
         return self._writer.resource()
 

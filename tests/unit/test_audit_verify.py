@@ -385,4 +385,15 @@ def test_an_unknown_topology_names_the_known_ones(case: Case) -> None:
 
 def test_every_table_with_a_life_is_looked_through_for_strangers() -> None:
     lived = {table.name for table in t.metadata.tables.values() if "incarnation" in table.c}
-    assert lived == {"topology", "backend", "topology_sink", "txn", "attempt", "txn_sink", "event", "graph", "prune"}
+    assert lived == {
+        "topology",
+        "backend",
+        "topology_sink",
+        "txn",
+        "attempt",
+        "txn_sink",
+        "event",
+        "reject",
+        "graph",
+        "prune",
+    }

@@ -8,7 +8,13 @@ from stormproof.core.failpoint import FAILPOINTS
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
-OTHERS = ("test_foreach_batch.py", "test_dead_letters.py", "test_verify_beside_driver.py", "test_redelivering.py")
+OTHERS = (
+    "test_foreach_batch.py",
+    "test_dead_letters.py",
+    "test_verify_beside_driver.py",
+    "test_redelivering.py",
+    "test_rejects.py",
+)
 
 
 def test_the_matrix_takes_its_cells_from_the_registry() -> None:
@@ -23,7 +29,7 @@ def test_what_the_matrix_leaves_out_is_reached_elsewhere() -> None:
     files += [TESTS / "integration" / name for name in OTHERS]
     others = "".join(path.read_text(encoding="utf-8") for path in files)
     for point in FAILPOINTS.values():
-        if point.scope in ("queue", "journal", "state", "stream", "operator", "audit"):
+        if point.scope in ("queue", "journal", "state", "stream", "operator", "audit", "reject"):
             assert point.name in others, f"{point.name} is reached by no test"
 
 

@@ -296,6 +296,10 @@ class Refusing:
     def files_in(self) -> str | None:
         return self.writer.files_in()
 
+    @property
+    def names_messages(self) -> bool:
+        return self.writer.names_messages
+
     def resource(self) -> object | None:
         return self.writer.resource()
 

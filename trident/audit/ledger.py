@@ -17,7 +17,7 @@ from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.database import known_error
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
-from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_event, to_txn, to_work
+from stormproof.trident.ledger.rows import Event, Reject, SinkWork, Txn, to_event, to_reject, to_txn, to_work
 from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnState
 
 T = TypeVar("T")
@@ -156,6 +156,33 @@ class LedgerSnapshot:
         query = sa.select(t.txn_sink).where(c.incarnation == incarnation, *_between(c.txid, first, last))
         return self._read("txn_sink", lambda row: Work(row.txid, to_work(row)), query.order_by(c.txid))
 
+    def rejects(
+        self,
+        incarnation: str,
+        *,
+        message: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        payloads: bool = False,
+    ) -> list[Reject]:
+        """What sinks rejected, in the order in which it was recorded; without the messages' `payloads` unless asked for."""
+        c = t.reject.c
+        columns: list[sa.ColumnElement[Any]] = [column for column in c if payloads or column.name != c.payload.name]
+        conditions = [c.incarnation == incarnation, *_between(c.txid, first, last)]
+        if message is not None:
+            conditions.append(c.message == message)
+        if not payloads:
+            columns.append(sa.null().label(c.payload.name))
+        return self._read("reject", to_reject, sa.select(*columns).where(*conditions).order_by(c.id))
+
+    def reject_counts(self, incarnation: str) -> dict[str, int]:
+        """How many rejects there are, by state."""
+        c = t.reject.c
+        rows = self.connection.execute(
+            sa.select(c.state, sa.func.count()).where(c.incarnation == incarnation).group_by(c.state).order_by(c.state)
+        )
+        return {str(state): int(number) for state, number in rows}
+
     def events(
         self,
         incarnation: str,
@@ -252,7 +279,7 @@ class LedgerSnapshot:
         """Rows of incarnations that no topology has."""
         known = sa.select(t.topology.c.incarnation)
         found: list[Unreadable] = []
-        for table in (t.topology_sink, t.txn, t.attempt, t.txn_sink, t.event, t.graph, t.prune):
+        for table in (t.topology_sink, t.txn, t.attempt, t.txn_sink, t.event, t.reject, t.graph, t.prune):
             rows = self.connection.execute(
                 sa.select(table.c.incarnation, sa.func.count())
                 .where(table.c.incarnation.not_in(known))

@@ -10,10 +10,16 @@ from enum import StrEnum
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.ledger.rows import Event, Txn
-from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
+from stormproof.trident.ledger.rows import Event, Reject, Txn
+from stormproof.trident.transaction_states import EventKind, RejectState, TxnCause, TxnState
 
-MESSAGE_EVENTS = (EventKind.FAILURE, EventKind.RETURNED, EventKind.REPLAY, EventKind.DEAD_LETTER)
+MESSAGE_EVENTS = (
+    EventKind.FAILURE,
+    EventKind.RETURNED,
+    EventKind.REPLAY,
+    EventKind.DEAD_LETTER,
+    EventKind.REJECT,
+)
 
 
 class EndKind(StrEnum):
@@ -25,8 +31,10 @@ class EndKind(StrEnum):
     WAITING = "waiting"
     """Failed or returned; it will be opened again."""
     DEAD_LETTER = "dead_letter"
+    REJECTED = "rejected"
+    """A sink does not hold it, since its table refuses a row of it; other sinks may. Nobody has decided."""
     DROPPED = "dropped"
-    """A dead letter that an operator gave up."""
+    """A dead letter, or a rejected message, that an operator gave up."""
     LOST = "lost"
     """Under at-most-once: confirmed, then failed, or in flight when its driver ended."""
     NOT_OPENED = "not_opened"
@@ -100,6 +108,7 @@ class Trace:
     returns: list[Event] = field(default_factory=list[Event])
     replays: list[int] = field(default_factory=list[int])
     died_in: list[int] = field(default_factory=list[int])
+    rejected_in: list[int] = field(default_factory=list[int])
 
     def failed_in(self, txn: Txn) -> bool:
         """Whether it failed in the batch."""
@@ -111,9 +120,11 @@ class Trace:
 
     @property
     def txids(self) -> list[int]:
-        """The batches known to have opened it, in order. The first is among them only if the message failed there."""
+        """The batches known to have opened it, in order. The first is among them only if the message failed there, or was
+        rejected.
+        """
         failed = {event.txid for event in (*self.failures, *self.returns) if event.txid is not None}
-        return sorted(failed | set(self.replays))
+        return sorted(failed | set(self.replays) | set(self.rejected_in))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +136,23 @@ class Records:
     waiting: Set[str]
     dead: Mapping[str, DeadLetter]
     """The newest dead letter of each message."""
+    rejects: Mapping[str, Sequence[Reject]] = field(default_factory=dict[str, Sequence[Reject]])
+    """What sinks rejected, by message."""
 
     @staticmethod
-    def of(txns: Iterable[Txn], source: SourceEvidence | None) -> Records:
+    def of(txns: Iterable[Txn], source: SourceEvidence | None, rejects: Iterable[Reject] = ()) -> Records:
         """Read the source's record."""
         waiting, dead = (frozenset[str](), ()) if source is None else (source.waiting(), source.dead())
-        return Records({txn.txid: txn for txn in txns}, source, waiting, {one.shown_id: one for one in dead})
+        by_message: dict[str, list[Reject]] = {}
+        for one in rejects:
+            if one.message is not None:
+                by_message.setdefault(one.message, []).append(one)
+        letters = {one.shown_id: one for one in dead}
+        return Records({txn.txid: txn for txn in txns}, source, waiting, letters, by_message)
+
+    def rejected(self, message: str, *states: RejectState) -> list[Reject]:
+        """The message's rejects that are in one of these states, oldest first."""
+        return [one for one in self.rejects.get(message, ()) if one.state in states]
 
     def opened_after(self, txn: Txn, message: str) -> Txn | None:
         """The last batch that opened a message after its slice of new messages was given back whole.
@@ -159,6 +181,8 @@ def traces(events: Sequence[Event]) -> dict[str, Trace]:
             trace.replays.append(event.txid)
         elif event.kind is EventKind.DEAD_LETTER:
             trace.died_in.append(event.txid)
+        elif event.kind is EventKind.REJECT:
+            trace.rejected_in.append(event.txid)
     return found
 
 
@@ -170,7 +194,25 @@ def history(trace: Trace, records: Records) -> MessageHistory:
 
 
 def end_of(trace: Trace, records: Records) -> EndState:
-    """The state of a message that failed."""
+    """The state of a message that failed, or that a sink rejected."""
+    end = _last_end(trace, records)
+    if end.kind is not EndKind.COMMITTED:
+        return end
+    # The batch is committed; a sink may have rejected the message in it, or in an earlier one.
+    rejected = records.rejected(trace.message, RejectState.OPEN)
+    if rejected:
+        return EndState(EndKind.REJECTED, rejected[-1].txid, rejected[-1].at)
+    again = records.rejected(trace.message, RejectState.RETRYING)
+    if again:
+        return EndState(EndKind.WAITING, again[-1].txid, again[-1].decided_at)
+    given_up = records.rejected(trace.message, RejectState.DROPPED)
+    if given_up:
+        one = given_up[-1]
+        return EndState(EndKind.DROPPED, one.txid, one.decided_at, one.by, one.why)
+    return end
+
+
+def _last_end(trace: Trace, records: Records) -> EndState:
     txids = trace.txids
     txn = records.txns.get(txids[-1]) if txids else None
     if txn is None:

@@ -91,7 +91,8 @@ def message(
         events = snapshot.events(row.incarnation, MESSAGE_EVENTS, message=shown_id)
         trace = traces(events).get(shown_id, Trace(shown_id))
         opened = _openings(shown_id, trace, txns, evidence)
-        records = Records.of(txns.values(), evidence)
+        rejects = snapshot.rejects(row.incarnation, message=shown_id)
+        records = Records.of(txns.values(), evidence, rejects)
         end = _end(shown_id, trace, opened, records, evidence)
         in_source = evidence is None or bool(trace.txids) or evidence.has(shown_id)
         dead = () if evidence is None else [d for d in evidence.dead() if d.shown_id == shown_id]

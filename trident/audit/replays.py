@@ -65,7 +65,7 @@ def replays(ledger: AuditLedger, topology: str, *, source: SourceReader = stored
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
         txns = snapshot.txns(row.incarnation)
-        records = Records.of(txns, source(snapshot, row))
+        records = Records.of(txns, source(snapshot, row), snapshot.rejects(row.incarnation))
         events = snapshot.events(row.incarnation, [*MESSAGE_EVENTS, EventKind.ATTEMPT_FAILED, EventKind.SUPPRESSED])
     given_back = (TxnState.ABORTED, TxnState.ABANDONED)
     return ReplaysReport(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
@@ -160,6 +160,8 @@ class TopologyStatus:
     problems: tuple[Problem, ...] = ()
     dead_letters: tuple[DeadLetterCount, ...] | None = None
     """The most frequent class first; None if they were not asked for, or the source cannot be reached."""
+    rejects: dict[str, int] = field(default_factory=dict[str, int])
+    """How many rejects there are, by state: open, retrying, retried, dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,7 @@ def _topology(
         journal=None if evidence is None else evidence.journal(),
         refused=refused,
         problems=tuple(_problems(row, driver, unresolved, refused)),
+        rejects=snapshot.reject_counts(row.incarnation),
         dead_letters=None if evidence is None or not counts_dead else _dead_letters(evidence),
     )
 

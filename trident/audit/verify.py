@@ -72,6 +72,7 @@ def verify(
             findings=findings,
             whole=whole,
             pruned=pruned,
+            rejects=everything.rejects,
         )
         for problem in {*snapshot.unreadable}:
             findings.violation(

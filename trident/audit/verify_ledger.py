@@ -11,7 +11,7 @@ from stormproof.trident.audit.ledger import AttemptRow, LedgerSnapshot, SinkBind
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.missing import Shape
-from stormproof.trident.ledger.rows import Event, SinkWork, Txn
+from stormproof.trident.ledger.rows import Event, Reject, SinkWork, Txn
 from stormproof.trident.transaction_states import AttemptOutcome, EventKind, OperatorAction, SinkOutcome, TxnState
 
 FIXED = (TxnState.PREPARED, TxnState.BLOCKED, TxnState.COMMITTED)
@@ -36,6 +36,8 @@ class LedgerRows:
     graphs: Sequence[Shape] = ()
     losses: Mapping[str, Loss] = field(default_factory=dict[str, Loss])
     """The rows that an operator gave up with a sink's table."""
+    rejects: Sequence[Reject] = ()
+    """What sinks rejected."""
 
     @staticmethod
     def read(ledger: LedgerSnapshot, topology: TopologyRow, first: int, last: int | None) -> LedgerRows:
@@ -51,6 +53,7 @@ class LedgerRows:
             events=ledger.events(life, first=first, last=last),
             graphs=ledger.graphs(life),
             losses=ledger.losses(life),
+            rejects=ledger.rejects(life, first=first, last=last),
             held_before={b.sink: ledger.held_before(life, b.sink, first) if first > 1 else None for b in bindings},
         )
 
@@ -65,10 +68,17 @@ def verify_ledger(rows: LedgerRows, first: int, last: int | None, findings: Find
     failed = Counter(e.txid for e in rows.events if e.kind is EventKind.FAILURE)
     returned = Counter(e.txid for e in rows.events if e.kind is EventKind.RETURNED)
     replays = Counter(e.txid for e in rows.events if e.kind is EventKind.REPLAY)
+    rejected = Counter(txid for txid, message in {(r.txid, r.message) for r in rows.rejects} if message is not None)
     for txn in rows.txns.values():
         _state(txn, rows.topology, findings)
         _attempts(txn, attempts.get(txn.txid, []), findings)
         _counts(txn, failed[txn.txid], returned[txn.txid], replays[txn.txid], findings)
+        if txn.rejected != rejected[txn.txid]:
+            findings.violation(
+                ViolationKind.COUNTS,
+                f"txid {txn.txid}: sinks rejected {txn.rejected} messages in it, the ledger names {rejected[txn.txid]}",
+                txid=txn.txid,
+            )
     _sink_rows(rows, findings)
     for work in rows.work:
         _content(work, findings)
@@ -105,6 +115,7 @@ def _orphans(rows: LedgerRows, findings: Findings) -> None:
         ("attempt", {a.txid for a in rows.attempts}),
         ("txn_sink", {w.txid for w in rows.work}),
         ("event", {e.txid for e in rows.events if e.txid is not None}),
+        ("reject", {r.txid for r in rows.rejects}),
     ):
         orphans = txids - rows.txns.keys()
         if orphans:
@@ -176,8 +187,9 @@ def _counts(txn: Txn, failures: int, returned: int, replays: int, findings: Find
         wrong(f"{txn.returned} messages were returned with failed ones, the ledger names {returned}")
     if txn.returned and not txn.failed:
         wrong(f"{txn.returned} messages were returned with failed ones, and none failed")
-    if txn.failed + txn.returned > txn.messages or txn.messages < 1:
-        wrong(f"{txn.failed + txn.returned} of {txn.messages} messages failed or were returned")
+    out = txn.failed + txn.returned + txn.rejected
+    if out > txn.messages or txn.messages < 1:
+        wrong(f"{out} of {txn.messages} messages failed, were returned, or were rejected")
     if txn.retry and replays != txn.messages:
         wrong(f"it replayed {txn.messages} messages, the ledger names {replays}")
     if not txn.retry and replays:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.lifecycle import EndKind, Records, Trace, end_of, traces
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
-from stormproof.trident.ledger.rows import Event, Txn
-from stormproof.trident.transaction_states import TxnState
+from stormproof.trident.ledger.rows import Event, Reject, Txn
+from stormproof.trident.transaction_states import RejectState, TxnState
 
 
 def verify_messages(
@@ -21,17 +21,18 @@ def verify_messages(
     findings: Findings,
     whole: bool = True,
     pruned: int = 0,
+    rejects: Sequence[Reject] = (),
 ) -> int:
-    """Check slices and messages; returns the number of messages that ever failed.
+    """Check slices and messages; returns the number of messages that ever failed or were rejected.
 
-    `txns` and `events` are all that the ledger has of the topology. `whole`: every txid is to be checked. Batches up to
-    `pruned` were kept by a prune because later ones depend on them.
+    `txns`, `events` and `rejects` are all that the ledger has of the topology. `whole`: every txid is to be checked. Batches
+    up to `pruned` were kept by a prune because later ones depend on them.
     """
 
     def within(txid: int | None) -> bool:
         return txid is None or (txid >= first and (last is None or txid <= last))
 
-    records = Records.of(txns.values(), source)
+    records = Records.of(txns.values(), source, rejects)
     failed = traces(events)
     for trace in failed.values():
         if any(within(txid) for txid in trace.txids):
@@ -58,13 +59,18 @@ def verify_messages(
 
 def _message(trace: Trace, records: Records, findings: Findings) -> None:
     name = trace.message
-    succeeded = [
+    limited = _only_for_some_sinks(name, trace, records)
+    committed = [
         txid
         for txid in trace.txids
         if (txn := records.txns.get(txid)) is not None
         and txn.state is TxnState.COMMITTED
         and not trace.left_out_of(txn)
+        and txid not in limited
     ]
+    # In a batch in which one sink rejected it, the others hold it.
+    succeeded = sorted({*committed, *(txid for txid in trace.rejected_in if txid not in limited)})
+    others = [txid for txid in trace.txids if txid not in limited]
 
     def twice(text: str, txid: int) -> None:
         findings.violation(
@@ -73,9 +79,9 @@ def _message(trace: Trace, records: Records, findings: Findings) -> None:
 
     if len(succeeded) > 1:
         twice(f"txid {succeeded[0]} and again in txid {succeeded[1]}", succeeded[1])
-    elif succeeded and trace.txids[-1] > succeeded[0]:
-        twice(f"txid {succeeded[0]} and opened again in txid {trace.txids[-1]}", trace.txids[-1])
-    if succeeded and name in records.waiting:
+    elif succeeded and others[-1] > succeeded[0]:
+        twice(f"txid {succeeded[0]} and opened again in txid {others[-1]}", others[-1])
+    if succeeded and name in records.waiting and not records.rejected(name, RejectState.RETRYING):
         twice(f"txid {succeeded[0]} and waits for a retry", succeeded[0])
     end = end_of(trace, records)
     owed = end.kind is EndKind.WAITING and not _waits(name, records)
@@ -87,6 +93,16 @@ def _message(trace: Trace, records: Records, findings: Findings) -> None:
             txid=end.txid,
             message=name,
         )
+
+
+def _only_for_some_sinks(name: str, trace: Trace, records: Records) -> set[int]:
+    """The batches in which the message was opened for the sinks alone that had rejected it before."""
+    limited: set[int] = set()
+    for one in records.rejected(name, RejectState.RETRYING, RejectState.RETRIED):
+        limited |= {
+            txid for txid in trace.txids if txid > one.txid and (one.retried_in is None or txid <= one.retried_in)
+        }
+    return limited
 
 
 def _waits(name: str, records: Records) -> bool:
@@ -104,7 +120,7 @@ def _unknown(failed: Mapping[str, Trace], records: Records, findings: Findings) 
     for kind, names in (("waits for a retry", records.waiting), ("is a dead letter", records.dead)):
         for name in names:
             trace = failed.get(name)
-            if trace is None or not (trace.failures or trace.returns):
+            if trace is None or not (trace.failures or trace.returns or trace.rejected_in):
                 text = f"message {name} {kind} in the source, and the ledger names no failure of it"
                 findings.violation(ViolationKind.MESSAGE_UNKNOWN, text, message=name)
     for name in records.dead:

@@ -15,7 +15,7 @@ from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
 from stormproof.trident.audit.verify_ledger import LedgerRows
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
-from stormproof.trident.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
+from stormproof.trident.transaction_states import OperatorAction, SinkOutcome, TxnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +168,7 @@ class _Comparison:
                 f"the sink holds {entry.rows} rows, the ledger prepared {work.rows}",
                 txid,
             )
-        if entry.rejected:
-            self._rejected(entry)
+        self._rejected(entry)
         if entry.dropped:
             self._findings.notice(
                 NoticeKind.DROPPED,
@@ -184,27 +183,40 @@ class _Comparison:
             self._held_though(txn)
 
     def _rejected(self, entry: Evidence) -> None:
-        """An operator decided to give up the rows that the table refused, and each of them is listed in the ledger."""
-        decisions = [e for e in self._events(entry.txid, EventKind.OPERATOR) if e.action is OperatorAction.SKIP_ROWS]
-        by = next((str((e.detail or {}).get("by")) for e in decisions), None)
-        if by is None:
-            self._wrong(
-                ViolationKind.EVIDENCE_DIFFERS,
-                f"{entry.rejected} of its rows were given up there, and the ledger does not say by whom",
-                entry.txid,
+        """Each row that the sink left out belongs to a reject in the ledger, and the other way round."""
+        txid, txn = entry.txid, self._rows.txns.get(entry.txid)
+        decided = next((e for e in self._rows.events if self._is_decision(e, txid)), None)
+        if decided is not None:
+            self._findings.notice(
+                NoticeKind.SKIPPED,
+                f"txid {txid}, sink {self._sink!r}: {entry.rejected} of its rows were given up by "
+                f"{(decided.detail or {}).get('by')}",
+                txid=txid,
+                sink=self._sink,
             )
-            return
-        listed = len(self._events(entry.txid, EventKind.REJECT))
-        self._findings.notice(
-            NoticeKind.SKIPPED,
-            f"txid {entry.txid}, sink {self._sink!r}: {entry.rejected} of its rows are rejects, given up by {by}"
-            + ("" if listed == entry.rejected else f"; {listed} of them are listed: run ledger skip ... --rows again"),
-            txid=entry.txid,
-            sink=self._sink,
-        )
+        mine = [one for one in self._rows.rejects if (one.txid, one.sink) == (txid, self._sink)]
+        listed = sum(one.rows for one in mine)
+        if txn is not None and txn.state is not TxnState.COMMITTED and not mine:
+            return  # they are recorded with `committed`
+        if listed != entry.rejected:
+            self._wrong(
+                ViolationKind.REJECTS_DIFFER,
+                f"the sink left out {entry.rejected} rows that its table refuses, the ledger names {listed}",
+                txid,
+            )
+        elif mine:
+            messages = sum(one.message is not None for one in mine)
+            self._findings.notice(
+                NoticeKind.REJECTED,
+                f"txid {txid}, sink {self._sink!r}: {entry.rejected} rows of {messages} messages are rejects: stormproof "
+                f"rejects list {self._rows.topology.name}",
+                txid=txid,
+                sink=self._sink,
+                messages=messages,
+            )
 
-    def _events(self, txid: int, kind: EventKind) -> list[Event]:
-        return [e for e in self._rows.events if e.kind is kind and (e.txid, e.sink) == (txid, self._sink)]
+    def _is_decision(self, event: Event, txid: int) -> bool:
+        return event.action is OperatorAction.SKIP_ROWS and (event.txid, event.sink) == (txid, self._sink)
 
     def _count(self) -> None:
         """The table has at least as many rows as its evidence implies."""

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli import letters_app
+from stormproof.trident.cli import letters_app, rejects_app
 from stormproof.trident.cli.options import AsJson, By, MessageId, QueueName, SinkName, TopologyName, Txid, Why
 from stormproof.trident.cli.output import guarded
 
@@ -46,6 +46,7 @@ app.add_typer(queue_app, name="queue")
 app.add_typer(db_app, name="db")
 app.add_typer(audit_app, name="audit")
 app.add_typer(letters_app.app, name="dead-letters")
+app.add_typer(rejects_app.app, name="rejects")
 app.add_typer(ledger_app, name="ledger")
 
 
@@ -403,7 +404,7 @@ def ledger_skip(
     """Give up the rows of a blocked or prepared txid at one sink: they become rejects, on record.
 
     The sink goes on from what it holds. The other sinks get the txid at the next start, and its messages are confirmed.
-    With --rows the sink gets every row that its table takes, at once, and only the others are given up.
+    With --rows the sink gets, at once, every message whose rows its table takes, and only the others are given up.
     """
     from stormproof.trident.cli.skip import skip_rows, skip_sink
 

@@ -76,12 +76,12 @@ def filter_of(where: Sequence[str], **given: str | None) -> LetterFilter:
         get("component"),
         get("error_class"),
         get("match"),
-        _moment("since", found["since"]) if "since" in found else None,
-        _moment("until", found["until"]) if "until" in found else None,
+        moment("since", found["since"]) if "since" in found else None,
+        moment("until", found["until"]) if "until" in found else None,
     )
 
 
-def _moment(name: str, text: str) -> datetime:
+def moment(name: str, text: str) -> datetime:
     """A time in ISO 8601 (local if it names no zone), or an age before now."""
     from stormproof.core.clock import SystemClock
 

@@ -60,7 +60,7 @@ _DECIDED: Final = {"requeue": "requeued", "edit": "edited", "drop": "dropped"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Letters:
+class Letters:
     """The dead letters of a topology's source; or of the sources of its spouts, whose names then begin the ids."""
 
     topology: str
@@ -85,6 +85,15 @@ class _Letters:
             done += [_shown(spout, inner) for inner in act(mine, by=by, why=why)]
         return done
 
+    def open_again(self, messages: Mapping[str, bytes], *, by: str, why: str, tx: object) -> list[str]:
+        """Hand out confirmed messages again, in a transaction of the database; returns those that are handed out."""
+        done: list[str] = []
+        for spout, source in self.sources.items():
+            mine = {inner: payload for one, payload in messages.items() if (inner := _inner(spout, one)) is not None}
+            if mine:
+                done += [_shown(spout, inner) for inner in source.open_again(mine, by=by, why=why, tx=tx)]
+        return done
+
     def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
         """Requeue with another payload; False if it was no undecided dead letter."""
         return any(
@@ -107,7 +116,7 @@ def _inner(spout: str | None, message: str) -> str | None:
 
 
 @contextmanager
-def _letters_of(stores: Stores, topology: str) -> Generator[_Letters]:
+def letters_of(stores: Stores, topology: str) -> Generator[Letters]:
     """The dead letters of a topology's sources, under its subscriptions. Fences no driver."""
     with ExitStack() as stack:
         sources: dict[str | None, DeadLetters] = {}
@@ -116,7 +125,7 @@ def _letters_of(stores: Stores, topology: str) -> Generator[_Letters]:
             store = PostgresPendingStore(connector.NOUN, evidence.name, database=stores.database)
             sources[spout] = DeadLetters(store, evidence.who, connector)
             stack.callback(store.close)
-        yield _Letters(topology, sources)
+        yield Letters(topology, sources)
 
 
 def _evidence(ledger: AuditLedger, topology: str) -> Mapping[str | None, PendingEvidence]:
@@ -151,7 +160,7 @@ def list_letters(
         found: list[Letter] = []
         for name in _topologies(stores, topology):
             try:
-                with _letters_of(stores, name) as letters:
+                with letters_of(stores, name) as letters:
                     found += letters.all(chosen, undecided=undecided)
             except UsageError as error:
                 if topology is not None:
@@ -275,7 +284,7 @@ def cut(text: str, characters: int) -> str:
 
 def show_letter(topology: str, message: str, *, as_json: bool) -> None:
     """Show all that is known of a dead letter: payload, failures, decisions, batches."""
-    with opened() as stores, _letters_of(stores, topology) as letters:
+    with opened() as stores, letters_of(stores, topology) as letters:
         found = [one for one in letters.all() if one.id == message]
         if not found:
             raise _not_dead(letters, topology, message)
@@ -355,7 +364,7 @@ def _event_text(entry: Mapping[str, Json]) -> None:
         written(f"input: {entry['input']}", indent="    ")
 
 
-def _not_dead(letters: _Letters, topology: str, message: str) -> UsageError:
+def _not_dead(letters: Letters, topology: str, message: str) -> UsageError:
     names = {spout for spout in letters.sources if spout is not None}
     form = f"; ids look like SPOUT:ID, with one of the spouts {', '.join(sorted(names))}" if names else ""
     return UsageError(
@@ -372,7 +381,7 @@ def edit_letter(
     topology: str, message: str, payload: str | None, *, exact: bool, by: str, why: str, as_json: bool
 ) -> None:
     """Requeue a dead letter with another payload: from a file, from standard input, or from the user's editor."""
-    with opened() as stores, _letters_of(stores, topology) as letters:
+    with opened() as stores, letters_of(stores, topology) as letters:
         found = [one for one in letters.all() if one.id == message]
         if not found:
             raise _not_dead(letters, topology, message)
@@ -476,7 +485,7 @@ def dispose(
             "name the messages' ids, or --all, or a filter such as --reason or --match, and only one of these"
         )
     verb, done_word = ("requeue", "requeued") if requeue else ("drop", "dropped")
-    with opened() as stores, _letters_of(stores, topology) as letters:
+    with opened() as stores, letters_of(stores, topology) as letters:
         chosen = list(ids)
         if not ids:
             found = letters.all(where, undecided=True)

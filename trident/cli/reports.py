@@ -82,6 +82,9 @@ def _topology_text(t: TopologyStatus) -> None:
     if oldest is not None:
         say(f"oldest batch that has not ended: since {cell_text(oldest)}")
     _dead_text(t)
+    if t.rejects:
+        states = ", ".join(f"{number} {state}" for state, number in t.rejects.items())
+        say(f"{counted(sum(t.rejects.values()), 'reject')} ({states}): stormproof rejects list {t.name}")
     _details(t, "")
     if not t.problems:
         say("nothing keeps it from going on")

@@ -20,11 +20,11 @@ def log_line(word: str, facts: Mapping[str, Any]) -> str | None:
 
 def _batch(f: Mapping[str, Any]) -> str:
     """`{"txid": 12, "outcome": "committed", ...}` as ``txid 12: 998 messages committed, 2 retried (2 error), 0.31 s``."""
-    failed, dead, returned = f["failed"], f["dead_letters"], f["returned"]
+    failed, dead, returned, rejected = f["failed"], f["dead_letters"], f["returned"], f.get("rejected", 0)
     parts: list[str] = []
     match f["outcome"]:
         case "committed":
-            parts.append(f"{counted(f['messages'] - failed - returned, 'message')} committed")
+            parts.append(f"{counted(f['messages'] - failed - returned - rejected, 'message')} committed")
         case "split":
             parts.append(f"{counted(f['messages'], 'message')} split, to be opened again in parts")
         case "failed":
@@ -40,6 +40,8 @@ def _batch(f: Mapping[str, Any]) -> str:
         parts[-1] += f" ({reasons})"
     if returned:
         parts.append(f"{returned} returned with them")
+    if rejected:
+        parts.append(f"{rejected} rejected by a sink")
     total_s = f["steps_ms"].get("total", 0.0) / 1000
     parts.append(f"{total_s:.2f} s")
     reason = f": {f['reason'][:REASON_CHARACTERS]}" if f["reason"] else ""
@@ -94,6 +96,7 @@ class Progress:
     messages: int = 0
     retried: int = 0
     dead_letters: int = 0
+    rejected: int = 0
 
     def after(self, result: BatchResult) -> Progress:
         """The total with one batch more."""
@@ -103,6 +106,7 @@ class Progress:
             messages=self.messages + result.committed_messages,
             retried=self.retried + result.failed - result.dead_letters,
             dead_letters=self.dead_letters + result.dead_letters,
+            rejected=self.rejected + result.rejected,
         )
 
     @property
@@ -113,6 +117,7 @@ class Progress:
             f"{counted(self.batches, 'batch', 'batches')}"
             + (f", {self.retried} to be retried" if self.retried else "")
             + (f", {counted(self.dead_letters, 'dead letter')}" if self.dead_letters else "")
+            + (f", {counted(self.rejected, 'reject')}" if self.rejected else "")
         )
 
 
@@ -126,6 +131,9 @@ def run_text(s: RunStatistics) -> str:
     ]
     if s.superseded:
         lines.append(f"{counted(s.superseded, 'row')} superseded by later ones of their keys")
+    if s.rejected:
+        rejected = f"{counted(s.rejected, 'message')} rejected by a sink, whose table refuses their rows"
+        lines.append(f"{rejected}; see them: stormproof rejects list {s.topology}")
     if s.dead_letters:
         lines.append(f"see the dead letters: stormproof dead-letters list {s.topology}")
     if s.tuning is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from stormproof.core.errors import Json, SinkRefused, StormproofError, UsageError
 from stormproof.core.message import storable_text
-from stormproof.core.sink import PreparedFile
+from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile
 from stormproof.sinks.abilities import SupportsOperate
 from stormproof.sinks.protocol import RefusedRow, SinkIdentity
 from stormproof.trident.audit.inspect import described_sink, open_for_inspection
@@ -22,9 +22,9 @@ from stormproof.trident.cli.output import emit, say
 from stormproof.trident.cli.stores import Stores, opened
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.repair import RejectedRow, decide_rows, rows_given_up, skip, skippable
-from stormproof.trident.ledger.rows import Event, SinkWork
+from stormproof.trident.ledger.rows import SinkWork
 from stormproof.trident.steps import to_prepared
-from stormproof.trident.transaction_states import EventKind, TxnState
+from stormproof.trident.transaction_states import TxnState
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
@@ -149,7 +149,8 @@ def _rows(path: str) -> Iterator[RejectedRow]:
 
     number = 0
     with pq.ParquetFile(path) as parquet:
-        for batch in parquet.iter_batches(batch_size=REJECTS_LISTED_MAX):
+        own = [name for name in parquet.schema_arrow.names if name not in MESSAGE_COLUMNS.names]
+        for batch in parquet.iter_batches(batch_size=REJECTS_LISTED_MAX, columns=own):
             for row in batch.to_pylist():
                 text = json.dumps(row, default=str, ensure_ascii=True)
                 yield RejectedRow(os.path.basename(path), number, text[:ROW_CHARACTERS_MAX])
@@ -176,8 +177,8 @@ class SkipRowsReport:
 def skip_rows(topology: str, txid: int, sink: str, *, by: str, why: str, as_json: bool) -> None:
     """Commit a batch to one sink without the rows that its table refuses, on record.
 
-    The decision is recorded first, then the sink commits, then each row is listed. If it is killed in between, call it
-    again.
+    The decision is recorded first, then the sink commits. If it is killed in between, call it again. The topology's next
+    start records the rejects.
 
     Raises:
         UsageError: there is no such batch or sink, or the sink is no Postgres table.
@@ -204,22 +205,9 @@ def skip_rows(topology: str, txid: int, sink: str, *, by: str, why: str, as_json
             except SinkRefused as error:
                 raise SinkRefused(f"{error.message}. Nothing was given up", **error.details) from error
         with stores.transaction(row) as tx:
-            state = rows_given_up(tx, txid, sink, [_event(txid, sink, one) for one in refused])
+            state = rows_given_up(tx, txid)
     report = SkipRowsReport(topology, txid, sink, state.value, work.rows - len(refused), tuple(refused), by, why)
     emit(report, as_json=as_json, text=lambda: _skip_rows_text(report))
-
-
-def _event(txid: int, sink: str, row: RefusedRow) -> Event:
-    return Event(
-        EventKind.REJECT,
-        txid=txid,
-        sink=sink,
-        number=row.row,
-        reason="refused",
-        error=row.error,
-        input=row.text,
-        detail={"file": row.file, "row": row.row, "sqlstate": row.sqlstate},
-    )
 
 
 def _skip_rows_text(report: SkipRowsReport) -> None:
@@ -227,7 +215,7 @@ def _skip_rows_text(report: SkipRowsReport) -> None:
     say(
         f"txid {report.txid} of {report.topology}: sink {report.sink} has {counted(report.rows, 'row')} of it; "
         f"{counted(refused, 'row')} that its table refuses {'is a reject' if refused == 1 else 'are rejects'} "
-        f"(stormproof audit txn {report.topology} {report.txid})"
+        f"(after its next start: stormproof rejects list {report.topology})"
     )
     for row in report.refused[:ROWS_SHOWN]:
         say(f"  {row.sqlstate or 'dropped'} {row.error}: {row.text}")

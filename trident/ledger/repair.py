@@ -130,23 +130,14 @@ def decide_rows(tx: Tx, txid: int, sink: str, *, by: str, why: str) -> None:
     events.decided(tx, OperatorAction.SKIP_ROWS, by=by, why=why, txid=txid, sink=sink, detail={"sink": sink})
 
 
-def rows_given_up(tx: Tx, txid: int, sink: str, refused: Sequence[Event]) -> TxnState:
-    """List the rows that a sink refused; by now it holds all others of the batch. Returns the batch's state.
+def rows_given_up(tx: Tx, txid: int) -> TxnState:
+    """Note that a sink holds a batch without the rows that its table refuses. Returns the batch's state.
 
-    The batch is prepared again: the next start finds it in this sink, commits it to the others and confirms its messages.
+    The batch is prepared again: the next start finds it in this sink, commits it to the others, confirms its messages, and
+    records the rejects.
     """
     txn = txns.find(tx, txid)
     assert txn is not None
     if txn.state is TxnState.BLOCKED:
         txns.unblock(tx, txid)
-    listed = tx.connection.execute(
-        sa.select(sa.func.count()).where(
-            t.event.c.incarnation == tx.run.incarnation,
-            t.event.c.kind == EventKind.REJECT.value,
-            t.event.c.txid == txid,
-            t.event.c.sink == sink,
-        )
-    ).scalar_one()
-    if not listed:  # otherwise an earlier command was killed behind this point
-        events.record(tx, refused)
     return TxnState.PREPARED

@@ -10,7 +10,14 @@ from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.sink import PreparedFile
-from stormproof.trident.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnCause, TxnState
+from stormproof.trident.transaction_states import (
+    EventKind,
+    OperatorAction,
+    RejectState,
+    SinkOutcome,
+    TxnCause,
+    TxnState,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,7 @@ class Txn:
     messages: int
     failed: int
     returned: int
+    rejected: int
     tuples: int
     bytes: int
     retry: bool
@@ -121,6 +129,43 @@ class Event:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A message of a batch that a sink does not hold, since its table refuses one of the message's rows.
+
+    Without `message` it is a row of no single message. `row` is the refused row as JSON, `rows` how many rows are left out.
+    `payload` is the message's, where the source gives it. See `RejectState` for what became of it.
+    """
+
+    txid: int
+    sink: str
+    message: str | None
+    number: int | None
+    origin: int | None
+    rows: int
+    sqlstate: str | None
+    error: str
+    row: str
+    payload: bytes | None = None
+    state: RejectState = RejectState.OPEN
+    at: datetime | None = None
+    by: str | None = None
+    why: str | None = None
+    decided_at: datetime | None = None
+    retried_in: int | None = None
+    id: int = 0
+
+    @property
+    def sqlstate_class(self) -> str | None:
+        """The first two characters of the SQLSTATE."""
+        return None if self.sqlstate is None else self.sqlstate[:2]
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the message is rejected and nobody has decided about it."""
+        return self.state is RejectState.OPEN
+
+
 def _aware(value: datetime | None) -> datetime | None:
     """The time with its zone, UTC, which SQLite drops."""
     return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
@@ -141,6 +186,7 @@ def to_txn(row: Any) -> Txn:
         messages=row.messages,
         failed=row.failed,
         returned=row.returned,
+        rejected=row.rejected,
         tuples=row.tuples,
         bytes=row.bytes,
         retry=row.retry,
@@ -166,6 +212,29 @@ def to_work(row: Any) -> SinkWork:
         committed_at=_aware(row.committed_at),
         outcome=None if row.outcome is None else SinkOutcome(row.outcome),
         superseded=row.superseded,
+    )
+
+
+def to_reject(row: Any) -> Reject:
+    """A `reject` row."""
+    return Reject(
+        txid=row.txid,
+        sink=row.sink,
+        message=row.message,
+        number=row.number,
+        origin=row.origin,
+        rows=row.rows,
+        sqlstate=row.sqlstate,
+        error=row.error,
+        row=row.row,
+        payload=None if row.payload is None else bytes(row.payload),
+        state=RejectState(row.state),
+        at=_aware(row.at),
+        by=row.decided_by,
+        why=row.decided_why,
+        decided_at=_aware(row.decided_at),
+        retried_in=row.retried_in,
+        id=row.id,
     )
 
 

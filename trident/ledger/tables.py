@@ -12,7 +12,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from stormproof.trident.transaction_states import OperatorAction, TxnCause, TxnState
+from stormproof.trident.transaction_states import OperatorAction, RejectState, TxnCause, TxnState
 
 SCHEMA: Final = "stormproof"
 metadata: Final = sa.MetaData(
@@ -90,6 +90,7 @@ txn: Final = sa.Table(
     sa.Column("messages", sa.BigInteger, nullable=False, comment="opened"),
     sa.Column("failed", sa.BigInteger, nullable=False, server_default="0", comment="messages that failed in it"),
     sa.Column("returned", sa.BigInteger, nullable=False, server_default="0", comment="went back with failed ones"),
+    sa.Column("rejected", sa.BigInteger, nullable=False, server_default="0", comment="messages that a sink rejected"),
     sa.Column("tuples", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("bytes", sa.BigInteger, nullable=False),
     sa.Column("retry", sa.Boolean, nullable=False, comment="its messages failed before"),
@@ -173,6 +174,35 @@ event: Final = sa.Table(
     sa.Index(None, "incarnation", "message"),
     sa.Index(None, "incarnation", "kind", "id"),
     comment="append-only: failures, replays, suppressed duplicates, recoveries, operator actions",
+)
+
+reject: Final = sa.Table(
+    "reject",
+    metadata,
+    sa.Column("id", _serial, primary_key=True, autoincrement=True),
+    sa.Column("incarnation", sa.Text, nullable=False),
+    sa.Column("txid", sa.BigInteger, nullable=False),
+    sa.Column("sink", sa.Text, nullable=False),
+    sa.Column("message", sa.Text, comment="a message's id as people see it; null: a row of no single message"),
+    sa.Column("number", sa.BigInteger),
+    sa.Column("origin", sa.BigInteger),
+    sa.Column("rows", sa.BigInteger, nullable=False, comment="of the message, which the sink does not hold"),
+    sa.Column("sqlstate", sa.Text, comment="null: not refused by an error of Postgres"),
+    sa.Column("error", sa.Text, nullable=False),
+    sa.Column("row", sa.Text, nullable=False, comment="the refused row, as JSON"),
+    sa.Column("payload", sa.LargeBinary, comment="the message's; null where its source gives none"),
+    sa.Column("at", _time, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("decided_by", sa.Text),
+    sa.Column("decided_why", sa.Text),
+    sa.Column("decided_at", _time),
+    sa.Column("retried_in", sa.BigInteger, comment="the txid that wrote it anew to the sink, or rejected it again"),
+    _known("state", RejectState),
+    sa.CheckConstraint("(state = 'open') = (decided_at is null)", name="decided"),
+    sa.CheckConstraint("(state = 'retried') = (retried_in is not null)", name="retried"),
+    sa.Index(None, "incarnation", "txid", "sink"),
+    sa.Index(None, "incarnation", "message"),
+    comment="messages that a sink does not hold, since its table refuses a row of theirs; never removed by the library",
 )
 
 graph: Final = sa.Table(

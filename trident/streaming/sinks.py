@@ -203,7 +203,7 @@ class SinkStream(ForeachBatch):
         times.mark("prepare")
         results = steps.commit(opened.txid, Guarantee.EXACTLY_ONCE, work)
         times.mark("commit")
-        steps.finish(opened.txid, Guarantee.EXACTLY_ONCE, TxnState.PREPARED, work, (), results, times.ms)
+        steps.finish(opened.txid, Guarantee.EXACTLY_ONCE, TxnState.PREPARED, work, (), results, times.ms, opened.slice)
         times.mark("finish")
         s = self.statistics
         self.statistics = replace(

@@ -179,6 +179,11 @@ class SimulatedWriter:
         writer = SimulatedTaskWriter(self.store, context, schema)
         return LatestWriter(writer, self.store.input) if self.store.input.mode is SinkMode.UPSERT else writer
 
+    @property
+    def names_messages(self) -> bool:
+        """No."""
+        return False
+
     def files_in(self) -> None:
         """None: what is prepared is in memory."""
 

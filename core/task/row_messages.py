@@ -1,0 +1,57 @@
+"""Puts the numbers of a row's messages behind its own columns, so that a sink can tell whose row its table refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stormproof.core.arrays import Rows
+from stormproof.core.sink import MESSAGE_COLUMNS
+from stormproof.core.tracking.anchors import MANY, MANY_ORIGIN, Anchors, MessageTable
+
+
+def with_messages(rows: pa.RecordBatch, anchors: Anchors, messages: MessageTable) -> pa.RecordBatch:
+    """The rows with `MESSAGE_COLUMNS` behind their own."""
+    number, origin = _named(anchors, messages)
+    if anchors.row is None:
+        first = [_of(number, origin == MANY_ORIGIN), pa.array(origin)]
+        others = pa.nulls(rows.num_rows, MESSAGE_COLUMNS.field(2).type)
+    else:
+        starts = np.searchsorted(anchors.row, np.arange(rows.num_rows + 1))
+        counts = np.diff(starts)
+        none = counts == 0
+        at = np.where(none, 0, starts[:-1])
+        if not len(number):
+            number, origin = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        first = [_of(number[at], none | (origin[at] == MANY_ORIGIN)), _of(origin[at], none)]
+        others = _others(anchors.row, starts, counts, number, origin)
+    schema = pa.schema([*rows.schema, *MESSAGE_COLUMNS])
+    return pa.RecordBatch.from_arrays([*rows.columns, *first, others], schema=schema)
+
+
+def _named(anchors: Anchors, messages: MessageTable) -> tuple[Rows, Rows]:
+    """Number and origin of each pair's message; `MANY_ORIGIN` where it stands for many."""
+    numbers = anchors.messages()
+    many = numbers == MANY
+    if not messages.number or many.all():
+        return np.zeros(len(numbers), np.int64), np.full(len(numbers), MANY_ORIGIN, np.int64)
+    known = np.where(many, 0, numbers) if many.any() else numbers
+    return messages.ids(known), np.where(many, MANY_ORIGIN, messages.origins(known))
+
+
+def _of(values: Rows, missing: npt.NDArray[np.bool_]) -> pa.Array:
+    return pa.array(values, mask=missing) if missing.any() else pa.array(values)
+
+
+def _others(row: Rows, starts: Rows, counts: Rows, number: Rows, origin: Rows) -> pa.Array:
+    """Number and origin of each message of a row but its first, in turn; NULL where it has no other."""
+    kind = MESSAGE_COLUMNS.field(2).type
+    if not (counts > 1).any():
+        return pa.nulls(len(counts), kind)
+    further = np.ones(len(row), np.bool_)
+    further[starts[:-1][counts > 0]] = False
+    flat = np.stack([number[further], origin[further]], axis=1).reshape(-1)
+    ends = np.concatenate([[0], np.cumsum(2 * np.maximum(counts - 1, 0))]).astype(np.int32)
+    lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(flat), mask=pa.array(counts <= 1))
+    return lists.cast(kind)

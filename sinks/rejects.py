@@ -1,0 +1,300 @@
+"""Which messages a commit rejects: those whose rows a table refuses, and those that share a row with one of them.
+
+Guarantee:
+    A message is in a sink whole or not at all: where one row of a message is refused, all of its rows are left out. A row
+    that has several messages takes all of them with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stormproof.core.arrays import Rows
+from stormproof.core.arrow_compute import pc
+from stormproof.core.errors import SinkRefused
+from stormproof.core.message import storable_text
+from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile
+from stormproof.core.tracking.anchors import MANY_ORIGIN
+from stormproof.sinks.files import files_at
+from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkProblem
+from stormproof.sinks.staging import prepared_batches
+
+REFUSED_MAX: Final = 1_000
+"""Messages that one commit may reject. More than that is no exception any more, and each one costs some 40 statements."""
+
+LEFT_OUT_MAX: Final = 100_000
+"""Rows that one commit may leave out with rejected messages; each of them is recorded."""
+
+ROW_TEXT_MAX: Final = 10_000
+"""Characters of a refused row, as JSON, that are recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of one prepared file, with their numbers in it."""
+
+    file: str
+    numbers: Rows
+    rows: pa.RecordBatch
+
+    @staticmethod
+    def at(file: str, first: int, rows: pa.RecordBatch) -> Part:
+        """Rows that follow each other, from row `first` of the file on."""
+        return Part(file, np.arange(first, first + rows.num_rows, dtype=np.int64), rows)
+
+    def halves(self) -> tuple[Part, Part]:
+        """The first and the second half."""
+        half = self.rows.num_rows // 2
+        return (
+            Part(self.file, self.numbers[:half], self.rows.slice(0, half)),
+            Part(self.file, self.numbers[half:], self.rows.slice(half)),
+        )
+
+    def only(self, mask: npt.NDArray[np.bool_]) -> Part:
+        """The rows where `mask` is set."""
+        return Part(self.file, self.numbers[mask], self.rows.filter(pa.array(mask)))
+
+    def row(self, place: int) -> Part:
+        """One of its rows."""
+        return Part(self.file, self.numbers[place : place + 1], self.rows.slice(place, 1))
+
+    def refused(self, sqlstate: str | None, error: str) -> RefusedRow:
+        """Its one row, as a refused one."""
+        text = json.dumps(self.rows.to_pylist()[0], default=str, ensure_ascii=True)[:ROW_TEXT_MAX]
+        return RefusedRow(self.file, int(self.numbers[0]), text, sqlstate, storable_text(error))
+
+
+class RowMessages:
+    """The messages of each row of a transaction's prepared files, as pairs of a row and a message.
+
+    Rows are counted through the files in path order. A row that stands for messages which are not known one by one is
+    `unnamed`; so is every row of a file without `MESSAGE_COLUMNS`.
+    """
+
+    def __init__(self, directory: str, files: Sequence[PreparedFile]) -> None:
+        self.starts: dict[str, int] = {}
+        rows, numbers, origins, unnamed = list[Rows](), list[Rows](), list[Rows](), list[npt.NDArray[np.bool_]]()
+        self.rows = 0
+        for file in sorted(files, key=lambda f: f.path):
+            self.starts[file.path] = self.rows
+            for batch in _message_columns(os.path.join(directory, file.path), file):
+                found = _pairs(batch)
+                rows.append(found[0] + self.rows)
+                numbers.append(found[1])
+                origins.append(found[2])
+                unnamed.append(found[3])
+                self.rows += batch.num_rows
+        self.row = _joined(rows)
+        self.number = _joined(numbers)
+        self.origin = _joined(origins)
+        self.unnamed: npt.NDArray[np.bool_] = np.concatenate(unnamed) if unnamed else np.empty(0, np.bool_)
+
+    def place(self, file: str, row: int) -> int:
+        """The place of a file's row among all rows."""
+        return self.starts[file] + row
+
+    def of_row(self, place: int) -> tuple[tuple[int, int], ...]:
+        """Number and origin of each message of a row."""
+        start, stop = np.searchsorted(self.row, [place, place + 1])
+        return tuple(zip(self.number[start:stop].tolist(), self.origin[start:stop].tolist(), strict=True))
+
+    def rows_of(self, messages: Iterable[int]) -> npt.NDArray[np.bool_]:
+        """Which rows have one of these messages."""
+        found = np.zeros(self.rows, np.bool_)
+        found[self.row[np.isin(self.number, np.fromiter(messages, np.int64))]] = True
+        return found
+
+    def messages_of(self, rows: npt.NDArray[np.bool_]) -> set[int]:
+        """The messages of these rows."""
+        return set(self.number[rows[self.row]].tolist())
+
+
+class Rejects:
+    """What one commit leaves out.
+
+    It may reject `most` messages; with None the first refused row refuses the transaction. `row_by_row`: a row whose
+    messages are not known is given up alone, too.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        transaction: PreparedTransaction,
+        most: int | None,
+        where: str,
+        *,
+        row_by_row: bool = False,
+    ) -> None:
+        self._directory = directory
+        self._files = transaction.files
+        self._messages = RowMessages(directory, transaction.files)
+        self._most = most
+        self._where = where
+        self._row_by_row = row_by_row
+        self._refused: dict[int, RefusedRow] = {}
+        self._alone: set[int] = set()
+        self._before = np.zeros(self._messages.rows, np.bool_)
+        self.messages: set[int] = set()
+        """The messages that are rejected so far."""
+
+    def kept(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """The rows that are not left out by now."""
+        self._before = out = self._out()
+        if not out.any():
+            yield from parts
+            return
+        for part in parts:
+            kept = part.only(~out[self._messages.starts[part.file] + part.numbers])
+            if kept.rows.num_rows:
+                yield kept
+
+    def add(self, row: RefusedRow) -> None:
+        """Reject the messages of a refused row.
+
+        Raises:
+            SinkRefused: that is more than may be rejected, or the row's messages are not known.
+        """
+        place = self._messages.place(row.file, row.row)
+        named = self._messages.of_row(place)
+        self._refused[place] = replace(row, messages=named)
+        if self._messages.unnamed[place] and not self._row_by_row:
+            raise SinkRefused(
+                f"{self._where}: the table refuses a row that stands for several messages: {row.error}: {row.text}. "
+                "Nothing was written",
+                sqlstate=row.sqlstate,
+                row=row.text,
+            )
+        if self._messages.unnamed[place] or not named:
+            self._alone.add(place)
+        else:
+            self.messages |= {number for number, _ in named}
+        self._require_few(row)
+
+    def close(self) -> bool:
+        """Add the messages that share rows with rejected ones. Returns whether rows go that the table took since `kept`.
+
+        Raises:
+            SinkRefused: that is more than may be rejected, or a row that must go has messages that are not known.
+        """
+        if not self._refused:
+            return False
+        last = next(reversed(self._refused.values()))
+        known = -1
+        while known != len(self.messages):
+            known = len(self.messages)
+            self.messages |= self._messages.messages_of(self._messages.rows_of(self.messages))
+        self._require_few(last)
+        out = self._out()
+        unnamed = out & self._messages.unnamed
+        unnamed[list(self._alone)] = False
+        if unnamed.any():
+            raise SinkRefused(
+                f"{self._where}: the table refuses a row ({last.error}: {last.text}) of a message that has a part in rows "
+                "which stand for several messages. Nothing was written",
+                sqlstate=last.sqlstate,
+                row=last.text,
+            )
+        if int(out.sum()) > LEFT_OUT_MAX:
+            raise SinkRefused(
+                f"{self._where}: the messages whose rows are refused have more than {LEFT_OUT_MAX} rows; nothing was "
+                "written",
+                sqlstate=last.sqlstate,
+            )
+        taken = out & ~self._before
+        taken[list(self._refused)] = False
+        return bool(taken.any())
+
+    def rows(self) -> tuple[RefusedRow, ...]:
+        """Every row that is left out, in the order of the files."""
+        out = self._out()
+        found = dict(self._refused)
+        out[list(found)] = False
+        if out.any():
+            reasons: dict[int, RefusedRow] = {}
+            for row in found.values():
+                for number, _ in row.messages:
+                    reasons.setdefault(number, row)
+            some = next(iter(found.values()))
+            for file in sorted(self._files, key=lambda f: f.path):
+                first = self._messages.starts[file.path]
+                at = 0
+                for batch in prepared_batches(self._directory, [file]):
+                    for row_ in np.flatnonzero(out[first + at : first + at + batch.num_rows]).tolist():
+                        place = first + at + row_
+                        named = self._messages.of_row(place)
+                        cause = next((reasons[number] for number, _ in named if number in reasons), some)
+                        part = Part.at(file.path, at, batch).row(row_)
+                        text = f"left out with a row of its message that is refused: {cause.error}"
+                        found[place] = replace(
+                            part.refused(cause.sqlstate, text), messages=named, goes_with_others=True
+                        )
+                    at += batch.num_rows
+        return tuple(found[place] for place in sorted(found))
+
+    def _out(self) -> npt.NDArray[np.bool_]:
+        out = self._messages.rows_of(self.messages)
+        out[list(self._alone)] = True
+        return out
+
+    def _require_few(self, row: RefusedRow) -> None:
+        if self._most is None:
+            raise SinkRefused(
+                f"{self._where}: the table refuses a row, and nothing was written: {row.error}: {row.text[:200]}",
+                sqlstate=row.sqlstate,
+            )
+        if len(self.messages) + len(self._alone) > self._most:
+            raise SinkRefused(
+                f"{self._where}: the table refuses the rows of more than {self._most} messages, which is more than may be "
+                f"rejected (rejects_max_share); the last for: {row.error}: {row.text[:200]}. Nothing was written",
+                problem=SinkProblem.TOO_MANY_REJECTS,
+                sqlstate=row.sqlstate,
+                rejects_max=self._most,
+            )
+
+
+def _message_columns(path: str, file: PreparedFile) -> Iterator[pa.RecordBatch]:
+    """The message columns of a prepared file; without columns, where its writer named no messages."""
+    with files_at(path).open_native(path) as opened, pq.ParquetFile(opened) as parquet:
+        if MESSAGE_COLUMNS.names[0] not in parquet.schema_arrow.names:
+            yield pa.RecordBatch.from_arrays([pa.nulls(file.rows)], names=["unnamed"])
+            return
+        yield from parquet.iter_batches(batch_size=64 * 1024, columns=MESSAGE_COLUMNS.names)
+
+
+def _pairs(batch: pa.RecordBatch) -> tuple[Rows, Rows, Rows, npt.NDArray[np.bool_]]:
+    """Row, number and origin of each pair, in order of the rows; and which rows have messages that are not known."""
+    nothing, rows = np.empty(0, np.int64), np.arange(batch.num_rows, dtype=np.int64)
+    if batch.num_columns == 1:
+        return nothing, nothing, nothing, np.ones(batch.num_rows, np.bool_)
+    number, origin, others = batch.columns
+    has_number = np.asarray(number.is_valid())
+    has_origin = np.asarray(origin.is_valid())
+    named = has_number & has_origin
+    unnamed = has_origin & ~has_number
+    row = rows[named]
+    numbers, origins = np.asarray(number.fill_null(0))[named], np.asarray(origin.fill_null(0))[named]
+    if others.null_count == len(others):
+        return row, numbers, origins, unnamed
+    lengths = np.asarray(pc.list_value_length(others).fill_null(0)) // 2
+    more = np.asarray(others.flatten()).reshape(-1, 2)
+    more_row = np.repeat(rows, lengths)
+    unnamed[more_row[more[:, 1] == MANY_ORIGIN]] = True
+    known = more[:, 1] != MANY_ORIGIN
+    row = np.concatenate([row, more_row[known]])
+    order = np.argsort(row, kind="stable")
+    numbers = np.concatenate([numbers, more[known, 0]])[order]
+    origins = np.concatenate([origins, more[known, 1]])[order]
+    return row[order], numbers, origins, unnamed
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

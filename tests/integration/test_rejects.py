@@ -1,0 +1,222 @@
+"""Rejects: a row that a table refuses fails its one message at that sink; all others are applied, and all is on record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.crashes import KILLED, run_driver
+from support.operated import Operated
+from support.rejecting import BAD, NAME, PLAIN, STRICT, build, words_of
+
+from stormproof.core.errors import SinkRefused
+from stormproof.core.failpoint import FAILPOINTS
+from stormproof.trident.ledger import rejects
+
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
+
+LINES = [b"a b", b"bad c", b"d", b"", b"e bad bad f", b"g h", b"i", b"j", b"k l", b"m"]
+
+_FUNCTION = (
+    "create function no() returns trigger language plpgsql as"
+    " 'begin if new.word = ''bad'' then {}; end if; return new; end';"
+    "create trigger t before insert on strict_words for each row execute function no()"
+)
+RULES = {
+    "23514": "alter table strict_words add check (word <> 'bad')",
+    "23503": "create table known (word text primary key);"
+    "insert into known select chr(96 + n) from generate_series(1, 26) n;"
+    "alter table strict_words add foreign key (word) references known deferrable initially deferred",
+    "P0001": _FUNCTION.format("raise exception ''not this''"),
+    "22012": _FUNCTION.format("new.word = (1 / 0)::text"),
+}
+
+
+@pytest.fixture
+def rejecting(operated: Operated) -> Operated:
+    operated = replace(operated, cell=replace(operated.cell, name=NAME, build=build, mode=None, batch_messages=100))
+    operated.run(build(operated.cell))  # makes the tables
+    return operated
+
+
+def run(rejecting: Operated) -> Any:
+    return rejecting.run(build(rejecting.cell))
+
+
+def words(rejecting: Operated, table: str) -> Counter[str]:
+    return Counter(word for (word,) in rejecting.sql(f"select word from {table}"))
+
+
+@pytest.mark.parametrize("sqlstate", RULES)
+def test_a_refused_row_fails_its_message_at_that_sink_alone(rejecting: Operated, sqlstate: str | None) -> None:
+    rejecting.sql(RULES[sqlstate])
+    rejecting.put(*LINES)
+    ran = run(rejecting)
+    assert (ran.rejected, ran.messages, ran.failed) == (2, 8, 0)
+    assert words(rejecting, STRICT) == words_of(LINES, {BAD})
+    assert words(rejecting, PLAIN) == words_of(LINES)
+    found = rejecting.sql("select sink, rows, sqlstate, payload, state from stormproof.reject order by number")
+    assert found == [("strict", 2, sqlstate, b"bad c", "open"), ("strict", 4, sqlstate, b"e bad bad f", "open")]
+    assert rejecting.kinds("notices", rejecting.verify()) == ["rejected"]
+
+
+def test_a_limit_stops_the_topology_instead_of_rejecting_the_stream(rejecting: Operated) -> None:
+    """More than ten messages and more than a tenth of the newest: the batch is blocked, and nothing of it is applied."""
+    rejecting.sql("alter table strict_words add check (word <> 'bad')")
+    lines = [b"good"] * 19 + [b"bad"] * 11
+    rejecting.put(*lines)
+    with pytest.raises(SinkRefused, match="more than 10 messages") as caught:
+        run(rejecting)
+    assert caught.value.details["problem"] == "too_many_rejects"
+    assert words(rejecting, STRICT) == Counter()
+    assert rejecting.sql("select state, cause from stormproof.txn where txid = 1") == [("blocked", "too_many_rejects")]
+    assert rejecting.sql("select count(*) from stormproof.reject") == [(0,)]
+    rejecting.command("ledger", "skip", NAME, "1", "strict", "--rows", "--by", "Ada", "--why", "known")
+    assert run(rejecting).rejected == 11
+    assert words(rejecting, STRICT) == words_of(lines, {BAD})
+    rejecting.verify()
+
+
+def test_every_refused_row_blocks_where_nothing_may_be_rejected(
+    rejecting: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORMPROOF_REJECTS_MAX_SHARE", "0")
+    rejecting.sql("alter table strict_words add check (word <> 'bad')")
+    rejecting.put(*LINES)
+    with pytest.raises(SinkRefused, match="check constraint"):
+        run(rejecting)
+    assert words(rejecting, STRICT) == Counter()
+
+
+def test_a_missing_column_is_the_operators(rejecting: Operated) -> None:
+    rejecting.sql("alter table strict_words rename column word to other")
+    rejecting.put(*LINES)
+    with pytest.raises(SinkRefused, match="no column 'word'"):
+        run(rejecting)
+    assert rejecting.sql("select count(*) from stormproof.reject") == [(0,)]
+
+
+POINTS = [p.name for p in FAILPOINTS.values() if p.scope in ("every", "postgres", "reject", "recovery")]
+"""Among them postgres.after_rejects."""
+
+
+def test_rejects_are_recorded_once_wherever_a_driver_dies(rejecting: Operated) -> None:
+    """Each start dies at another place, with a batch that has rejects; the last one runs to the end."""
+    rejecting = replace(rejecting, cell=replace(rejecting.cell, rejects_max_share=1.0))
+    rejecting.sql("alter table strict_words add check (word <> 'bad')")
+    lines: list[bytes] = []
+    died = 0
+    for number, point in enumerate(POINTS):
+        more = [b"a%d" % number, b"bad b%d" % number, b"c%d c%d" % (number, number)]
+        rejecting.put(*more)
+        lines += more
+        died += run_driver(rejecting.cell, f"{point}=kill") == KILLED
+    assert died > len(POINTS) - 4  # recovery may have found nothing to do
+    assert run_driver(rejecting.cell) == 0
+    assert words(rejecting, STRICT) == words_of(lines, {BAD})
+    assert words(rejecting, PLAIN) == words_of(lines)
+    found = rejecting.sql("select payload from stormproof.reject order by number")
+    assert [bytes(payload) for (payload,) in found] == [line for line in lines if BAD.encode() in line]
+    rejecting.verify()
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind"),
+    [
+        ("delete from stormproof.reject where number = (select min(number) from stormproof.reject)", "rejects_differ"),
+        ("update stormproof.txn set rejected = 1 where rejected = 2", "counts"),
+        ("delete from stormproof_sink.reject", "evidence_differs"),
+        ("update stormproof.reject set state = 'retrying', decided_by = 'x', decided_at = now()", "message_lost"),
+    ],
+)
+def test_control_what_is_not_on_record_is_a_violation(rejecting: Operated, statement: str, kind: str) -> None:
+    rejecting.sql("alter table strict_words add check (word <> 'bad')")
+    rejecting.put(*LINES)
+    run(rejecting)
+    rejecting.sql(statement)
+    assert kind in rejecting.kinds("violations", rejecting.verify(status=1))
+
+
+# -- what operators decide ---------------------------------------------------------------------------------------------
+
+
+def rejected(rejecting: Operated, *filters: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = rejecting.command("rejects", "list", NAME, *filters)["rejects"]
+    return found
+
+
+def test_a_retried_reject_goes_only_to_the_sink_that_rejected_it(rejecting: Operated) -> None:
+    """A retry beside failed messages: a slice that mixes them is opened in parts."""
+    rejecting.sql("alter table strict_words add constraint rule check (word <> 'bad')")
+    rejecting.put(*LINES)
+    run(rejecting)
+    first, second = (one["id"] for one in rejected(rejecting))
+    done = rejecting.command("rejects", "retry", NAME, first, "--by", "ann", "--why", "mended")
+    assert done["retried"] == [{"id": first, "sink": "strict", "txid": 1}]
+    rejecting.verify()  # it waits, and stands in one place
+    again = run(rejecting)  # the table refuses it still
+    assert (again.rejected, again.messages, again.replayed) == (1, 0, 1)
+    assert [(one["state"], one["txid"], one["retried_in"]) for one in rejected(rejecting) if one["id"] == first] == [
+        ("retried", 1, 2),
+        ("open", 2, None),
+    ]
+    rejecting.verify()
+    rejecting.sql("alter table strict_words drop constraint rule")
+    rejecting.command("rejects", "retry", NAME, "--sqlstate", "23", "--yes")
+    assert run(rejecting).messages == 2
+    assert words(rejecting, STRICT) == words(rejecting, PLAIN) == words_of(LINES)
+    assert {one["state"] for one in rejected(rejecting)} == {"retried"}
+    assert rejecting.verify()["violations"] == []
+    report = rejecting.command("audit", "message", NAME, first)
+    assert (report["end"]["kind"], [one["txid"] for one in report["openings"]]) == ("committed", [1, 2, 3])
+    shown = rejecting.command("rejects", "show", NAME, second)
+    assert (shown["text"], len(shown["rejects"])) == ("e bad bad f", 1)
+
+
+def test_a_dropped_reject_stays_on_record(rejecting: Operated) -> None:
+    rejecting.sql("alter table strict_words add check (word <> 'bad')")
+    rejecting.put(*LINES)
+    run(rejecting)
+    first, second = (one["id"] for one in rejected(rejecting))
+    rejecting.command("rejects", "drop", NAME, first, "--by", "ann", "--why", "a test")
+    rejecting.command("rejects", "retry", NAME, first, status=1)  # decided
+    assert [one["id"] for one in rejected(rejecting, "--undecided")] == [second]
+    report = rejecting.command("audit", "message", NAME, first)
+    assert (report["end"]["kind"], report["end"]["by"]) == ("dropped", "ann")
+    assert rejecting.command("audit", "message", NAME, second)["end"]["kind"] == "rejected"
+    assert rejecting.command("status", NAME)["topologies"][0]["rejects"] == {"dropped": 1, "open": 1}
+    assert rejected(rejecting, "--sqlstate", "22") == []
+    assert len(rejected(rejecting, "--first", "1", "--last", "1", "--sink", "strict", "--since", "1h")) == 2
+    rejecting.verify()
+
+
+def test_a_retry_is_applied_once_wherever_a_driver_dies(rejecting: Operated) -> None:
+    """One reject is retried before each start; each start dies at another place; the last one runs to the end."""
+    rejecting.sql("alter table strict_words add constraint rule check (word <> 'bad')")
+    lines = [b"bad b%d" % number for number in range(len(POINTS))] + [b"good"] * 20
+    rejecting.put(*lines)
+    assert run_driver(replace(rejecting.cell, rejects_max_share=1.0)) == 0
+    found = [one["id"] for one in rejected(rejecting)]
+    assert len(found) == len(POINTS)
+    rejecting.sql("alter table strict_words drop constraint rule")
+    for point, message in zip(POINTS, found, strict=True):
+        rejecting.command("rejects", "retry", NAME, message)
+        run_driver(rejecting.cell, f"{point}=kill")
+    assert run_driver(rejecting.cell) == 0
+    assert words(rejecting, STRICT) == words(rejecting, PLAIN) == words_of(lines)
+    rejecting.verify()
+
+
+def test_control_a_retry_for_every_sink_is_seen(rejecting: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a batch of retried rejects is not limited to the sinks that rejected them, the others have them twice."""
+    rejecting.sql("alter table strict_words add constraint rule check (word <> 'bad')")
+    rejecting.put(*LINES)
+    run(rejecting)
+    rejecting.sql("alter table strict_words drop constraint rule")
+    rejecting.command("rejects", "retry", NAME, "--all")
+    monkeypatch.setattr(rejects, "retrying", lambda *_: {})
+    run(rejecting)
+    assert words(rejecting, PLAIN) != words_of(LINES)
+    assert "message_lost" in rejecting.kinds("violations", rejecting.verify(status=1))
