@@ -212,8 +212,8 @@ class FileWriter:
     With `names_messages` the rows that it is given have the `MESSAGE_COLUMNS` behind their own. `private` files are readable
     for this user alone, as is their folder where it is made here: they hold messages' content. Only files that become a
     Delta table's own are not private. `for_bolts` is the sink's resource for bolts. `partitions` are the columns by which a
-    task cuts its rows into files. Where `input` is an upsert, a task leaves one row a key, the last one. `discards`: a value that its
-    column cannot hold is NULL, where the column takes NULL.
+    task cuts its rows into files. Where `input` is an upsert, a task leaves one row a key, the last one. `discards`: a value
+    that its column cannot hold is NULL, where the column takes NULL.
     """
 
     sink: str

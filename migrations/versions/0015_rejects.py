@@ -81,7 +81,9 @@ def upgrade() -> None:
         schema="stormproof",
         comment="messages that a sink does not hold, since its table refuses a row of theirs; never removed by the library",
     )
-    op.create_index(op.f("ix_reject_incarnation_txid_sink"), "reject", ["incarnation", "txid", "sink"], schema="stormproof")
+    op.create_index(
+        op.f("ix_reject_incarnation_txid_sink"), "reject", ["incarnation", "txid", "sink"], schema="stormproof"
+    )
     op.create_index(op.f("ix_reject_incarnation_message"), "reject", ["incarnation", "message"], schema="stormproof")
     op.add_column(
         "txn",

@@ -24,7 +24,7 @@ _FUNCTION = (
     " 'begin if new.word = ''bad'' then {}; end if; return new; end';"
     "create trigger t before insert on strict_words for each row execute function no()"
 )
-RULES = {
+RULES: dict[str, str] = {
     "23514": "alter table strict_words add check (word <> 'bad')",
     "23503": "create table known (word text primary key);"
     "insert into known select chr(96 + n) from generate_series(1, 26) n;"
@@ -50,7 +50,7 @@ def words(rejecting: Operated, table: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("sqlstate", RULES)
-def test_a_refused_row_fails_its_message_at_that_sink_alone(rejecting: Operated, sqlstate: str | None) -> None:
+def test_a_refused_row_fails_its_message_at_that_sink_alone(rejecting: Operated, sqlstate: str) -> None:
     rejecting.sql(RULES[sqlstate])
     rejecting.put(*LINES)
     ran = run(rejecting)

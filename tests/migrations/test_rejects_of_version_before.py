@@ -25,7 +25,7 @@ def test_rows_given_up_in_the_version_before_are_rejects(database: Database) -> 
     with engine.begin() as connection:
         connection.execute(sa.text("create schema stormproof"))
         config.attributes["connection"] = connection
-        alembic.command.upgrade(config, "0013")
+        alembic.command.upgrade(config, "0014")
     insert = sa.text(
         "insert into stormproof.event (incarnation, at, kind, txid, sink, reason, error, input, action, detail) values"
         " ('life', now(), :kind, 3, 's', :reason, :error, :input, :action, cast(:detail as jsonb))"

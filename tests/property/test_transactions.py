@@ -28,14 +28,14 @@ from support.memory_run import World
 from stormproof.core.errors import FatalError, TransientError
 from stormproof.core.failpoint import FAILPOINTS, FailpointError, armed
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.protocol import Resolution
+from stormproof.core.source.protocol import Expectation, Resolution
 from stormproof.sinks import memory as memory_sink
 from stormproof.sinks.protocol import Decision
 from stormproof.trident import recovery
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import SinkWork, Txn
-from stormproof.trident.steps import SinkAnswers, Steps
+from stormproof.trident.steps import Finished, SinkAnswers, Steps
 from stormproof.trident.transaction_states import MOVES, TxnState
 
 APART = ("delta", "postgres", "queue", "journal", "operator", "audit")
@@ -185,14 +185,19 @@ def confirm_before_commit(patch: pytest.MonkeyPatch) -> None:
     """`committed` is recorded, and the messages confirmed, before the sinks hold them."""
     adopt, finish = Steps.adopt, Steps.finish
 
-    def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> SinkAnswers:
+    def early(
+        steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork], rejects_max: int | None = None
+    ) -> SinkAnswers:
         with steps.ledger.transaction(steps.run) as tx:
             failures = [event.to_failure() for event in events.failures(tx, txid)]
-        finish(steps, txid, guarantee, TxnState.PREPARED, {}, failures, {}, {})
-        return adopt(steps, txid, guarantee, work)
+            txn = txns.find(tx, txid)
+        assert txn is not None
+        slice_ = steps.source.attach(txn.position, Expectation(txn.messages, 0))
+        finish(steps, txid, guarantee, TxnState.PREPARED, {}, failures, {}, {}, slice_)
+        return adopt(steps, txid, guarantee, work, rejects_max)
 
     patch.setattr(Steps, "adopt", early)
-    patch.setattr(Steps, "finish", lambda *_: Resolution())
+    patch.setattr(Steps, "finish", lambda *_: Finished(Resolution(), 0))
 
 
 def abort_what_is_prepared(patch: pytest.MonkeyPatch) -> None:

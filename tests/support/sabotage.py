@@ -14,7 +14,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.source import PendingSource
-from stormproof.core.source.protocol import Resolution
+from stormproof.core.source.protocol import Expectation, Resolution, Slice
 from stormproof.sinks import writer
 from stormproof.sinks.delta import durable, opening
 from stormproof.sinks.delta import hold as delta
@@ -31,7 +31,7 @@ from stormproof.trident.state.delta import GatheredRows
 from stormproof.trident.state.map import StoredMap
 from stormproof.trident.state.postgres import PostgresBacking
 from stormproof.trident.state.sink import StateSession
-from stormproof.trident.steps import SinkAnswers, Steps
+from stormproof.trident.steps import Finished, SinkAnswers, Steps
 from stormproof.trident.transaction_states import TxnCause, TxnState
 
 
@@ -57,12 +57,22 @@ def confirm_before_commit() -> None:
     """The messages are confirmed, and `committed` is recorded, before the sinks hold the batch."""
     adopt, finish = Steps.adopt, Steps.finish
 
-    def early(steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork]) -> SinkAnswers:
-        finish(steps, txid, guarantee, TxnState.PREPARED, {}, (), {}, {})
-        return adopt(steps, txid, guarantee, work)
+    def early(
+        steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork], rejects_max: int | None = None
+    ) -> SinkAnswers:
+        finish(steps, txid, guarantee, TxnState.PREPARED, {}, (), {}, {}, slice_of(steps, txid))
+        return adopt(steps, txid, guarantee, work, rejects_max)
 
     _replace(Steps, "adopt", early)
-    _replace(Steps, "finish", lambda *_: Resolution())
+    _replace(Steps, "finish", lambda *_: Finished(Resolution(), 0))
+
+
+def slice_of(steps: Steps, txid: int) -> Slice:
+    """The slice of a batch, as the ledger has it."""
+    with steps.ledger.transaction(steps.run) as tx:
+        txn = txns.find(tx, txid)
+    assert txn is not None
+    return steps.source.attach(txn.position, Expectation(txn.messages, 0))
 
 
 def take_nothing_for_everything() -> None:
@@ -73,7 +83,7 @@ def take_nothing_for_everything() -> None:
         with steps.ledger.transaction(steps.run) as tx:
             work = txns.work(tx, txn.txid)
         outcomes = commit(steps, txn.txid, txn.guarantee, work)
-        finish(steps, txn.txid, txn.guarantee, TxnState.PREPARED, work, (), outcomes, {})
+        finish(steps, txn.txid, txn.guarantee, TxnState.PREPARED, work, (), outcomes, {}, slice_of(steps, txn.txid))
 
     _replace(recovery, "_roll_forward", roll_forward)
 
