@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import MESSAGE_COLUMNS, TaskContext
+from stormproof.core.sink import MESSAGE_COLUMNS, SinkInput, SinkMode, TaskContext
 from stormproof.core.task.row_messages import with_messages
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
@@ -140,3 +140,19 @@ def test_a_sink_that_a_retry_is_not_for_writes_nothing(tmp_path: Path) -> None:
     task.write(numbers(1))
     assert (task.close(), writer.check(numbers(1)), writer.names_messages, writer.sink) == ((), (), False, "s")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_of_an_upsert_that_supersedes_another_names_no_message(tmp_path: Path) -> None:
+    """Refused, it would take the superseded row of another message with it; so it refuses the batch."""
+    schema = pa.schema([("k", pa.string()), ("v", pa.int64())])
+    input_ = SinkInput(schema, ("k",), mode=SinkMode.UPSERT, order_by=("v",))
+    rows = pa.record_batch([pa.array(["a", "b", "a"]), pa.array([1, 2, 3], pa.int64())], schema=schema)
+    named = with_messages(rows, Anchors(3, None, np.array([0, 1, 2]), None), table_of(7, 8, 9))
+    writer = FileWriter("s", str(tmp_path), input=input_, names_messages=True)
+    task = writer.open_task(TaskContext("i", 1, 1, 0), named.schema)
+    task.write(named)
+    files = tuple(task.close())
+    (kept,) = prepared_batches(str(tmp_path), files)
+    assert kept.to_pylist() == [{"k": "b", "v": 2}, {"k": "a", "v": 3}]
+    found = RowMessages(str(tmp_path), files)
+    assert ([found.of_row(row) for row in (0, 1)], found.unnamed.tolist()) == ([((8, 108),), ()], [False, True])
