@@ -147,7 +147,7 @@ def check_upsert_input(input_: SinkInput, where: str) -> None:
 
 def _columns(where: str, argument: str, value: Columns) -> tuple[str, ...]:
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else ()
-    if not names or any(not isinstance(name, str) or not name for name in names):
+    if not names or not all(isinstance(name, str) and name for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TopologyError(
             f"{where}: {argument}={shown(value)} names no columns; give a name, or a list of names", argument=argument
         )

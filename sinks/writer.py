@@ -177,7 +177,7 @@ class ParquetTaskWriter:
                 compression="snappy",
                 coerce_timestamps="us",
                 allow_truncated_timestamps=False,
-                write_statistics=_with_statistics(self._schema),
+                write_statistics=_with_statistics(self._schema),  # pyright: ignore[reportArgumentType]
             )
         self._parquet.write_table(
             pa.Table.from_batches(self._pending, self._pending[0].schema).cast(self._schema),

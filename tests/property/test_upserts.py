@@ -99,8 +99,8 @@ class Model:
 
 def shown(row: Sequence[Any]) -> str:
     def plain(value: Any) -> Any:
-        if isinstance(value, float) and value == 0:
-            return 0.0
+        if isinstance(value, float):
+            return value + 0.0  # -0.0 becomes 0.0
         if isinstance(value, datetime):
             return value.astimezone(UTC).isoformat()
         return bytes(value) if isinstance(value, memoryview) else value

@@ -35,7 +35,8 @@ class SinkHarness(BaseHarness):
     def __init__(
         self, kind: str, folder: Path, database: Database | None, *, committer: AskedCommitter = "auto"
     ) -> None:
-        self.kind, self.folder, self.database, self.committer = kind, folder, database, committer
+        self.kind, self.folder, self.database = kind, folder, database
+        self.committer: AskedCommitter = committer
         self.store, _, how = self.kind.partition("-")
         self.fold = how == "fold"
         self.input = {"append": APPEND, "upsert": UPSERT, "fold": FOLD}[how]
