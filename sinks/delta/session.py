@@ -63,14 +63,13 @@ class DeltaSession(TableHold, SinkSession):
 
     def writer(self) -> FileWriter:
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
-        by_key = self.input.is_by_key
-        adopted = not by_key and self.committer() is Committer.DELTA_RS
+        adopted = not self.input.is_by_key and self.committer() is Committer.DELTA_RS
         partitions = tuple(self.load().metadata().partition_columns) if adopted else ()
         return FileWriter(
             self.identity.sink,
             self._directory,
             self.limits,
-            private=by_key,
+            private=not adopted,
             partitions=partitions,
             input=self.input,
             discards=self.contract is SchemaContract.DISCARD_VALUE,
