@@ -91,7 +91,7 @@ class SparkCommitter:
         kinds = {field.name: field for field in table.schema().fields}
         for name in table.metadata().partition_columns:
             if name not in frame.columns and GENERATED not in kinds[name].metadata:
-                frame = frame.withColumn(name, lit(None))
+                frame = frame.withColumn(name, lit(None).cast(self.no_rows([name]).schema[name].dataType))
         with self._labelled(label):
             frame.write.format("delta").mode("append").save(self._log.table)
 
