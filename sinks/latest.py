@@ -159,10 +159,12 @@ class LatestWriter(TaskWriter):
         if MESSAGE_COLUMNS.names[0] not in table.schema.names:
             return table
         others = np.setdiff1d(np.arange(table.num_rows), last)
-        keys = table.select(list(self._keys)).append_column("row", pa.array(np.arange(table.num_rows)))
+        names = [str(number) for number in range(len(self._keys))]  # a key of the table may be called "row"
+        columns = [table.column(key) for key in self._keys]
+        keys = pa.Table.from_arrays([*columns, pa.array(np.arange(table.num_rows))], names=[*names, "row"])
         lost = keys.take(pa.array(others)).drop_columns(["row"])
         several = np.zeros(table.num_rows, np.bool_)
-        several[keys.join(lost, list(self._keys), join_type="left semi").column("row").to_numpy()] = True
+        several[keys.join(lost, names, join_type="left semi").column("row").to_numpy()] = True
         mask = pa.array(several)
         unnamed = (
             pa.scalar(None, pa.int64()),

@@ -142,10 +142,11 @@ def test_a_sink_that_a_retry_is_not_for_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_row_of_an_upsert_that_supersedes_another_names_no_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["k", "row"])
+def test_a_row_of_an_upsert_that_supersedes_another_names_no_message(tmp_path: Path, key: str) -> None:
     """Refused, it would take the superseded row of another message with it; so it refuses the batch."""
-    schema = pa.schema([("k", pa.string()), ("v", pa.int64())])
-    input_ = SinkInput(schema, ("k",), mode=SinkMode.UPSERT, order_by=("v",))
+    schema = pa.schema([(key, pa.string()), ("v", pa.int64())])
+    input_ = SinkInput(schema, (key,), mode=SinkMode.UPSERT, order_by=("v",))
     rows = pa.record_batch([pa.array(["a", "b", "a"]), pa.array([1, 2, 3], pa.int64())], schema=schema)
     named = with_messages(rows, Anchors(3, None, np.array([0, 1, 2]), None), table_of(7, 8, 9))
     writer = FileWriter("s", str(tmp_path), input=input_, names_messages=True)
@@ -153,6 +154,6 @@ def test_a_row_of_an_upsert_that_supersedes_another_names_no_message(tmp_path: P
     task.write(named)
     files = tuple(task.close())
     (kept,) = prepared_batches(str(tmp_path), files)
-    assert kept.to_pylist() == [{"k": "b", "v": 2}, {"k": "a", "v": 3}]
+    assert kept.to_pylist() == [{key: "b", "v": 2}, {key: "a", "v": 3}]
     found = RowMessages(str(tmp_path), files)
     assert ([found.of_row(row) for row in (0, 1)], found.unnamed.tolist()) == ([((8, 108),), ()], [False, True])
