@@ -65,6 +65,15 @@ _RULES: Final = """
 _ROW_CLASSES: Final = ("22", "23", "44", "P0")
 """SQLSTATE classes of errors about a row: its value, a constraint, a view's check option, a function's RAISE."""
 
+_LIMIT_EXCEEDED: Final = "54000"
+_LIMITS_OF_THE_SERVER: Final = (
+    "GetNewTransactionId",
+    "GetNewMultiXactId",
+    "CommandCounterIncrement",
+    "PreCommit_Notify",
+)
+"""The functions of the server whose errors of that SQLSTATE lie in no row: no numbers are left, or a queue is full."""
+
 
 def what_can_refuse(connection: psycopg.Connection, oid: int, input_: SinkInput) -> list[str]:
     """The table's rules that may refuse rows only at a commit, each in a few words.
@@ -121,6 +130,9 @@ def is_of_a_row(error: psycopg.Error) -> bool:
     """Whether a statement failed because of one of its rows, so that the table may take the others.
 
     42501 is also the SQLSTATE of row-level security. Where it means a missing right, every row is refused, up to the limit.
+    54000 is that of a row, or of its entry in an index, that is too large.
     """
     state = error.sqlstate or ""
+    if state == _LIMIT_EXCEEDED:
+        return error.diag.source_function not in _LIMITS_OF_THE_SERVER
     return state[:2] in _ROW_CLASSES or (state == "42501" and "row-level security" in str(error))
