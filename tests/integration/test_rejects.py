@@ -13,6 +13,7 @@ from support.rejecting import BAD, NAME, PLAIN, STRICT, build, words_of
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.guarantee import Guarantee
 from stormproof.trident.ledger import rejects
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
@@ -175,6 +176,23 @@ def test_a_retried_reject_goes_only_to_the_sink_that_rejected_it(rejecting: Oper
     assert (report["end"]["kind"], [one["txid"] for one in report["openings"]]) == ("committed", [1, 2, 3])
     shown = rejecting.command("rejects", "show", NAME, second)
     assert (shown["text"], len(shown["rejects"])) == ("e bad bad f", 1)
+
+
+def test_a_reject_is_not_opened_again_under_at_most_once(rejecting: Operated) -> None:
+    """A message is confirmed as it is opened, and with that its retry is gone before it is read."""
+    rejecting = replace(rejecting, cell=replace(rejecting.cell, guarantee=Guarantee.AT_MOST_ONCE))
+    rejecting.sql("alter table strict_words add constraint rule check (word <> 'bad')")
+    rejecting.put(*LINES)
+    run(rejecting)
+    first, second = (one["id"] for one in rejected(rejecting))
+    rejecting.sql("alter table strict_words drop constraint rule")
+    done = rejecting.command("rejects", "retry", NAME, first, status=1)
+    assert done["retried"] == []
+    assert "at-most-once" in done["refused"][first]
+    run(rejecting)
+    assert {one["state"] for one in rejected(rejecting)} == {"open"}
+    rejecting.command("rejects", "drop", NAME, first, second)
+    rejecting.verify()
 
 
 def test_a_dropped_reject_stays_on_record(rejecting: Operated) -> None:

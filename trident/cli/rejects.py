@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from stormproof.core.errors import Json, UsageError
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import storable_text
 from stormproof.core.source.files.rows import editable, shown_payload
 from stormproof.trident.cli.layout import cell_text, counted
@@ -312,7 +313,11 @@ def _retry(
         payloads: dict[str, bytes] = {}
         for one in mine:
             name = one.message or f"a row of txid {one.txid} at sink {one.sink}"
-            if one.message is None:
+            if row.guarantee == Guarantee.AT_MOST_ONCE.value:
+                refused[name] = (
+                    "under at-most-once no message is opened again; put it to the source anew, and drop it here"
+                )
+            elif one.message is None:
                 refused[name] = "it belongs to no single message, and cannot be opened again"
             elif one.payload is None:
                 refused[name] = "its source gave no payload, and it cannot be opened again"
