@@ -7,6 +7,7 @@ two writes lets recovery tell what is owed: see each step.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -174,10 +175,11 @@ class Steps:
                 return slice_, None
             shown = {number: self.source.shown_id(number, origin) for number, origin in slice_.replayed}
             wanted = rejects.retrying(tx, shown.values())
-            sinks = {wanted.get(message) for message in shown.values()}
+            sinks = Counter(wanted.get(message) for message in shown.values())
+            most = sinks.most_common(1)[0][0]
             if len(sinks) == 1:
-                return slice_, sinks.pop()
-            alone = [number for number, message in shown.items() if message in wanted]
+                return slice_, most
+            alone = [number for number, message in shown.items() if wanted.get(message) != most]
             self.source.split(slice_, lease, alone, joined)
 
     def journal(self, opened: Opened) -> Journal:

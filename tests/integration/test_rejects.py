@@ -178,6 +178,22 @@ def test_a_retried_reject_goes_only_to_the_sink_that_rejected_it(rejecting: Oper
     assert (shown["text"], len(shown["rejects"])) == ("e bad bad f", 1)
 
 
+def test_retries_for_other_sinks_do_not_scatter_those_for_one(rejecting: Operated) -> None:
+    """Of a slice of retries for several sets of sinks, the most frequent one stays together."""
+    for table, word in ((STRICT, BAD), (PLAIN, "d")):
+        rejecting.sql(f"alter table {table} add constraint rule check (word <> '{word}')")
+    lines = [*LINES, b"bad n"]
+    rejecting.put(*lines)
+    assert run(rejecting).rejected == 4
+    for table in (STRICT, PLAIN):
+        rejecting.sql(f"alter table {table} drop constraint rule")
+    rejecting.command("rejects", "retry", NAME, "--all")
+    again = run(rejecting)
+    assert (again.batches, again.messages) == (3, 4)  # one behind the other, with that of the other sink between them
+    assert words(rejecting, STRICT) == words(rejecting, PLAIN) == words_of(lines)
+    rejecting.verify()
+
+
 def test_a_reject_is_not_opened_again_under_at_most_once(rejecting: Operated) -> None:
     """A message is confirmed as it is opened, and with that its retry is gone before it is read."""
     rejecting = replace(rejecting, cell=replace(rejecting.cell, guarantee=Guarantee.AT_MOST_ONCE))
