@@ -96,15 +96,16 @@ class Claims:
 
     def _write(self, table: DeltaTable, value: str) -> bool:
         """Whether it was written, in a version of its own; False: another writer's change came first."""
+        seen = table.version()  # before anything else loads the newest version, which brings `table` up to date
         spark = self._spark()
         try:
             with self._alone():
-                if self._newest.load().version() != table.version():
+                if self._newest.load().version() != seen:
                     return False
                 if spark is not None:
                     spark.set_property(_name(self._identity), value)
                 else:
-                    self._log.files.put_new(self._log.entry_path(table.version() + 1), self._entry(table, value))
+                    self._log.files.put_new(self._log.entry_path(seen + 1), self._entry(table, value))
         except FileExistsError:
             return False
         except (DeltaError, OSError, ValueError) as error:
