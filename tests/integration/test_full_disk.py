@@ -210,7 +210,7 @@ try:
 except StoreUnavailable as error:
     print(error.details["errno"])
 fill.unlink()
-print(session.held().txid, harness.open(2).commit(second, checked=True), sorted(harness.rows()))
+print(session.held().txid, harness.open(2).commit(second, checked=True).outcome, sorted(harness.rows()))
 print(list(folder.rglob("*#*")))
 """
 
