@@ -177,7 +177,7 @@ def test_what_can_refuse_a_row_is_said_before_the_first_batch(
     (said,) = [r.message for r in caplog.records if r.name == "stormproof.sink"]
     for rule in ("CHECK words_word_check", "FOREIGN KEY words_word_fkey", "UNIQUE words_word_key", "trigger looks"):
         assert rule in said
-    assert "--rows" in said
+    assert "rejects_max_share" in said
 
 
 def test_a_plain_table_is_not_warned_of(operated: Operated, caplog: pytest.LogCaptureFixture) -> None:
