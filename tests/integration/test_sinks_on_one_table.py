@@ -46,8 +46,6 @@ def other_way(operated: Operated, **parameters: str) -> Database:
     return Database.of({**dict(operated.cell.database.parameters), **parameters})
 
 
-LONG = "t" * 63
-
 ONE_TABLE: dict[str, Sinks] = {
     "with its schema": lambda o: [PostgresSink("counts", name="a"), PostgresSink("public.counts", name="b")],
     "by the run's database and by a URL": lambda o: [
@@ -62,7 +60,6 @@ ONE_TABLE: dict[str, Sinks] = {
         PostgresSink("counts", name="a", database=other_way(o, options="-c search_path=elsewhere")),
         PostgresSink("elsewhere.counts", name="b"),
     ],
-    "names that Postgres cuts": lambda o: [PostgresSink(LONG + "x", name="a"), PostgresSink(LONG + "y", name="b")],
     "a sink and a map": lambda o: [PostgresSink("counts", name="a"), StateSink("b", PostgresMap("public.counts"))],
     "two maps": lambda o: [
         StateSink("a", PostgresMap("counts")),

@@ -23,6 +23,11 @@ REFUSING = SinkMode.POSTGRES_APPEND
 TABLE = table_of(REFUSING, NAME)
 
 
+@pytest.fixture(autouse=True)
+def every_refused_row_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORMPROOF_REJECTS_MAX_SHARE", "0")
+
+
 def held(operated: Operated, mode: SinkMode) -> Counter[str]:
     return content(mode, NAME, operated.cell.folder, operated.cell.database)
 

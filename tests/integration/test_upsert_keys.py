@@ -138,3 +138,19 @@ def test_kept_columns_and_rows_dropped_by_a_trigger(tmp_path: Path, database: Da
             (1, 2, 1, "kept"),
             (2, 5, 1, "n"),
         ]
+
+
+def test_a_batch_whose_rows_all_came_late_is_held_when_its_table_is_opened_again(tmp_path: Path) -> None:
+    """Its log entry adds no file, and is whole all the same."""
+    schema = pa.schema([("k", pa.string()), ("v", pa.int64())])
+    sink = DeltaSink(tmp_path / "t", name="t", mode="upsert", key="k", order_by="v")
+    input_, identity = sink.input_of(SinkInput(schema)), SinkIdentity("topology", "life", "t")
+    with closing(sink.open(identity, input_, 1)) as session:
+        assert put(session, schema, 1, ["a", "b"], 2) == 0
+        assert put(session, schema, 2, ["a", "b"], 1) == 2
+    with closing(sink.open(identity, input_, 2)) as session:
+        held = session.held()
+        assert held is not None
+        assert held.txid == 2
+        assert put(session, schema, 3, ["a"], 3) == 0
+    assert sorted(DeltaTable(tmp_path / "t").to_pyarrow_table().to_pydict()["v"]) == [2, 3]
