@@ -14,4 +14,5 @@ per-message mode the last stage is an `acker_task`.
 | `reduce` | how is a column reduced by group: counts, sums, extremes, users' combiners |
 | `gather` | how are groups computed that do not combine: users' reducers and aggregators |
 | `join` | how are two streams joined within a batch |
+| `row_messages` | whose row is it that a sink's table refuses |
 """

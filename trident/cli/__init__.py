@@ -4,6 +4,7 @@
 | --- | --- |
 | `run`, `run_text`, `logs` | `run`: what it prints and logs |
 | `reports` | `status`, `audit ...` |
+| `rejects`, `rejects_app` | `rejects list`, `show`, `retry`, `drop` |
 | `letters`, `letters_app`, `letter_filter` | `dead-letters list`, `show`, `edit`, `requeue`, `drop` |
 | `operate` | `retry`, `ledger adopt`, `ledger accept-change` |
 | `skip`, `prune` | `ledger skip`, also with `--rows`; `ledger prune` |

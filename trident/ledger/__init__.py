@@ -6,6 +6,7 @@
 | `fence` | how does a newer driver fence the older one: one row a topology, with its epoch |
 | `txns`, `statements` | the batches, their attempts, states and files: open, prepare, commit, abort |
 | `events` | what happened, in order: failures, replays, take-overs, operators' decisions |
+| `rejects` | which messages did a sink reject; what was decided about them |
 | `bindings`, `lives` | which table is behind a sink; which other topologies wrote to it |
 | `graphs`, `missing` | may a changed topology go on; which txids does a new sink not have |
 | `streams` | which micro-batches of a streaming query were taken |
