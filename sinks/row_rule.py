@@ -66,14 +66,14 @@ class RowRule:
                 f"version or a time: order_by='updated_at'. Or order_by={ANY!r}, if any of a batch's rows will do, and "
                 "a later batch may always replace an earlier one's: then a message that comes late takes a row back"
             )
-        if delete_when is not None and not isinstance(delete_when, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if delete_when is not None and (not isinstance(delete_when, str) or not delete_when):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TopologyError(f"{where}: delete_when={shown(delete_when)} is no column's name; name a boolean column")
         return cls(
             mode,
-            _columns(where, "key", key),
-            () if order_by == ANY else _columns(where, "order_by", order_by),
+            column_names(where, "key", key),
+            () if order_by == ANY else column_names(where, "order_by", order_by),
             delete_when,
-            () if keep is None else _columns(where, "keep", keep),
+            () if keep is None else column_names(where, "keep", keep),
         )
 
     def applied(self, rows: SinkInput, where: str) -> SinkInput:
@@ -145,10 +145,20 @@ def check_upsert_input(input_: SinkInput, where: str) -> None:
         )
 
 
-def _columns(where: str, argument: str, value: Columns) -> tuple[str, ...]:
+def column_names(where: str, argument: str, value: Columns) -> tuple[str, ...]:
+    """The columns that a sink's argument names, at least one.
+
+    Raises:
+        TopologyError: it names none, or one of them twice.
+    """
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else ()
     if not names or not all(isinstance(name, str) and name for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TopologyError(
             f"{where}: {argument}={shown(value)} names no columns; give a name, or a list of names", argument=argument
+        )
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if twice:
+        raise TopologyError(
+            f"{where}: {argument}={shown(value)} names {twice[0]!r} twice; leave one of the two out", argument=argument
         )
     return names

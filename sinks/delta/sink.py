@@ -10,7 +10,7 @@ from typing import get_args
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from stormproof.core.arguments import require_path
+from stormproof.core.arguments import require_path, shown
 from stormproof.core.errors import Json, TopologyError, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
@@ -28,7 +28,7 @@ from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input
+from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input, column_names
 
 STAGING_FOLDER = ".stormproof-staging"
 
@@ -84,20 +84,21 @@ class DeltaSink(Sink):
         committer: AskedCommitter = "auto",
     ) -> None:
         require_path("DeltaSink", "path", path)
+        text = os.fspath(path)
+        where = f"DeltaSink({text!r})"
         if committer not in get_args(AskedCommitter):
             known = ", ".join(map(repr, get_args(AskedCommitter)))
-            raise UsageError(f"DeltaSink({os.fspath(path)!r}): no committer {committer!r}; known: {known}")
+            raise UsageError(f"{where}: no committer {shown(committer)}; known: {known}")
         if staging is not None:
-            require_path(f"DeltaSink({os.fspath(path)!r})", "staging", staging)
-        text = os.fspath(path)
-        self._rule = RowRule.given(f"DeltaSink({text!r})", mode, key, order_by, delete_when, keep)
-        self._contract = SchemaContract.given(f"DeltaSink({text!r})", schema_contract)
+            require_path(where, "staging", staging)
+        self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep)
+        self._contract = SchemaContract.given(where, schema_contract)
         self._path = text if "://" in text else str(Path(text).absolute())
         self._name = f"delta.{Path(text).name}" if name is None else name
         beside = os.path.join(os.path.dirname(self._path), STAGING_FOLDER, os.path.basename(self._path))
         self._staging = beside if staging is None else str(Path(staging).absolute())
-        self._partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
-        self._properties = dict(properties or {})
+        self._partition_by = () if partition_by in ((), []) else column_names(where, "partition_by", partition_by)
+        self._properties = {} if properties is None else _table_properties(where, properties)
         self._committer: AskedCommitter = committer
 
     @property
@@ -220,6 +221,19 @@ class DeltaSink(Sink):
             contract=self._contract,
             committer=self._committer,
         )
+
+
+def _table_properties(where: str, given: Mapping[str, str]) -> dict[str, str]:
+    wrong = not isinstance(given, Mapping) or any(  # pyright: ignore[reportUnnecessaryIsInstance]
+        not isinstance(part, str) or not part  # pyright: ignore[reportUnnecessaryIsInstance]
+        for pair in given.items()
+        for part in pair
+    )
+    if wrong:
+        raise UsageError(
+            f"{where}: properties is {shown(given)}; it must be a dict of texts, such as {{'delta.appendOnly': 'true'}}"
+        )
+    return dict(given)
 
 
 def described(address: SinkAddress) -> DeltaSink:

@@ -749,6 +749,38 @@ TOPOLOGY: Final[Mapping[str, Mapping[str, Sequence[Case]]]] = {
     },
 }
 
+COLUMNS_WRONG: Final[Sequence[object]] = ("", 3, [], [3], ["k", "k"], len)
+UPSERT: Final = {"mode": "upsert", "key": "k", "order_by": "v"}
+
+
+def rules(sink: type) -> dict[str, list[Case]]:
+    """The arguments of what becomes of a sink's rows, which all sinks have."""
+
+    def made(**wrong: object) -> Callable[[], object]:
+        return lambda: sink("x", **{**UPSERT, **wrong})
+
+    return {
+        "mode": [(made(mode=w), "mode=.* is none; use 'append', 'upsert', 'fold'") for w in ("", 3, "insert", len)],
+        **{
+            name: [
+                (made(**{name: w}), f"'x'.*: {name}=.* names (no columns; give|'k' twice; leave)")
+                for w in COLUMNS_WRONG
+            ]
+            for name in ("key", "order_by", "keep")
+        },
+        "delete_when": [
+            (made(delete_when=w), "delete_when=.* is no column's name; name a") for w in ("", 3, ["d"], len)
+        ],
+    }
+
+
+def contracts(sink: type) -> list[Case]:
+    return [
+        (lambda w=w: sink("x", schema_contract=w), "schema_contract=.* is none of 'freeze', 'evolve'")
+        for w in ("", 3, None, "thaw", len)
+    ]
+
+
 THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
     Backoff: {
         "base_s": [(lambda w=w: Backoff(w), f"backoff: base_s is .*{SECONDS}") for w in (-1, "1", float("nan"))],
@@ -883,11 +915,33 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
         "staging": [
             (lambda w=w: MemorySink("o", staging=w), "sink 'o': staging is .*; it must be a path") for w in ("", 3)
         ],
+        **rules(MemorySink),
+        "refuse": [
+            (
+                lambda w=w: MemorySink("o", refuse=w),
+                "sink 'o': refuse is .*; it must be a function, called as lambda row:",
+            )
+            for w in (3, "f")
+        ],
     },
     DeltaSink: {
         "path": [(lambda w=w: DeltaSink(w), "DeltaSink: path is .*; it must be a path") for w in ("", 3, None)],
         "name": [(lambda w=w: words().into(DeltaSink("x", name=w)), f"sink {A_NAME}") for w in ("", "a b", 3)],
         "staging": [(lambda: DeltaSink("x", staging=""), r"DeltaSink\('x'\): staging is ''; it must be a path")],
+        **rules(DeltaSink),
+        "schema_contract": contracts(DeltaSink),
+        "partition_by": [
+            (lambda w=w: DeltaSink("x", partition_by=w), "partition_by=.* names (no columns; give|'k' twice; leave)")
+            for w in ("", 3, None, [3], ["k", "k"], len)
+        ],
+        "properties": [
+            (lambda w=w: DeltaSink("x", properties=w), "properties is .*; it must be a dict of texts, such as {'delta")
+            for w in ("", 3, "a=b", [3], {"a": 3}, {3: "a"}, {"": "a"}, len)
+        ],
+        "committer": [
+            (lambda w=w: DeltaSink("x", committer=w), "no committer .*; known: 'auto', 'delta-rs', 'spark'")
+            for w in ("", 3, None, "delta", len)
+        ],
     },
     PostgresSink: {
         "table": [
@@ -903,6 +957,15 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             (lambda: PostgresSink("x", database=3), r"PostgresSink\('x'\): database is a int; it must be a URL"),
         ],
         "staging": [(lambda: PostgresSink("x", staging=3), r"PostgresSink\('x'\): staging is 3; it must be a path")],
+        **rules(PostgresSink),
+        "schema_contract": contracts(PostgresSink),
+        "parallel_load_rows": [
+            (
+                lambda w=w: PostgresSink("x", parallel_load_rows=w),
+                "parallel_load_rows is .*; it must be a whole number, at",
+            )
+            for w in ("", 0, -1, "9", 1.5, True, len)
+        ],
     },
     StateSink: {
         "name": [
