@@ -103,10 +103,15 @@ def change(
     connection.execute(sql.SQL("alter table {} {}").format(table.name.identifier, sql.SQL(", ").join(parts)))
     bookkeeping.one_at_a_time(connection)
     connection.execute(_CHANGES)
+    mine = {**bookkeeping.mine(identity), "txid": txid}
+    # Unchecked, a later attempt may write a txid again, and need further changes.
+    (first,) = connection.execute(
+        f"select coalesce(max(number) + 1, 0) from stormproof_sink.schema_change where {MINE} and txid = %(txid)s", mine
+    ).fetchone() or (0,)
     connection.cursor().executemany(
         "insert into stormproof_sink.schema_change (topology, incarnation, sink, txid, number, change) "
         "values (%s, %s, %s, %s, %s, %s)",
-        [(*bookkeeping.mine(identity).values(), txid, n, str(one)) for n, one in enumerate(changes)],
+        [(*mine.values(), n, str(one)) for n, one in enumerate(changes, start=first)],
     )
 
 

@@ -141,6 +141,11 @@ class TableHold(StoreRecord):
         """Change the table where its contract allows that and the rows need it, as part of this txid."""
         if self.contract is SchemaContract.EVOLVE:
             table = self._table(connection)
+            if not self._changes(table):
+                return
+            # Another writer may have changed the table since: what lacks is seen under the lock that the change needs.
+            connection.execute(sql.SQL("lock table {} in access exclusive mode").format(table.name.identifier))
+            table = self._table(connection)
             change(connection, table, self._changes(table), self.identity, txid)
 
     def changed(self, connection: psycopg.Connection, txid: int) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.evolve import add_columns
 from stormproof.sinks.discards import discarded_in
+from stormproof.sinks.postgres.evolve import changes_for
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
 
 OLD = pa.table({"word": ["a"], "n": pa.array([1], pa.int32())})
@@ -135,6 +137,43 @@ def test_postgres_widens_types_with_the_batch_that_needs_it(database: Database, 
             "select txid, change from stormproof_sink.schema_change order by number"
         ).fetchall()
     assert [txid for txid, _ in recorded] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("at", ["begin", "take_over"])
+def test_evolve_takes_another_writers_change_into_account(
+    at: str, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table changes between the look at its columns and our own change: nothing is narrowed, or added twice."""
+    with psycopg.connect(database.conninfo, autocommit=True) as connection:
+        connection.execute("create table t (word text, d numeric(5,2))")
+        made = Made("postgres", tmp_path, database)
+        rows = pa.table({"word": ["b"], "d": pa.array([Decimal("1.00")], pa.decimal128(10, 2)), "more": [1.5]})
+        looks = 0
+
+        def changed_behind(*given: Any) -> Any:
+            nonlocal looks
+            found, looks = changes_for(*given), looks + 1
+            if looks == (1 if at == "take_over" else 2):
+                connection.execute("alter table t alter d type numeric(12,4), add more double precision")
+                connection.execute("insert into t values ('a', 1.2345)")
+            return found
+
+        monkeypatch.setattr("stormproof.sinks.postgres.hold.changes_for", changed_behind)
+        assert made.put(rows, 1, "evolve").changed == ()
+        assert [(row["word"], row["d"], row["more"]) for row in made.rows()] == [
+            ("a", Decimal("1.2345"), None),
+            ("b", Decimal("1.0000"), 1.5),
+        ]
+
+
+def test_a_txid_that_is_written_again_may_need_further_changes(database: Database, tmp_path: Path) -> None:
+    made = Made("postgres", tmp_path, database)
+    made.put(OLD, 1)
+    more = OLD.append_column("more", pa.array([1.5]))
+    for rows in (more, more.append_column("yet", pa.array(["x"]))):
+        with closing(made.sink("evolve").open(IDENTITY, SinkInput(rows.schema), 2)) as session:
+            result = session.commit(prepared(session, rows, 2), checked=False)
+    assert result.changed == ("added column 'more' double precision", "added column 'yet' text")
 
 
 def test_evolve_refuses_what_it_cannot_widen(made: Made) -> None:
