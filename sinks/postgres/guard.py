@@ -249,7 +249,7 @@ class Guard:
         self, connection: psycopg.Connection, txid: int, refused: Sequence[RefusedRow], *, again: bool
     ) -> None:
         """Record the rows of a txid that the table does not get. `again`: those that are there are replaced."""
-        if again:
+        if again and bookkeeping.has_rejects(connection):
             connection.execute(
                 f"delete from stormproof_sink.reject where {MINE} and txid = %(txid)s", {**self._mine, "txid": txid}
             )
@@ -286,9 +286,14 @@ class Guard:
             for file, row, text, sqlstate, error, messages, origins, together in rows
         )
 
-    def add_superseded(self, connection: psycopg.Connection, txid: int, rows: int) -> None:
-        """Record how many rows of a txid changed nothing, where there are any."""
+    def add_superseded(self, connection: psycopg.Connection, txid: int, rows: int, *, again: bool) -> None:
+        """Record how many rows of a txid changed nothing, where there are any. `again`: a number that is there goes."""
         if not rows:
+            if again and bookkeeping.has_superseded(connection):
+                connection.execute(
+                    f"delete from stormproof_sink.superseded where {MINE} and txid = %(txid)s",
+                    {**self._mine, "txid": txid},
+                )
             return
         bookkeeping.make_superseded(connection)
         connection.execute(

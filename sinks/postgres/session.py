@@ -104,7 +104,8 @@ class PostgresSession(TableHold, SinkSession):
             dropped = transaction.rows - taken
             superseded = transaction.superseded + rows.superseded
             self.guard.add_evidence(connection, transaction, taken, again=not checked, dropped=dropped)
-            self.guard.add_superseded(connection, transaction.txid, superseded)
+            self.guard.add_rejected(connection, transaction.txid, (), again=not checked)
+            self.guard.add_superseded(connection, transaction.txid, superseded, again=not checked)
             changed = self.changed(connection, transaction.txid)
             self.require_same(connection, table, where)
             require_durable(connection, table.oid, where)
@@ -131,6 +132,8 @@ class PostgresSession(TableHold, SinkSession):
             table = self._begin(connection, transaction, where, checked=checked)
             if table is None:
                 return self._held(connection, transaction)
+            # All rows are read from the files, those that a task loaded too.
+            require_files(self._staging, transaction.files, where=where, digests=True)
             schema = wire_schema(table, self.input)
             rejects = Rejects(self._staging, transaction, most, where, row_by_row=row_by_row)
             may_drop = bool(triggers_that_drop(connection, table.oid, self.input))
@@ -145,7 +148,7 @@ class PostgresSession(TableHold, SinkSession):
             _require_all(moved.sent + len(refused), transaction.rows, transaction.rows, where)
             guard.add_evidence(connection, transaction, moved.taken, again=not checked, dropped=moved.dropped)
             guard.add_rejected(connection, transaction.txid, refused, again=not checked)
-            guard.add_superseded(connection, transaction.txid, superseded)
+            guard.add_superseded(connection, transaction.txid, superseded, again=not checked)
             changed = self.changed(connection, transaction.txid)
             self.require_same(connection, table, where)
             require_durable(connection, table.oid, where)
