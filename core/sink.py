@@ -14,21 +14,9 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 import pyarrow as pa
 
 from stormproof.core.errors import Json, TopologyError
+from stormproof.core.folds import AnyFold, fold_to_json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.kind import SourceKind
-
-
-class Fold(StrEnum):
-    """How a column's new value is added to what a sink holds for its key."""
-
-    SUM = "sum"
-    """Added; counts are sums of ones."""
-    MIN = "min"
-    """The smaller one; NULL is none."""
-    MAX = "max"
-    """The greater one; NULL is none."""
-    OWN = "own"
-    """By a function of the user's, which only a state can call."""
 
 
 class SinkMode(StrEnum):
@@ -56,7 +44,7 @@ class SinkInput:
 
     schema: pa.Schema
     keys: tuple[str, ...] = ()
-    folds: Mapping[str, Fold] = field(default_factory=dict[str, Fold])
+    folds: Mapping[str, AnyFold] = field(default_factory=dict[str, AnyFold])
     mode: SinkMode = SinkMode.APPEND
     order_by: tuple[str, ...] = ()
     delete_when: str | None = None
@@ -80,7 +68,7 @@ class SinkInput:
         return cls(schema, keys, mode=SinkMode.UPSERT, order_by=order_by, delete_when=delete_when, keep=keep)
 
     @classmethod
-    def for_fold(cls, schema: pa.Schema, keys: tuple[str, ...], folds: Mapping[str, Fold]) -> SinkInput:
+    def for_fold(cls, schema: pa.Schema, keys: tuple[str, ...], folds: Mapping[str, AnyFold]) -> SinkInput:
         """Each row is folded into the one of its key."""
         return cls(schema, keys, folds, SinkMode.FOLD)
 
@@ -88,6 +76,11 @@ class SinkInput:
     def is_by_key(self) -> bool:
         """Whether rows change rows that the table has (upsert, fold), rather than being added to them (append)."""
         return self.mode is not SinkMode.APPEND
+
+    @property
+    def described_folds(self) -> dict[str, Json]:
+        """How each column folds, as ledger and graph keep it."""
+        return {name: fold_to_json(fold) for name, fold in self.folds.items()}
 
     @property
     def upsert_rule(self) -> dict[str, Json]:

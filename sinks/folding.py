@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import SinkRefused, TopologyError
+from stormproof.core.folds import ByOrder, Fold
 from stormproof.core.graph.aggregation import has_extremes
-from stormproof.core.sink import Fold, SinkInput, SinkMode
+from stormproof.core.ordered_rows import row_of_groups
+from stormproof.core.sink import SinkInput, SinkMode
+from stormproof.core.task.groups import Members
 
 _WIDE_DIGITS: Final = 76
 
@@ -48,8 +52,24 @@ def check_fold_input(input_: SinkInput, where: str) -> None:
                 "minima and maxima; keep the result in a state, persistent_aggregate(..., state=...)",
                 field=name,
             )
-        if not _can_fold(kind, fold):
+        if isinstance(fold, ByOrder):
+            _check_by_order(name, fold, input_, where)
+        elif not _can_fold(kind, fold):
             raise TopologyError(f"{where}: column {name!r} is {kind}, which has no {fold}", field=name)
+
+
+def _check_by_order(name: str, fold: ByOrder, input_: SinkInput, where: str) -> None:
+    """Refuse a first or last whose columns are not folded as one."""
+    for other in (*fold.compared, name):
+        if input_.folds.get(other) != fold or name not in fold.compared:
+            raise TopologyError(
+                f"{where}: column {name!r} is folded as the {fold}: each of these columns must be folded so, and be named "
+                "in the order",
+                field=other,
+            )
+        kind = input_.schema.field(other).type
+        if not has_extremes(kind):
+            raise TopologyError(f"{where}: column {other!r} is {kind}, which has no {fold.end}", field=other)
 
 
 def _can_fold(kind: pa.DataType, fold: Fold) -> bool:
@@ -83,7 +103,8 @@ def require_unique_keys(batches: Iterable[pa.RecordBatch], keys: tuple[str, ...]
 
 
 def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) -> pa.Table:
-    """`held` with `added` folded in, key by key: sums are exact; a NULL never wins, NaN only over NULL.
+    """`held` with `added` folded in, key by key: sums are exact; a NULL never wins, NaN only over NULL. Each key comes at
+    most once in either.
 
     Raises:
         SinkRefused: a sum does not fit its column.
@@ -92,8 +113,10 @@ def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) 
     # Columns are named by numbers: the name that Arrow derives ("x_min" of x) may be another column's.
     columns = [pa.concat_tables([held.select([n]), added.select([n])]).column(0) for n in (*keys, *input_.folds)]
     numbers = [str(i) for i in range(len(columns))]
+    number_of = {name: number for number, name in enumerate((*keys, *input_.folds))}
     folds = list(zip(numbers[len(keys) :], input_.folds.items(), strict=True))
-    for number, (_, fold) in folds:
+    plain = [(number, named) for number, named in folds if isinstance(named[1], Fold)]
+    for number, (_, fold) in plain:
         column = columns[int(number)]
         if fold is Fold.SUM and pa.types.is_integer(column.type):
             # Arrow's sum of int64 wraps silently; a decimal holds any sum of them.
@@ -103,10 +126,20 @@ def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) 
         ):  # Arrow's sum of decimals wraps, too, beyond 38 digits
             columns[int(number)] = column.cast(pa.decimal256(_WIDE_DIGITS, column.type.scale))
     both = pa.Table.from_arrays(columns, names=numbers)
-    folded = both.group_by(numbers[: len(keys)]).aggregate([(number, fold.value) for number, (_, fold) in folds])
+    rows = np.arange(both.num_rows)
+    folded = (
+        both.append_column("row", pa.array(rows))
+        .group_by(numbers[: len(keys)], use_threads=False)
+        .aggregate([("row", "list"), *((number, str(fold)) for number, (_, fold) in plain)])
+    )
+    group_of_row = Members.of(folded.column("row_list"), both.num_rows).group_of_row
     found = {key: folded.column(number) for key, number in zip(keys, numbers, strict=False)}
     for number, (name, fold) in folds:
         kind = input_.schema.field(name).type
+        if isinstance(fold, ByOrder):
+            compared = [columns[number_of[other]] for other in fold.compared]
+            found[name] = columns[int(number)].take(pa.array(row_of_groups(group_of_row, compared, fold.end)))
+            continue
         try:
             found[name] = folded.column(f"{number}_{fold}").cast(kind)
         except pa.ArrowInvalid as error:

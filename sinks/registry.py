@@ -20,8 +20,9 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from stormproof.core.errors import CannotTell, Json, UsageError
+from stormproof.core.folds import fold_from_json
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import Fold, SinkInput, SinkMode
+from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.protocol import Sink
 
 OTHER: Final = "other"
@@ -106,7 +107,7 @@ def describe_sink(
         "kind": OTHER,
         "mode": input_.mode.value,
         "keys": [*input_.keys],
-        "folds": {name: fold.value for name, fold in input_.folds.items()},
+        "folds": input_.described_folds,
         **input_.upsert_rule,
         "schema": base64.b64encode(input_.schema.serialize().to_pybytes()).decode("ascii"),
         "files": files,
@@ -157,7 +158,7 @@ def _input_of(sink: str, description: Mapping[str, Json]) -> SinkInput:
     return SinkInput(
         schema,
         tuple(str(key) for key in keys),
-        {name: Fold(str(fold)) for name, fold in folds.items()},
+        {name: fold_from_json(fold) for name, fold in folds.items()},
         SinkMode(str(description["mode"])),
         _names(description.get("order_by")),
         None if description.get("delete_when") is None else str(description["delete_when"]),

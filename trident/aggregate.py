@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 import pyarrow as pa
 
 from stormproof.core.arguments import instead_of, shown
 from stormproof.core.errors import TopologyError
+from stormproof.core.folds import ByOrder, End
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, AnyAggregation
 from stormproof.core.graph.aggregators import (
     Aggregator,
@@ -28,10 +29,12 @@ class ReadyAggregate:
 
     kind: AggregationKind
     field: str | None = None
+    order_by: tuple[str, ...] = ()
 
     def named(self, output: str) -> Aggregation:
         """The aggregate with its result's name."""
-        return Aggregation(output, self.kind, self.field)
+        compared = tuple(dict.fromkeys((*self.order_by, str(self.field)))) if self.order_by else ()
+        return Aggregation(output, self.kind, self.field, compared=compared)
 
 
 OneResult: TypeAlias = ReadyAggregate | CombinerAggregator | ReducerAggregator | UserAggregate
@@ -73,6 +76,42 @@ def mean(field: str) -> ReadyAggregate:
 def distinct_count(field: str) -> ReadyAggregate:
     """The exact number of different values of a field, without NULL. All different values of a group are kept in memory."""
     return ReadyAggregate(AggregationKind.DISTINCT, field)
+
+
+def first(field: str, *, order_by: str | Sequence[str]) -> ReadyAggregate:
+    """The value of a field in a group's first tuple, by the fields `order_by`, the weightiest first; it may be NULL.
+
+    Of tuples that are equal in `order_by` it is the least value, text by its bytes. A tuple with NULL or NaN in `order_by`
+    stands behind all others, so it is first only if there is no other; among equal ones so does a NULL or NaN value.
+
+    Raises:
+        TopologyError: `order_by` names no field.
+    """
+    return ReadyAggregate(AggregationKind.FIRST, field, _order("first", order_by))
+
+
+def last(field: str, *, order_by: str | Sequence[str]) -> ReadyAggregate:
+    """The value of a field in a group's last tuple, by the fields `order_by`, the weightiest first; it may be NULL.
+
+    Of tuples that are equal in `order_by` it is the greatest value, text by its bytes. A tuple with NULL or NaN in
+    `order_by` stands before all others, so it is last only if there is no other; among equal ones so does a NULL or NaN
+    value.
+
+    Raises:
+        TopologyError: `order_by` names no field.
+    """
+    return ReadyAggregate(AggregationKind.LAST, field, _order("last", order_by))
+
+
+def _order(function: str, order_by: object) -> tuple[str, ...]:
+    names = (order_by,) if isinstance(order_by, str) else tuple(cast("Sequence[object]", order_by or ()))
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise TopologyError(
+            f"{function}(): order_by={shown(order_by)} names no fields; name what tells which of two tuples is later: "
+            f"{function}('city', order_by='at')",
+            argument="order_by",
+        )
+    return cast("tuple[str, ...]", names)
 
 
 def named(
@@ -117,15 +156,27 @@ def named(
 
 
 def kept_across_batches(aggregations: Sequence[AnyAggregation]) -> list[AnyAggregation]:
-    """The aggregates with each mean as its two halves, ``NAME_sum`` and ``NAME_count``, which can be added up."""
+    """The aggregates as columns that can be folded: a mean as ``NAME_sum`` and ``NAME_count``, which can be added up; a
+    first or last as ``NAME``, and ``NAME_FIELD`` for each field of its order.
+    """
     kept: list[AnyAggregation] = []
     for one in aggregations:
         if isinstance(one, Aggregation) and one.kind is AggregationKind.MEAN:
             kept.append(Aggregation(f"{one.output}_sum", AggregationKind.SUM, one.field, mean=one.output))
             kept.append(Aggregation(f"{one.output}_count", AggregationKind.VALUES, one.field))
+        elif isinstance(one, Aggregation) and one.compared:
+            kept += _kept_by_order(one)
         else:
             kept.append(one)
     return kept
+
+
+def _kept_by_order(one: Aggregation) -> list[Aggregation]:
+    columns = {f"{one.output}_{field}": field for field in one.compared if field != one.field}
+    fold = ByOrder(
+        End(one.kind.value), tuple(one.output if f == one.field else f"{one.output}_{f}" for f in one.compared)
+    )
+    return [replace(one, fold=fold), *(replace(one, output=name, field=f, fold=fold) for name, f in columns.items())]
 
 
 def _of_user(aggregate: object) -> UserAggregate | None:

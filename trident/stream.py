@@ -514,7 +514,8 @@ class GroupedStream:
 
         Sinks fold count(), sum_(), min_() and max_(), a state also combiners. A mean is kept as its sum and its count, in
         the columns ``NAME_sum`` and ``NAME_count``; a Postgres table that is made here shows it as the generated column
-        ``NAME``. Others are refused: two batches' distinct counts, for example, do not make one. `state_name` is the state's
+        ``NAME``. A first() or last() is kept as ``NAME`` and ``NAME_FIELD`` for each field of its order, by sinks alone.
+        Others are refused: two batches' distinct counts, for example, do not make one. `state_name` is the state's
         name among the sinks (default: the component's name followed by `-state`).
 
         Raises:

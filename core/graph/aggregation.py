@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import TopologyError
+from stormproof.core.folds import AnyFold
 from stormproof.core.graph.aggregators import UserAggregation
 from stormproof.core.graph.fields import can_be_key
 
@@ -35,6 +36,8 @@ class AggregationKind(StrEnum):
     MAX = "max"
     MEAN = "mean"
     DISTINCT = "distinct"
+    FIRST = "first"
+    LAST = "last"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,10 @@ class Aggregation:
     field: str | None = None
     mean: str | None = None
     """The name of the mean of which it is the sum; a sink may show it beside sum and count."""
+    compared: tuple[str, ...] = ()
+    """Of a first and a last: the fields by which rows are compared, the weightiest first; `field` is one of them."""
+    fold: AnyFold | None = None
+    """How it is folded into what a sink holds, where its kind alone does not say so."""
 
     @property
     def combines(self) -> bool:
@@ -55,7 +62,8 @@ class Aggregation:
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.kind}({self.field or ''})"
+        by = [name for name in self.compared if name != self.field]
+        return f"{self.kind}({self.field or ''}{' by ' if by else ''}{', '.join(by)})"
 
     def result(self, schema: pa.Schema, component: str) -> pa.Field:
         """The result's column: counts and sums of integers are 64 bit, sums of decimals have all 38 digits.
@@ -73,6 +81,8 @@ class Aggregation:
                 component=component,
                 field=str(self.field),
             )
+        for name in self.compared:
+            self._require_comparable(schema, name, component)
         type_ = schema.field(self.field).type
         found = self._result_type(type_)
         if found is None:
@@ -82,6 +92,22 @@ class Aggregation:
                 field=self.field,
             )
         return pa.field(self.output, found, metadata=None if self.mean is None else {MEAN: self.mean.encode()})
+
+    def _require_comparable(self, schema: pa.Schema, name: str, component: str) -> None:
+        where = f"component {component!r}: {self.output} = {self.name}"
+        if name not in schema.names:
+            known = ", ".join(schema.names)
+            raise TopologyError(f"{where}: unknown field {name!r}; known: {known}", component=component, field=name)
+        type_ = schema.field(name).type
+        if not has_extremes(type_):
+            what = "no order that every store shares"
+            if name == self.field:
+                what += ", and the values of two rows that are equal in order_by must be told apart"
+            raise TopologyError(
+                f"{where}: field {name!r} is {type_}, which has {what}; use a number, a time or a text",
+                component=component,
+                field=name,
+            )
 
     @property
     def _noun(self) -> str:
@@ -97,6 +123,8 @@ class Aggregation:
                 return None if _sum_type(type_) is None else pa.float64()
             case AggregationKind.DISTINCT:
                 return pa.int64() if can_be_key(type_) else None
+            case AggregationKind.FIRST | AggregationKind.LAST:
+                return type_
             case AggregationKind.MIN | AggregationKind.MAX:
                 return type_ if has_extremes(type_) else None
 
@@ -110,6 +138,10 @@ class Aggregation:
             case AggregationKind.DISTINCT:
                 assert given is not None
                 return [pa.field(self.output, pa.list_(given.field(self.field).type))]
+            case AggregationKind.FIRST | AggregationKind.LAST:
+                assert given is not None
+                compared = [given.field(name).with_nullable(True) for name in self.compared]
+                return [pa.field(self.output, pa.struct(compared))]
             case _:
                 return [result]
 
@@ -121,6 +153,8 @@ class Aggregation:
                 return pc.divide(total, pc.if_else(pc.equal(number, 0.0), pa.scalar(None, pa.float64()), number))
             case AggregationKind.DISTINCT:
                 return pc.cast(pc.list_value_length(partials[0]), pa.int64())
+            case AggregationKind.FIRST | AggregationKind.LAST:
+                return pc.struct_field(partials[0], [self.compared.index(str(self.field))])
             case _:
                 return partials[0]
 

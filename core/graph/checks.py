@@ -11,12 +11,13 @@ import pyarrow as pa
 from stormproof.core.arguments import error_prefix, instead_of, lacks, shown
 from stormproof.core.bolt import DEFAULT_STREAM, Streams
 from stormproof.core.errors import TopologyError
+from stormproof.core.folds import AnyFold, Fold
 from stormproof.core.graph.aggregation import AggregationKind, AnyAggregation
 from stormproof.core.graph.aggregators import UserAggregation, UserKind
 from stormproof.core.graph.components import OperationKind, Subscription, UserFunction
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike, parse_schema
-from stormproof.core.sink import Fold, SinkSpec
+from stormproof.core.sink import SinkSpec
 from stormproof.core.user_functions import never_begins, refuse_unfit_call
 
 NAME_MAX_CHARACTERS: Final = 64
@@ -160,10 +161,12 @@ def require_fold(component: str, aggregation: AnyAggregation) -> None:
     )
 
 
-def fold_of(aggregation: AnyAggregation) -> Fold:
+def fold_of(aggregation: AnyAggregation) -> AnyFold:
     """How a batch's result is folded into what a sink holds."""
     if isinstance(aggregation, UserAggregation):
         return Fold.OWN
+    if aggregation.fold is not None:
+        return aggregation.fold
     return {AggregationKind.MIN: Fold.MIN, AggregationKind.MAX: Fold.MAX}.get(aggregation.kind, Fold.SUM)
 
 

@@ -28,6 +28,8 @@ _COMBINED: Final[Mapping[AggregationKind, tuple[How, ...]]] = {
     AggregationKind.MAX: (How.MAX,),
     AggregationKind.MEAN: (How.SUM, How.VALUES),
     AggregationKind.DISTINCT: (How.SET,),
+    AggregationKind.FIRST: (How.FIRST,),
+    AggregationKind.LAST: (How.LAST,),
 }
 """How each aggregate's partial columns are made of rows."""
 
@@ -38,9 +40,19 @@ _MERGED: Final[Mapping[How, How]] = {
     How.MIN: How.MIN,
     How.MAX: How.MAX,
     How.SET: How.UNION,
+    How.FIRST: How.FIRST,
+    How.LAST: How.LAST,
     How.FOLD: How.FOLD,
 }
 """How partial columns are merged, by how they were made."""
+
+
+_NULL_OF_NOTHING: Final = frozenset(
+    {
+        *(AggregationKind.MIN, AggregationKind.MAX, AggregationKind.MEAN),
+        *(AggregationKind.FIRST, AggregationKind.LAST),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +96,17 @@ def combine(group: GroupBy, rows: pa.RecordBatch) -> pa.Table:
         if isinstance(a, UserAggregation):
             requests.append(Request(How.FOLD, rows.column(_prepared(a)), partials[0], a.code))
             continue
-        column = None if a.field is None else rows.column(a.field)
+        column = _column_of(a, rows, partials)
         for how, made in zip(_COMBINED[a.kind], partials, strict=True):
             requests.append(Request(how, None if how is How.ROWS else column, made))
     return reduced(group, [rows.column(k) for k in group.keys], requests, rows.num_rows)
+
+
+def _column_of(aggregation: Aggregation, rows: pa.RecordBatch, partials: Sequence[pa.Field]) -> pa.Array | None:
+    if aggregation.compared:
+        fields = list(partials[0].type)
+        return pa.StructArray.from_arrays([rows.column(f.name) for f in fields], fields=fields)
+    return None if aggregation.field is None else rows.column(aggregation.field)
 
 
 def merge(group: GroupBy, parts: Sequence[pa.Table]) -> pa.Table:
@@ -125,7 +144,7 @@ def zero(group: GroupBy) -> pa.RecordBatch:
             columns.append(_zero_of(group, a))
             continue
         type_ = group.schema.field(a.output).type
-        none = a.kind in {AggregationKind.MIN, AggregationKind.MAX, AggregationKind.MEAN}
+        none = a.kind in _NULL_OF_NOTHING
         columns.append(pa.nulls(1, type_) if none else pa.array([0]).cast(type_))
     return pa.RecordBatch.from_arrays(columns, schema=group.schema)
 

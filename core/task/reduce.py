@@ -13,7 +13,9 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import JobFailed
+from stormproof.core.folds import End
 from stormproof.core.graph.aggregation import DECIMAL_DIGITS_MAX, GroupBy
+from stormproof.core.ordered_rows import row_of_groups
 from stormproof.core.python_to_arrow import column_of
 from stormproof.core.task.groups import Members
 from stormproof.core.user_errors import CAUGHT, blame
@@ -35,8 +37,15 @@ class How(StrEnum):
     """The distinct values, as a list."""
     UNION = "union"
     """The distinct values of lists."""
+    FIRST = "first"
+    """The first row of a struct, by its fields; see `ByOrder`."""
+    LAST = "last"
     FOLD = "fold"
     """A user's combiner."""
+
+
+_OF_MEMBERS: Final = frozenset({How.SET, How.UNION, How.FOLD, How.FIRST, How.LAST})
+"""How columns are reduced of which the rows of each group have to be known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,7 @@ def reduced(
     key_names = list(names)
     calls: list[tuple[str | list[str], str, object]] = []
     made: list[tuple[str, ...]] = []
-    listed = any(r.how in {How.SET, How.UNION, How.FOLD} for r in requests)
+    listed = any(r.how in _OF_MEMBERS for r in requests)
     if listed:
         columns.append(pa.array(np.arange(rows)))
         names.append("row")
@@ -75,7 +84,7 @@ def reduced(
                 calls.append(([], "count_all", None))
                 made.append(("count_all",))
                 continue
-            case How.SET | How.UNION | How.FOLD:
+            case How.SET | How.UNION | How.FOLD | How.FIRST | How.LAST:
                 made.append(())
                 continue
             case How.SUM:
@@ -129,6 +138,9 @@ def _listed(component: str, request: Request, members: Members) -> pa.Array:
         case How.UNION:
             lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
             return _sets(np.repeat(members.group_of_row, lengths), column.flatten(), members.groups)
+        case How.FIRST | How.LAST:
+            chosen = row_of_groups(members.group_of_row, column.flatten(), End(request.how.value))
+            return column.take(pa.array(chosen))
         case _:
             return _folded(component, request, column.take(pa.array(members.rows)).to_pylist(), members)
 

@@ -7,7 +7,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.sink import Fold
+from stormproof.core.folds import AnyFold, ByOrder, Fold
+from stormproof.sinks.delta.later import wins_by_order
 
 _INTEGERS: Final = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
 _WIDE_DIGITS: Final = 76
@@ -19,9 +20,12 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def fold_expression(name: str, kind: pa.DataType, fold: Fold) -> str:
+def fold_expression(name: str, schema: pa.Schema, fold: AnyFold) -> str:
     """The column's new value. A NULL adds nothing and never wins; NaN wins only over NULL."""
+    kind = schema.field(name).type
     held, added = f"t.{quoted(name)}", f"s.{quoted(name)}"
+    if isinstance(fold, ByOrder):
+        return _by_order(held, added, wins_by_order(schema, fold.compared, fold.end, quoted))
     return _sum(held, added, kind) if fold is Fold.SUM else _better(held, added, kind, _WINS[fold])
 
 
@@ -47,14 +51,21 @@ def _better(held: str, added: str, kind: pa.DataType, wins: str) -> str:
     return f"CASE {' '.join(cases)} WHEN {added} {wins} {held} THEN {added} ELSE {held} END"
 
 
+def _by_order(held: str, added: str, wins: str) -> str:
+    return f"CASE WHEN {wins} THEN {added} ELSE {held} END"
+
+
 def spark_quoted(name: str) -> str:
     """A column's name, quoted for Spark."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def spark_fold_expression(name: str, kind: pa.DataType, fold: Fold) -> str:
+def spark_fold_expression(name: str, schema: pa.Schema, fold: AnyFold) -> str:
     """The same in Spark's SQL, with ANSI arithmetic: a result that does not fit its type is an error."""
+    kind = schema.field(name).type
     held, added = f"t.{spark_quoted(name)}", f"s.{spark_quoted(name)}"
+    if isinstance(fold, ByOrder):
+        return _by_order(held, added, wins_by_order(schema, fold.compared, fold.end, spark_quoted))
     if fold is Fold.SUM:
         total = f"COALESCE({held} + {added}, {held}, {added})"
         return f"CAST({total} AS DECIMAL({kind.precision}, {kind.scale}))" if pa.types.is_decimal(kind) else total

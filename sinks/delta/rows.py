@@ -73,9 +73,7 @@ def merge_rows(
     schema, folds = input_.schema, input_.folds
     added = {quoted(name): f"s.{quoted(name)}" for name in schema.names}
     changed = {
-        quoted(name): fold_expression(name, schema.field(name).type, folds[name])
-        if name in folds
-        else added[quoted(name)]
+        quoted(name): fold_expression(name, schema, folds[name]) if name in folds else added[quoted(name)]
         for name in schema.names
         if name not in (*input_.keys, *input_.keep)
     }

@@ -102,7 +102,7 @@ class SparkCommitter:
         folds, schema = input_.folds, input_.schema
         added: dict[str, Any] = {spark_quoted(name): f"s.{spark_quoted(name)}" for name in schema.names}
         changed: dict[str, Any] = {
-            spark_quoted(name): spark_fold_expression(name, schema.field(name).type, folds[name])
+            spark_quoted(name): spark_fold_expression(name, schema, folds[name])
             if name in folds
             else added[spark_quoted(name)]
             for name in schema.names

@@ -8,7 +8,8 @@ from typing import Final
 import pyarrow as pa
 from psycopg import sql
 
-from stormproof.core.sink import Fold
+from stormproof.core.folds import AnyFold, ByOrder, Fold
+from stormproof.sinks.postgres.later import wins_by_order
 
 _SUM: Final = sql.SQL("coalesce(held.{0} + excluded.{0}, held.{0}, excluded.{0})")
 
@@ -39,8 +40,12 @@ _BETTER_TEXT: Final[Mapping[Fold, sql.SQL]] = {
 """By bytes, as batches are aggregated. least() would compare by the column's collation, which differs between databases."""
 
 
-def fold_assignment(name: str, kind: pa.DataType, fold: Fold) -> sql.Composed:
+def fold_assignment(name: str, schema: pa.Schema, fold: AnyFold) -> sql.Composed:
     """`column = new value`. A NULL adds nothing and never wins; NaN wins only over NULL."""
+    kind = schema.field(name).type
+    if isinstance(fold, ByOrder):
+        wins = wins_by_order(schema, fold.compared, fold.end)
+        return sql.SQL("{0} = case when {1} then excluded.{0} else held.{0} end").format(sql.Identifier(name), wins)
     if fold is Fold.SUM:
         value = _SUM
     elif pa.types.is_floating(kind):

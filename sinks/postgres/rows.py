@@ -161,7 +161,7 @@ class RowsByKey:
         if not self._updates:
             return sql.SQL("nothing")
         assignments = sql.SQL(", ").join(
-            fold_assignment(name, schema.field(name).type, folds[name])
+            fold_assignment(name, schema, folds[name])
             if name in folds
             else sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
             for name in schema.names

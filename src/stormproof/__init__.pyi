@@ -34,6 +34,7 @@ from .core.errors import (
     TransientError as TransientError,
     UsageError as UsageError,
 )
+from .core.folds import Fold as Fold
 from .core.graph.aggregators import (
     Aggregator as Aggregator,
     CombinerAggregator as CombinerAggregator,
@@ -52,7 +53,6 @@ from .core.pending.source import PendingSource as PendingSource
 from .core.postgres.database import Database as Database
 from .core.settings import Settings as Settings
 from .core.sink import (
-    Fold as Fold,
     PreparedFile as PreparedFile,
     SinkInput as SinkInput,
     SinkMode as SinkMode,
@@ -102,6 +102,8 @@ from .sinks.transactional import TransactionalSession as TransactionalSession, T
 from .trident.aggregate import (
     count as count,
     distinct_count as distinct_count,
+    first as first,
+    last as last,
     max_ as max_,
     mean as mean,
     min_ as min_,

@@ -26,10 +26,11 @@ from support.fold_harness import (
 )
 
 from stormproof.core.errors import TopologyError
+from stormproof.core.folds import Fold
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.sink import Fold, SinkInput
+from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.folds import quoted
 from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.memory import MemorySink

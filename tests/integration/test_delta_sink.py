@@ -18,8 +18,9 @@ from support.delta_tables import make_by_hand
 from support.sink_harness import FOLD, SCHEMA, SinkHarness
 
 from stormproof.core.errors import CannotTell, Fenced, PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.folds import Fold
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.sink import Fold, SinkInput, TaskContext, transaction_digest
+from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
 

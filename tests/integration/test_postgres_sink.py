@@ -17,10 +17,11 @@ import pytest
 from support.sink_harness import FOLD, SCHEMA, SinkHarness
 
 from stormproof.core.errors import Fenced, SettingsError, SinkRefused, StoreUnavailable, StormproofError, TopologyError
+from stormproof.core.folds import Fold
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.sink import Fold, SinkInput, TaskContext, transaction_digest
+from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.postgres import fence as fence_module
 from stormproof.sinks.postgres import session as session_module

@@ -15,7 +15,8 @@ from support.topologies import MAX_ATTEMPTS
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
 from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import Fold, SinkInput
+from stormproof.core.folds import Fold
+from stormproof.core.sink import SinkInput
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.state.delta import DeltaMap

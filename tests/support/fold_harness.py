@@ -7,18 +7,21 @@ import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from stormproof.core.folds import AnyFold, Fold
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
-from stormproof.core.sink import Fold, SinkInput, TaskContext, transaction_digest
+from stormproof.core.graph.checks import fold_of
+from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.task.combine import combine, finish, merge
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
+from stormproof.trident.aggregate import ReadyAggregate, kept_across_batches
 from support.sink_harness import SinkHarness
 
 NAN: Final = math.nan
@@ -60,16 +63,21 @@ class Folded:
     """Columns to fold: each by name, with the field that it is of and how."""
 
     columns: Mapping[str, tuple[str, Fold]]
+    kept: Mapping[str, ReadyAggregate] = field(default_factory=dict[str, ReadyAggregate])
+    """Aggregates that are kept in several columns."""
 
     @property
     def group(self) -> GroupBy:
-        made = [Aggregation(name, _HOW[fold], field) for name, (field, fold) in self.columns.items()]
+        made = [Aggregation(name, _HOW[fold], of) for name, (of, fold) in self.columns.items()]
+        kept = kept_across_batches([ready.named(name) for name, ready in self.kept.items()])
+        made += [one for one in kept if isinstance(one, Aggregation)]
         schema = pa.schema([GIVEN.field("key"), *(a.result(GIVEN, "group") for a in made)])
         return GroupBy("group", ("key",), tuple(made), schema, GIVEN)
 
     @property
     def input(self) -> SinkInput:
-        return SinkInput.for_fold(self.group.schema, ("key",), {name: fold for name, (_, fold) in self.columns.items()})
+        group = self.group
+        return SinkInput.for_fold(group.schema, ("key",), {a.output: fold_of(a) for a in group.aggregations})
 
     def batch(self, rows: pa.RecordBatch, tasks: int = 2) -> pa.RecordBatch:
         """What a batch's job gives: combined in each task, merged behind the exchange."""
@@ -103,7 +111,7 @@ class FoldHarness(SinkHarness):
         self.identity = SinkIdentity("topology", life, "counts")
         return self
 
-    def with_fold(self, **folds: Fold) -> None:
+    def with_fold(self, **folds: AnyFold) -> None:
         """Break it: fold columns otherwise than asked."""
         self.input = replace(self.input, folds={**self.input.folds, **folds})
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.sink import Fold, SinkInput
+from stormproof.core.folds import Fold
+from stormproof.core.sink import SinkInput
 from stormproof.sinks.folding import check_fold_input, fold_tables
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.trident.state.merge import merge_columns, total

@@ -8,10 +8,11 @@ import pytest
 from support.jobs import source
 
 from stormproof.core.errors import TopologyError
+from stormproof.core.folds import Fold
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.sink import Fold, SinkInput, SinkMode
+from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import ReadyAggregate, count, max_, min_, sum_
 from stormproof.trident.ledger.graphs import Graph, changes, graph_of

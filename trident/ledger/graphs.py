@@ -78,7 +78,7 @@ def graph_of(plan: Plan, source: str) -> Graph:
             "target": targets.get(name, ""),
             "columns": [[f.name, str(f.type), f.nullable] for f in input_.schema],
             "keys": [*input_.keys],
-            "folds": {column: fold.value for column, fold in input_.folds.items()},
+            "folds": input_.described_folds,
             **input_.upsert_rule,
         }
         for name, input_ in plan.sinks.items()

@@ -10,8 +10,8 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from stormproof.core.folds import Fold
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import Fold
 from stormproof.core.source.kind import SourceKind
 from stormproof.sinks.protocol import SinkIdentity
 

@@ -12,6 +12,7 @@ from stormproof.core.arguments import require_object, require_path
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.failpoint import failpoint
+from stormproof.core.folds import Fold
 from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.fields import can_be_key
 from stormproof.core.guarantee import Guarantee
@@ -184,6 +185,13 @@ class StateSink(Sink):
                 raise TopologyError(f"{where}: no column {key!r}; there are {', '.join(schema.names)}", field=key)
             if not can_be_key(schema.field(key).type):
                 raise TopologyError(f"{where}: column {key!r} is {schema.field(key).type}, which cannot be a key")
+        for name, fold in input_.folds.items():
+            if not isinstance(fold, Fold):
+                raise TopologyError(
+                    f"{where}: column {name!r} is folded as the {fold}, and a state folds column by column; use a sink: "
+                    ".persistent_aggregate(...) without state, and .into(PostgresSink(...)) or .into(DeltaSink(...))",
+                    field=name,
+                )
         if self._updater is None:
             check_map_columns(schema, keys, list(self._merges_of(input_)), where)
         if isinstance(self._factory, SupportsRowCheck):
@@ -201,7 +209,7 @@ class StateSink(Sink):
             input_.schema,
             self.keys_of(input_),
             self._merges_of(input_),
-            input_.folds,
+            plain_folds(input_),
             epoch=epoch,
             create=create and epoch is not None,
             database=self._database,
@@ -223,7 +231,7 @@ class StateSink(Sink):
         return self._keys or input_.keys
 
     def _merges_of(self, input_: SinkInput) -> dict[str, Merge]:
-        ready = {name: MERGES[fold.value] for name, fold in input_.folds.items() if fold.value in MERGES}
+        ready = {name: MERGES[fold.value] for name, fold in plain_folds(input_).items() if fold.value in MERGES}
         return {**ready, **self._merges}
 
     def _session(self, context: StateContext, input_: SinkInput) -> StateSession:
@@ -233,6 +241,11 @@ class StateSink(Sink):
         return StateSession(
             self._factory, context, updater, self.files_in(input_), unique_keys=once, target=self.target
         )
+
+
+def plain_folds(input_: SinkInput) -> dict[str, Fold]:
+    """The folds that look at their own column alone; `StateSink.check` refuses others."""
+    return {name: fold for name, fold in input_.folds.items() if isinstance(fold, Fold)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 import pytest
 
-from stormproof.core.sink import Fold, PreparedFile, SinkInput, SinkMode, TaskContext, transaction_digest
+from stormproof.core.folds import Fold
+from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, TaskContext, transaction_digest
 from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
 
 SCHEMA: Final = pa.schema([pa.field("word", pa.string()), pa.field("n", pa.int64())])

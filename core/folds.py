@@ -1,0 +1,74 @@
+"""How a column's new value is merged with the one that a sink holds for its key. A result may be kept in several columns,
+each with a fold of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from stormproof.core.errors import Json
+
+
+class Fold(StrEnum):
+    """A fold that looks at its own column alone."""
+
+    SUM = "sum"
+    """Added; counts are sums of ones."""
+    MIN = "min"
+    """The smaller one; NULL is none."""
+    MAX = "max"
+    """The greater one; NULL is none."""
+    OWN = "own"
+    """By a function of the user's, which only a state can call."""
+
+
+class End(StrEnum):
+    """Which of two rows is meant."""
+
+    FIRST = "first"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class ByOrder:
+    """The column's value in the first or the last of two rows, by the columns `compared`, the weightiest first. All columns
+    of one result are compared alike, so they come from one row.
+
+    NULL and NaN are at the far end, NULL behind NaN: neither is first or last where there is another value. Rows that are
+    equal in all columns `compared` are equal in all columns of the result.
+    """
+
+    end: End
+    compared: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.end} by {', '.join(self.compared)}"
+
+
+AnyFold: TypeAlias = Fold | ByOrder
+
+
+def fold_to_json(fold: AnyFold) -> Json:
+    """A fold as ledger and graph keep it."""
+    match fold:
+        case Fold():
+            return fold.value
+        case ByOrder():
+            return {"fold": fold.end.value, "compared": [*fold.compared]}
+
+
+def fold_from_json(found: Json) -> AnyFold:
+    """The fold that `fold_to_json` described.
+
+    Raises:
+        ValueError: it is none that this version knows.
+    """
+    if not isinstance(found, dict):
+        return Fold(str(found))
+    compared = found.get("compared")
+    if not isinstance(compared, list):
+        raise ValueError(f"no fold: {found!r}")
+    return ByOrder(End(str(found.get("fold"))), tuple(str(name) for name in compared))
