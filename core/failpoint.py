@@ -36,7 +36,8 @@ class Failpoint:
 
     ``every`` batch; a ``recovery`` that finds something; an ``abort``; a ``retry`` of a job; a ``delta`` or ``postgres``
     sink; a ``state``; a micro-batch of a ``stream``; the ``queue`` itself; the ``journal`` of a server that redelivers; an
-    ``operator``'s decision about a dead letter; an ``audit``; a ``reject`` of a row that a sink's table refuses.
+    ``operator``'s decision about a dead letter; an ``audit``; a ``reject`` of a row that a sink's table refuses; the
+    ``upkeep`` of a table's files.
     """
 
     name: str
@@ -66,6 +67,9 @@ _ALL: Final = (
     Failpoint("delta.after_check", "the sink's last txid and the files are checked, no log entry is put", "delta"),
     Failpoint("delta.after_log_entry", "the log entry is put, nothing of it is synced, no answer given", "delta"),
     Failpoint("delta.after_sync", "files and log entry are synced", "delta"),
+    Failpoint("compact.before", "a Delta table is about to be compacted", "upkeep"),
+    Failpoint("compact.after_log_entry", "a compaction's log entry is put, nothing of it is synced", "upkeep"),
+    Failpoint("compact.after_sync", "a compaction's files and log entry are synced", "upkeep"),
     Failpoint("postgres.after_guard", "inside the sink's transaction: the guard row is moved", "postgres"),
     Failpoint("postgres.after_rows", "inside the sink's transaction: every row is written", "postgres"),
     Failpoint(

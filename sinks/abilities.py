@@ -7,6 +7,7 @@ of the protocol with that default.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from stormproof.core.sink import SinkInput
@@ -64,4 +65,30 @@ class SupportsOperate(Protocol):
 
     def operate(self, identity: SinkIdentity, input_: SinkInput, epoch: int, staging: str) -> SupportsSkipRows:
         """Open it; fences nobody."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What a compaction did: the table's version that it made (None: there was nothing to do), and how many files went and
+    came. `tries`: how often it was begun, since other writers came first.
+    """
+
+    version: int | None
+    removed: int
+    added: int
+    tries: int = 1
+
+
+@runtime_checkable
+class SupportsCompact(Protocol):
+    """A session whose table keeps its rows in files, of which small batches leave many small ones."""
+
+    def compact(self, target_bytes: int | None = None) -> Compaction:
+        """Write the rows of files below `target_bytes` into fewer files; changes no row and no evidence.
+
+        Raises:
+            StoreUnavailable: other writers kept coming first, or the store does not answer; nothing was changed.
+            SinkRefused: the table refuses it.
+        """
         ...

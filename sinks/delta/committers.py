@@ -9,7 +9,7 @@ from deltalake import CommitProperties, DeltaTable
 
 from stormproof.core.clock import SystemClock
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.delta.exclusion import alone
+from stormproof.sinks.delta.exclusion import alone, make_lock
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import DeltaLog
@@ -41,6 +41,15 @@ class Committers:
     def alone(self, committer: Committer) -> AbstractContextManager[None]:
         """Keep others of us from committing meanwhile, where Spark writes to the table; see `exclusion`."""
         return self.spark.alone() if committer is Committer.SPARK else alone(self._log, self._where, self._clock)
+
+    def alone_with_lock(self, committer: Committer) -> AbstractContextManager[None]:
+        """The same; by delta-rs, too, the lock is made where it is missing, if commits could lose against this one.
+
+        An append reads nothing of the table: it and a rewriting of files cannot lose against each other.
+        """
+        if committer is Committer.DELTA_RS and self._input.is_by_key:
+            make_lock(self._log)
+        return self.alone(committer)
 
     def put(
         self, committer: Committer, rows: RowsToPut, table: DeltaTable, transaction: PreparedTransaction, label: Label

@@ -43,6 +43,7 @@ def evidence_of(
             problems.append(f"txid {ours.txid} was committed again in version {ours.version}")
         found[ours.txid] = _evidence(entry, ours, fate, disk, fold=fold)
     problems += disk.wrong(disk.live.keys() - disk.looked_at)
+    problems += _miscounted(entries)
     guard = table.transaction_version(application)
     if found and (guard is None or guard < max(found)):
         problems.append(f"the transaction identifier says {guard}, the log has txid {max(found)}")
@@ -235,6 +236,27 @@ def _appended(entries: Sequence[LogEntry], commits: dict[int, OurCommit], live: 
             else:
                 fate.gone[entry.version] = _taken(by, file.path, entry.version)
     return fate
+
+
+def _miscounted(entries: Sequence[LogEntry]) -> list[str]:
+    """Versions that say that they change no data, and whose new files have more or fewer rows than the old ones."""
+    rows: dict[str, int | None] = {}
+    found: list[str] = []
+    for entry in entries:
+        before = [rows.get(path) for path, _ in entry.removed]
+        rows |= {file.path: None if file.rows is None else file.rows - file.deleted for file in entry.added}
+        if not entry.removed or entry.changes_rows:
+            continue
+        after = [rows[file.path] for file in entry.added]
+        if None in before or None in after:
+            continue
+        went, came = sum(n or 0 for n in before), sum(n or 0 for n in after)
+        if went != came:
+            found.append(
+                f"{entry.operation} in version {entry.version} says that it changed no data, and wrote {came} rows in place "
+                f"of {went}"
+            )
+    return found
 
 
 def _taken(by: LogEntry, path: str, version: int) -> str:

@@ -23,7 +23,9 @@ from stormproof.core.errors import StoreUnavailable
 from stormproof.sinks.delta.log import DeltaLog
 
 NAME: Final = ".stormproof-commit"
-"""The file that is locked; readers of a log ignore such names. It is made when Spark first writes, and stays."""
+"""The file that is locked; readers of a log ignore such names. It is made when Spark first writes, or when a table with
+keys is first compacted, and stays.
+"""
 
 WAIT_S: Final = 30.0
 _POLL_S: Final = 0.02
@@ -57,13 +59,18 @@ def alone(log: DeltaLog, where: str, clock: Clock, jvm: Any | None = None) -> Ge
             let_go()
 
 
+def make_lock(log: DeltaLog) -> None:
+    """Have all of us take the lock from now on, also where delta-rs commits."""
+    os.close(os.open(os.path.join(log.folder, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+
+
 def _taken(take: Callable[[], LetGo | None], path: str, where: str, clock: Clock) -> LetGo:
     until_s = clock.monotonic_s() + WAIT_S
     while (let_go := take()) is None:
         if clock.monotonic_s() >= until_s:
             raise StoreUnavailable(
                 f"{where}: another process has been committing to the table for {WAIT_S:.0f} s: a driver that was paused, "
-                f"or the JVM of one that was killed; nothing was written. Find it with: fuser -v {path}",
+                f"the JVM of one that was killed, or a long compaction; nothing was written. Find it with: fuser -v {path}",
                 path=path,
             )
         clock.sleep(_POLL_S)

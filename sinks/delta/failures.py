@@ -40,6 +40,17 @@ def may_pass(error: Exception) -> bool:
     return _NO_MEMORY in text if number is None else number not in _OF_THE_TABLE
 
 
+OTHERS_CHANGED: Final = "another writer changed the table meanwhile"
+"""How an OSError begins that stands for such an error of Spark's."""
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Whether another writer's commit came first."""
+    return isinstance(error, CommitFailedError) or (
+        isinstance(error, OSError) and str(error).startswith(OTHERS_CHANGED)
+    )
+
+
 @contextmanager
 def panics_as_errors() -> Generator[None]:
     """Around a call of delta-rs: turn a panic, which `except Exception` does not catch, into an error that tells its cause.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from typing import Final
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -18,7 +20,7 @@ from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files
 from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part
-from stormproof.sinks.delta.failures import may_pass, os_error, panics_as_errors, shown
+from stormproof.sinks.delta.failures import is_conflict, may_pass, os_error, panics_as_errors, shown
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, Undo, commit_metadata, undo_metadata
@@ -41,6 +43,11 @@ from stormproof.sinks.protocol import (
     StoreRecord,
     decide,
 )
+
+log = logging.getLogger("stormproof.sink")
+
+CONFLICT_TRIES_MAX: Final = 5
+"""How often a commit is tried before it is an outage: a MERGE loses against each commit that comes before its own."""
 
 
 class TableHold(StoreRecord):
@@ -70,14 +77,14 @@ class TableHold(StoreRecord):
         self._epoch = epoch
         self._application = identity.application_id
         self._newest = NewestTable(self.log, self.where)
-        self._committers = Committers(self.log, self.where, input_, committer)
+        self.committers = Committers(self.log, self.where, input_, committer)
         self._claims = Claims(
             self.log,
             self._newest,
             identity,
             self.where,
             self._property_writer,
-            lambda: self._committers.alone(self.committer()),
+            lambda: self.committers.alone(self.committer()),
         )
         table = DeltaTable(path)
         if not reading:
@@ -85,7 +92,7 @@ class TableHold(StoreRecord):
             known = known_part(table, input_) if evolves else input_
             if require_table(table, known, self.where, committer) is Committer.SPARK:
                 self._require_frozen(contract)
-                self._committers.spark.start()
+                self.committers.spark.start()
         self.limits = column_limits(table, input_)
         self._table_id = str(table.metadata().id)
 
@@ -164,13 +171,25 @@ class TableHold(StoreRecord):
 
     def committer(self) -> Committer:
         """Who writes to the table, by its features at its newest version."""
-        return self._committers.of(self._newest.load())
+        return self.committers.of(self._newest.load())
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
-        """Adopt one transaction, by the table of `decide`; see the protocol."""
-        committer = self.committer()
-        with self._committers.alone(committer):
-            return self._commit(transaction, committer, checked=checked)
+        """Adopt one transaction, by the table of `decide`; see the protocol.
+
+        After a commit that another writer's came before, the table is asked anew what it holds, and the transaction is
+        tried again at once, `CONFLICT_TRIES_MAX` times in all.
+        """
+        for left in reversed(range(CONFLICT_TRIES_MAX)):
+            committer = self.committer()
+            try:
+                with self.committers.alone(committer):
+                    return self._commit(transaction, committer, checked=checked)
+            except StoreUnavailable as error:
+                if not left or not is_conflict(error.__cause__):
+                    raise
+                log.info("%s; tried again", error)
+                self._newest.forget()
+        raise AssertionError("unreachable")
 
     def _commit(self, transaction: PreparedTransaction, committer: Committer, *, checked: bool) -> CommitResult:
         where = f"{self.where}, txid {transaction.txid}"
@@ -186,7 +205,7 @@ class TableHold(StoreRecord):
                 f"{where}: epoch {position.commit.epoch} has committed here, this is epoch {self._epoch}",
                 epoch=self._epoch,
             )
-        if self._committers.of(table) is not committer:
+        if self.committers.of(table) is not committer:
             raise StoreUnavailable(
                 f"{where}: the table's features changed meanwhile, and nothing was written; try again"
             )
@@ -198,7 +217,7 @@ class TableHold(StoreRecord):
         problem: DeltaError | OSError | ValueError | None = None
         try:
             with panics_as_errors():
-                self._committers.put(committer, self._rows, table, transaction, label)
+                self.committers.put(committer, self._rows, table, transaction, label)
         except (DeltaError, OSError, ValueError) as error:
             problem = error
         failpoint("delta.after_log_entry")
@@ -286,8 +305,8 @@ class TableHold(StoreRecord):
         undo = undo_metadata(self._application, Undo(version, transaction.previous))
         committer = self.committer()
         try:
-            with self._committers.alone(committer):
-                self._committers.restore(committer, table, version - 1, undo)
+            with self.committers.alone(committer):
+                self.committers.restore(committer, table, version - 1, undo)
         except (DeltaError, OSError, ValueError) as error:
             kind = StoreUnavailable if may_pass(error) else SinkRefused
             raise kind(f"{where}: version {version - 1} cannot be restored: {shown(error)}") from error
@@ -328,7 +347,7 @@ class TableHold(StoreRecord):
 
     def _property_writer(self) -> SparkCommitter | None:
         """Who sets a table property; None: delta-rs."""
-        return self._committers.spark if self.committer() is Committer.SPARK else None
+        return self.committers.spark if self.committer() is Committer.SPARK else None
 
     def _known(self, table: DeltaTable, transaction: PreparedTransaction, position: Position | None) -> Held | None:
         """What the table holds, also where a clean-up has removed the log entry that says it.

@@ -29,6 +29,9 @@ UNDONE_VERSION: Final = "stormproof.undone.version"
 UNDONE_HOLDS: Final = "stormproof.undone.holds"
 """Keys of a RESTORE of our own: the application and version whose commit it undoes, and the txid that is then the last."""
 
+COMPACTS: Final = "stormproof.compacts"
+"""Key of a compaction of our own, with the application that asked for it. It holds no txid and changes no row."""
+
 
 _METRICS: Final = (
     ("num_source_rows", ("num_target_rows_inserted", "num_target_rows_updated")),
@@ -70,6 +73,8 @@ class AddedFile:
     """Whether a deletion vector deletes rows of it."""
     deletion_file: str | None = None
     """The file of that vector, where it is not in the log itself."""
+    deleted: int = 0
+    """How many rows that vector deletes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,10 @@ class LogEntry:
     def is_stormproofs(self) -> bool:
         """Whether a topology wrote it, be it this one or another."""
         return APPLICATION in self.info or UNDOES in self.info
+
+    def compacts(self, application: str) -> bool:
+        """Whether it is a compaction for this application."""
+        return self.info.get(COMPACTS) == application
 
     @property
     def changes_rows(self) -> bool:
@@ -312,7 +321,7 @@ def with_user_metadata(info: dict[str, Any]) -> dict[str, Any]:
         ours = json.loads(text)
     except ValueError:
         return info
-    return {**info, **ours} if isinstance(ours, dict) and (APPLICATION in ours or UNDOES in ours) else info
+    return {**info, **ours} if isinstance(ours, dict) and not {APPLICATION, UNDOES, COMPACTS}.isdisjoint(ours) else info
 
 
 def _added(action: dict[str, Any]) -> AddedFile:
@@ -324,6 +333,7 @@ def _added(action: dict[str, Any]) -> AddedFile:
         statistics.get("numRecords"),
         bool(vector),
         None if not vector else _deletion_file(vector),
+        int(vector["cardinality"]) if vector else 0,
     )
 
 

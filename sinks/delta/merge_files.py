@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from deltalake import WriterProperties
+import pyarrow as pa
+from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
 from stormproof.sinks.files import files_at
 
@@ -20,6 +21,37 @@ one, and it copies a run of zeros uncompressed up to its second look into that r
 behind 60,000 bytes without any repetition, and then the run must also be aligned with the file's blocks. The statistics of a
 long value are the only other place where zeros could stand, so they are cut.
 """
+
+_NONE: Final = ColumnProperties(statistics_enabled="NONE")
+_SOME: Final = ColumnProperties(statistics_enabled="PAGE")
+
+
+def written_for(table: DeltaTable) -> WriterProperties:
+    """`MERGED_FILES` for one table, with statistics for those columns alone in which delta-rs takes right ones.
+
+    It leaves NaN out of the bounds of a column, while to Spark NaN is greater than every number: a file with bounds of 1 and
+    2 would be passed over for ``x > 5``, and its NaN with it. So a file has no bounds for columns of floating-point numbers.
+    Those inside of structs cannot be named one by one: where there are any, no nested column has statistics.
+    """
+    schema = pa.schema(table.schema().to_arrow())
+    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+    nested = any(pa.types.is_nested(field.type) and _has_floats(field.type) for field in schema)
+    if not floats and not nested:
+        return MERGED_FILES
+    plain = {field.name: _SOME for field in schema if not pa.types.is_nested(field.type)} if nested else {}
+    return WriterProperties(
+        compression="SNAPPY",
+        statistics_truncate_length=MERGED_FILES.statistics_truncate_length,
+        default_column_properties=_NONE if nested else None,
+        column_properties={**plain, **dict.fromkeys(floats, _NONE)},
+    )
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if not pa.types.is_nested(kind):
+        return bool(pa.types.is_floating(kind))
+    return any(_has_floats(kind.field(at).type) for at in range(kind.num_fields))
+
 
 _READ_BYTES: Final = 256 * BLOCK_BYTES
 

@@ -15,7 +15,7 @@ from stormproof.sinks.delta.folds import fold_expression, quoted
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.later import later_condition
 from stormproof.sinks.delta.log import SUPERSEDED
-from stormproof.sinks.delta.merge_files import MERGED_FILES
+from stormproof.sinks.delta.merge_files import written_for
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.protocol import PreparedTransaction
 
@@ -83,7 +83,7 @@ def merge_rows(
         source_alias="s",
         target_alias="t",
         streamed_exec=streamed,
-        writer_properties=MERGED_FILES,
+        writer_properties=written_for(table),
         commit_properties=properties,
         post_commithook_properties=HOOKS,
     ).when_not_matched_insert(added)

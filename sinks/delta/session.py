@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from dataclasses import dataclass, field
@@ -12,10 +13,12 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.sink import PreparedFile, SinkInput
+from stormproof.sinks.abilities import Compaction
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.checks import require_checks
+from stormproof.sinks.delta.compaction import commits_since_compaction, compact, settle_compactions
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.label import Label
@@ -28,6 +31,8 @@ from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.writer import FileWriter
+
+log = logging.getLogger("stormproof.sink")
 
 MERGE_ROWS_IN_MEMORY_MAX: Final = 1_000_000
 """A fold of more rows is streamed from its files; the table's files are then not pruned by the range of its keys."""
@@ -47,6 +52,7 @@ class DeltaSession(TableHold, SinkSession):
         reading: bool,
         contract: SchemaContract = SchemaContract.FREEZE,
         committer: AskedCommitter = "auto",
+        compact_every: int | None = None,
     ) -> None:
         rows = _PreparedRows(directory, input_, committer)
         super().__init__(
@@ -60,6 +66,10 @@ class DeltaSession(TableHold, SinkSession):
             committer=committer,
         )
         self._directory = directory
+        self._reading = reading
+        self._epoch_held = epoch
+        self._compact_every = compact_every
+        self._uncompacted: int | None = None
 
     def writer(self) -> FileWriter:
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
@@ -84,6 +94,34 @@ class DeltaSession(TableHold, SinkSession):
         copied = self.committer() is Committer.SPARK and not self.has_adopted(transaction)
         if self.input.is_by_key or copied:
             remove_staged(self._directory, self.identity.incarnation, transaction.txid)
+        if self._compact_every is not None:
+            self._compact_at_times(self._compact_every)
+
+    def compact(self, target_bytes: int | None = None) -> Compaction:
+        """See `compaction.compact`."""
+        epoch = None if self._reading else self._epoch_held
+        return compact(self, self.identity.application_id, epoch, target_bytes)
+
+    def settle(self) -> None:
+        """See `compaction.settle_compactions`."""
+        settle_compactions(self, self.identity.application_id)
+
+    def _compact_at_times(self, every: int) -> None:
+        """Compact after so many commits; those of earlier drivers count. A failure is logged, and costs no batch."""
+        if self._uncompacted is None:
+            self._uncompacted = commits_since_compaction(self, self.identity.application_id, every)
+        else:
+            self._uncompacted += 1
+        if self._uncompacted < every:
+            return
+        self._uncompacted = 0
+        try:
+            done = self.compact()
+        except (StoreUnavailable, SinkRefused) as error:
+            log.warning("%s; tried again after %d commits", error, every)
+            return
+        if done.version is not None:
+            log.info("%s: %d files are %d now, in version %d", self.where, done.removed, done.added, done.version)
 
 
 @dataclass(frozen=True, slots=True)

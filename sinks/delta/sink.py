@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from stormproof.core.arguments import require_path, shown
+from stormproof.core.arguments import require_whole as require_number
 from stormproof.core.errors import Json, TopologyError, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
@@ -58,6 +59,10 @@ class DeltaSink(Sink):
     `committer` is who writes: "auto" is delta-rs, and Spark where the table has a feature that delta-rs does not write
     (docs/delta.md). Spark is that of the process, or is started when the sink is opened.
 
+    With `compact_every` the driver compacts the table after so many batches, once a batch is committed: small files become
+    large ones, and no row changes. The next commit waits for it; a failure is logged, and costs no batch. `stormproof
+    compact` does the same by hand. The old files stay until a VACUUM removes them.
+
     Guarantee:
         Exactly-once with one driver a topology, by the transaction identifier in the table's log. Delta's own conflict
         check guards against a second writer that also commits through delta-rs. Spark on a local disk may overwrite a log
@@ -82,8 +87,11 @@ class DeltaSink(Sink):
         partition_by: Columns = (),
         properties: Mapping[str, str] | None = None,
         committer: AskedCommitter = "auto",
+        compact_every: int | None = None,
     ) -> None:
         require_path("DeltaSink", "path", path)
+        if compact_every is not None:
+            require_number(f"DeltaSink({os.fspath(path)!r})", "compact_every", compact_every, 1)
         text = os.fspath(path)
         where = f"DeltaSink({text!r})"
         if committer not in get_args(AskedCommitter):
@@ -100,6 +108,7 @@ class DeltaSink(Sink):
         self._partition_by = () if partition_by in ((), []) else column_names(where, "partition_by", partition_by)
         self._properties = {} if properties is None else _table_properties(where, properties)
         self._committer: AskedCommitter = committer
+        self._compact_every = compact_every
 
     @property
     def name(self) -> str:
@@ -201,7 +210,9 @@ class DeltaSink(Sink):
             )
             if input_.is_by_key:
                 files_at(self._staging).settle_folder(self._staging, private=True)
-            return self._session(identity, input_, epoch, reading=False)
+            session = self._session(identity, input_, epoch, reading=False)
+            session.settle()
+            return session
 
     def inspect(self, identity: SinkIdentity, input_: SinkInput) -> DeltaSession:
         """Open for reading only."""
@@ -220,6 +231,7 @@ class DeltaSink(Sink):
             reading=reading,
             contract=self._contract,
             committer=self._committer,
+            compact_every=self._compact_every,
         )
 
 

@@ -19,6 +19,7 @@ from stormproof.core.engine.spark_error import fault_told_by_spark, what_happene
 from stormproof.core.errors import FatalError, SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.exclusion import alone
+from stormproof.sinks.delta.failures import OTHERS_CHANGED
 from stormproof.sinks.delta.features import GENERATED
 from stormproof.sinks.delta.folds import spark_fold_expression, spark_quoted
 from stormproof.sinks.delta.label import COMMIT_RETRIES_MAX, Label
@@ -46,6 +47,8 @@ _SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.decimalOperations.allowPrecisionLoss": "false",  # a sum keeps its digits behind the point
 }
+
+_SIZES: Final = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
 
 _GLOB: Final = re.compile(r"[\\*?\[\]{}]")
 """What Hadoop takes for a pattern in a path."""
@@ -121,6 +124,20 @@ class SparkCommitter:
 
         with self._labelled(None, metadata) as session:
             DeltaTable.forPath(session, self._log.table).restoreToVersion(version)
+
+    def compact(self, metadata: Mapping[str, str], target_bytes: int | None) -> None:
+        """OPTIMIZE: small files become large ones, in one version; of a clustered table by its clustering."""
+        from delta.tables import DeltaTable
+
+        with self._labelled(None, metadata) as session:
+            if target_bytes is not None:
+                for name in _SIZES:
+                    session.conf.set(name, str(target_bytes))
+            try:
+                DeltaTable.forPath(session, self._log.table).optimize().executeCompaction()
+            finally:
+                for name in _SIZES:
+                    session.conf.unset(name)
 
     def set_property(self, name: str, value: str) -> None:
         """Set a table property."""
@@ -221,7 +238,7 @@ def spark_errors() -> Generator[None]:
         told = what_happened(str(error))
         condition = str(error.getCondition() or "")
         if condition.startswith(_PASSING) or any(known in str(error)[:400] for known in _PASSING):
-            raise OSError(f"another writer changed the table meanwhile: {told}") from error
+            raise OSError(f"{OTHERS_CHANGED}: {told}") from error
         if fault_told_by_spark(str(error), told) is not None:
             raise OSError(told) from error
         raise ValueError(told) from error
@@ -233,5 +250,5 @@ def spark_errors() -> Generator[None]:
     except Py4JError as error:
         told = what_happened(str(error))
         if any(known in str(error) for known in ("ConcurrentModification", "Concurrent", "MetadataChanged")):
-            raise OSError(f"another writer changed the table meanwhile: {told}") from error
+            raise OSError(f"{OTHERS_CHANGED}: {told}") from error
         raise OSError(told) if fault_told_by_spark(str(error), told) else ValueError(told) from error

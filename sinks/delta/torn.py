@@ -18,7 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stormproof.core.errors import SinkRefused
-from stormproof.sinks.delta.log import APPLICATION, ROWS, SUPERSEDED, DeltaLog, checksum_of, with_user_metadata
+from stormproof.sinks.delta.log import (
+    APPLICATION,
+    COMPACTS,
+    ROWS,
+    SUPERSEDED,
+    DeltaLog,
+    checksum_of,
+    with_user_metadata,
+)
 from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import SinkProblem
 
@@ -35,7 +43,7 @@ def tear(entry: bytes) -> str | None:
 
     An entry of ours is whole if it has its transaction identifier, which delta-rs writes last, and as many files as it says.
     By Spark the identifier comes first, and a MERGE may add files again that it did not write: it has at least as many
-    as it says, and an append has as many rows.
+    as it says, and an append has as many rows. A compaction adds and removes as many files as it says.
     Another writer's entry counts as whole if it is not empty and each of its lines can be read.
     """
     if not entry.strip():
@@ -47,6 +55,8 @@ def tear(entry: bytes) -> str | None:
         except ValueError:
             return f"line {number} is cut short"
     info: dict[str, Any] = with_user_metadata(next((a["commitInfo"] for a in actions if "commitInfo" in a), {}))
+    if COMPACTS in info:
+        return _tear_of_compaction(info, actions)
     if APPLICATION not in info:
         return None
     if "userMetadata" in info:
@@ -73,6 +83,20 @@ def _tear_of_spark(info: dict[str, Any], added: list[dict[str, Any]]) -> str | N
     rows = [json.loads(add.get("stats") or "{}").get("numRecords") for add in added]
     if info.get("operation") == "WRITE" and None not in rows and sum(rows) != int(info[ROWS]):
         return f"it adds {sum(rows)} of {info[ROWS]} rows"
+    return None
+
+
+def _tear_of_compaction(info: dict[str, Any], actions: list[dict[str, Any]]) -> str | None:
+    """delta-rs and Spark name the metrics differently."""
+    metrics: dict[str, Any] = info.get("operationMetrics") or {}
+    for what, names in (
+        ("add", ("numFilesAdded", "numAddedFiles")),
+        ("remove", ("numFilesRemoved", "numRemovedFiles")),
+    ):
+        told = next((int(metrics[name]) for name in names if name in metrics), None)
+        found = sum(what in action for action in actions)
+        if told is not None and told != found:
+            return f"it {what}s {found} of {told} files"
     return None
 
 

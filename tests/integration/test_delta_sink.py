@@ -18,10 +18,12 @@ from support.delta_tables import make_by_hand
 from support.sink_harness import FOLD, SCHEMA, SinkHarness
 
 from stormproof.core.errors import CannotTell, Fenced, PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.failpoint import watched
 from stormproof.core.folds import Fold
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.hold import CONFLICT_TRIES_MAX
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
 
 A, B, C = {"a": 1}, {"a": 10, "b": 2}, {"c": 3}
@@ -98,8 +100,6 @@ def test_a_stale_driver_is_refused_by_the_transaction_identifier(harness: SinkHa
             commit(harness, newer, txid, txid - 1 or None, {f"new{txid}": 1})
 
     between.actions["delta.after_check"] = take_over
-    with pytest.raises(StoreUnavailable, match="nothing was written"):
-        stale.commit(theirs, checked=True)
     with pytest.raises(PositionMismatch, match="txid 3"):
         stale.commit(theirs, checked=True)
     assert harness.rows() == Counter({(f"new{i}", 1): 1 for i in (1, 2, 3)})
@@ -149,17 +149,30 @@ def test_other_writers_may_append_at_any_time(append: SinkHarness, between: Betw
     assert append.rows() == Counter({("a", 1): 1, ("theirs", 1): 1, ("c", 3): 1})
 
 
-def test_a_merge_that_loses_against_another_writer_goes_through_the_next_time(
-    fold: SinkHarness, between: Between
-) -> None:
+def test_a_merge_that_loses_against_another_writer_is_tried_again(fold: SinkHarness, between: Between) -> None:
     session = fold.open()
     commit(fold, session, 1, None, A)
     transaction = fold.prepare(session, 2, 1, B)
     between.actions["delta.after_check"] = lambda: table(fold).update(updates={"n": "n + 100"}, predicate="word = 'a'")
-    with pytest.raises(StoreUnavailable):
-        session.commit(transaction, checked=True)
     assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
     assert fold.rows() == Counter({("a", 111): 1, ("b", 2): 1})
+
+
+def test_a_merge_that_loses_again_and_again_is_an_outage(fold: SinkHarness) -> None:
+    session = fold.open()
+    commit(fold, session, 1, None, A)
+    transaction, met = fold.prepare(session, 2, 1, B), list[str]()
+
+    def strike(name: str) -> None:
+        if name == "delta.after_check":
+            met.append(name)
+            table(fold).update(updates={"n": "n + 100"}, predicate="word = 'a'")
+
+    with watched(strike), pytest.raises(StoreUnavailable, match="nothing was written"):
+        session.commit(transaction, checked=True)
+    assert len(met) == CONFLICT_TRIES_MAX
+    assert fold.rows() == Counter({("a", 1 + 100 * len(met)): 1})
+    assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
 
 
 def test_a_lost_answer_is_read_from_the_log(harness: SinkHarness, between: Between) -> None:

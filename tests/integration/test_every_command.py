@@ -39,6 +39,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "audit replays": (NAME,),
     "audit txn": (NAME, "1"),
     "audit verify": (NAME,),
+    "compact": (NAME,),
     "dead-letters drop": (NAME, "1-1"),
     "dead-letters edit": (NAME, LETTER, "--payload", "nowhere"),
     "dead-letters list": (),

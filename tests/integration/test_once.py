@@ -47,7 +47,7 @@ COMMITTED, ROLLED_FORWARD, SUPPRESSED = StreamOutcome.COMMITTED, StreamOutcome.R
 POINTS = [
     point
     for point in FAILPOINTS.values()
-    if point.scope not in ("retry", "state", "stream", "queue", "audit", "operator", "journal", "reject")
+    if point.scope not in ("retry", "state", "stream", "queue", "audit", "operator", "journal", "reject", "upkeep")
 ]
 
 

@@ -927,6 +927,13 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
     DeltaSink: {
         "path": [(lambda w=w: DeltaSink(w), "DeltaSink: path is .*; it must be a path") for w in ("", 3, None)],
         "name": [(lambda w=w: words().into(DeltaSink("x", name=w)), f"sink {A_NAME}") for w in ("", "a b", 3)],
+        "compact_every": [
+            (
+                lambda w=w: DeltaSink("x", compact_every=w),
+                r"DeltaSink\('x'\): compact_every is .*; it must be a whole number",
+            )
+            for w in (0, True, "3")
+        ],
         "staging": [(lambda: DeltaSink("x", staging=""), r"DeltaSink\('x'\): staging is ''; it must be a path")],
         **rules(DeltaSink),
         "schema_contract": contracts(DeltaSink),

@@ -175,6 +175,31 @@ def retry(
 
 
 @app.command()
+def compact(
+    topology: TopologyName,
+    sink: Annotated[
+        str | None, typer.Argument(metavar="SINK", help="One sink's table; default: every Delta table.")
+    ] = None,
+    *,
+    target_mib: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Files below this size become files of this size. Default: the table's own, else 100."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the rows of a Delta sink's many small files into few large ones; no row changes. The driver may run meanwhile.
+
+    The old files stay until a VACUUM removes them. Exit status: 0 if all tables were compacted or had nothing to do, 1 if
+    one of them was not, and is as it was. Example: stormproof compact orders
+    """
+    from stormproof.trident.cli.upkeep import compact_tables
+
+    compact_tables(topology, sink, target_mib=target_mib, as_json=as_json)
+
+
+@app.command()
 def doctor(
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Also start Spark (some seconds).")] = True,
     kind: Annotated[

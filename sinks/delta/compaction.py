@@ -1,0 +1,166 @@
+"""Compaction of a Delta table: small files become few large ones, without a change of rows, under the hold of a commit.
+
+delta-rs rewrites the files, or Spark where the table needs it, in one version. Neither of them syncs what it writes, so the
+version is synced here afterwards. A power loss in between may leave the version without its new files. The old ones are
+still there, since only a VACUUM removes them: the next start takes such a version back (`settle_compactions`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from deltalake import CommitProperties
+from deltalake.exceptions import DeltaError
+
+from stormproof.core.errors import Fenced, SinkRefused, StoreUnavailable
+from stormproof.core.failpoint import failpoint
+from stormproof.sinks.abilities import Compaction
+from stormproof.sinks.delta import durable
+from stormproof.sinks.delta.evidence import lost_files
+from stormproof.sinks.delta.failures import is_conflict, may_pass, panics_as_errors, shown
+from stormproof.sinks.delta.features import Committer
+from stormproof.sinks.delta.log import COMPACTS, LogEntry, Undo, undo_metadata
+from stormproof.sinks.delta.merge_files import written_for
+from stormproof.sinks.delta.rows import HOOKS
+from stormproof.sinks.protocol import SinkProblem
+
+if TYPE_CHECKING:
+    from stormproof.sinks.delta.hold import TableHold
+
+log = logging.getLogger("stormproof.sink")
+
+COMPACTION_TRIES_MAX: Final = 5
+"""How often a compaction is tried again after other writers' commits that removed files under it."""
+
+
+def compact(hold: TableHold, application: str, epoch: int | None, target_bytes: int | None = None) -> Compaction:
+    """Compact the files that are smaller than `target_bytes` (None: `delta.targetFileSize`, or the writer's default).
+
+    `epoch`: a driver's, which leaves the table to a newer one; None: a command's.
+
+    Guarantee:
+        Rows, transaction identifiers and evidence stay as they are, after a crash at any point, too.
+
+    Raises:
+        StoreUnavailable: other writers kept changing the same files, or something of the machine's is missing.
+        SinkRefused: the table refuses it.
+        Fenced: a newer epoch has committed.
+    """
+    for attempt in range(1, COMPACTION_TRIES_MAX + 1):
+        committer = hold.committer()
+        try:
+            with hold.committers.alone_with_lock(committer):
+                return _compact_once(hold, application, epoch, committer, target_bytes, attempt)
+        except (DeltaError, OSError, ValueError) as error:
+            hold.close()
+            if attempt < COMPACTION_TRIES_MAX and is_conflict(error):
+                log.info("%s: another writer came first; the compaction begins again", hold.where)
+                continue
+            kind = StoreUnavailable if may_pass(error) else SinkRefused
+            raise kind(
+                f"{hold.where}: the files cannot be compacted (tried {attempt} times), no row is changed: {shown(error)}"
+            ) from error
+    raise AssertionError("unreachable")
+
+
+def commits_since_compaction(hold: TableHold, application: str, most: int) -> int:
+    """How many commits of ours are in the log behind the last compaction, counted no further than to `most`."""
+    commits = 0
+    for entry in hold.log.back_from(hold.load().version()):
+        if commits >= most or entry.compacts(application):
+            break
+        commits += entry.ours(application) is not None
+    return commits
+
+
+def _compact_once(
+    hold: TableHold, application: str, epoch: int | None, committer: Committer, target_bytes: int | None, attempt: int
+) -> Compaction:
+    table = hold.load()
+    position = hold.position(table, same_table=True)
+    if epoch is not None and position is not None and position.commit is not None and position.commit.epoch > epoch:
+        raise Fenced(f"{hold.where}: epoch {position.commit.epoch} has committed here, this is epoch {epoch}")
+    before = table.version()
+    metadata = {COMPACTS: application}
+    failpoint("compact.before")
+    if committer is Committer.SPARK:
+        hold.committers.spark.compact(metadata, target_bytes)
+    else:
+        with panics_as_errors():
+            table.optimize.compact(
+                target_size=target_bytes,
+                writer_properties=written_for(table),
+                commit_properties=CommitProperties(custom_metadata=metadata, max_commit_retries=COMPACTION_TRIES_MAX),
+                post_commithook_properties=HOOKS,
+            )
+    failpoint("compact.after_log_entry")
+    made = next((entry for entry in hold.log.on_from(before + 1) if entry.compacts(application)), None)
+    if made is None:
+        return Compaction(None, 0, 0, attempt)
+    durable.sync_versions(hold.log, before + 1, made.version)
+    failpoint("compact.after_sync")
+    whole = hold.log.entry(made.version)
+    assert whole is not None
+    return Compaction(made.version, len(whole.removed), len(whole.added), attempt)
+
+
+def settle_compactions(hold: TableHold, application: str) -> None:
+    """Check the files of compactions since the last commit, and sync them; take one back that a power loss left without.
+
+    Raises:
+        SinkRefused: files are lost, and other writers' versions came after it.
+        StoreUnavailable: the table cannot be restored now.
+    """
+    table = hold.load()
+    newest = table.version()
+    for entry in _since_last_commit(hold, application, newest):
+        whole = hold.log.entry(entry.version)
+        if whole is None:
+            continue
+        lost = lost_files(hold.log, whole, hold.log.tail(newest), decode=True)
+        if not lost:
+            durable.sync_version(hold.log, entry.version)
+            continue
+        if entry.version != newest:
+            raise SinkRefused(
+                f"{hold.where}: version {entry.version}, a compaction, lost {lost[0]}, and versions up to {newest} came "
+                f"after it. The rows are still in the files of version {entry.version - 1}: RESTORE the table to that "
+                "version, and write the later versions' rows again; then start again",
+                problem=SinkProblem.FILE_LOST,
+                files=list(lost),
+            )
+        _take_back(hold, application, entry.version, lost[0])
+
+
+def _since_last_commit(hold: TableHold, application: str, newest: int) -> list[LogEntry]:
+    found: list[LogEntry] = []
+    undone: set[int] = set()
+    for entry in hold.log.back_from(newest):
+        undo = entry.undo(application)
+        if undo is not None:
+            undone.add(undo.version)
+        if entry.ours(application) is not None:
+            break
+        if entry.compacts(application) and entry.version not in undone:
+            found.append(entry)
+    return found
+
+
+def _take_back(hold: TableHold, application: str, version: int, lost: str) -> None:
+    table = hold.load()
+    position = hold.position(table, same_table=True)
+    undo = undo_metadata(application, Undo(version, None if position is None else position.txid))
+    committer = hold.committer()
+    try:
+        with hold.committers.alone(committer):
+            hold.committers.restore(committer, table, version - 1, undo)
+    except (DeltaError, OSError, ValueError) as error:
+        kind = StoreUnavailable if may_pass(error) else SinkRefused
+        raise kind(f"{hold.where}: version {version - 1} cannot be restored: {shown(error)}") from error
+    durable.sync_version(hold.log, hold.load().version())
+    log.warning(
+        "%s: a power loss took %s, which a compaction wrote in version %d; the table is as in version %d again, with all of "
+        "its rows",
+        *(hold.where, lost, version, version - 1),
+    )
