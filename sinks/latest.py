@@ -39,15 +39,16 @@ def has_order(kind: pa.DataType) -> bool:
     )
 
 
-def compared_columns(input_: SinkInput) -> tuple[str, ...]:
+def compared_columns(input_: SinkInput, undecided: Sequence[str] = ()) -> tuple[str, ...]:
     """The columns that decide which of two rows of a key is later, the weightiest first.
 
     They are the columns of `order_by`, the delete marker, and, for rows that are equal in those, all others in the order of
     the schema: the greater value wins. NULL is less than any value, and NaN less than any number. Text is compared by its
-    bytes. Columns of types without a common order, and those that an update leaves alone, decide nothing.
+    bytes. Columns of types without a common order, and those that an update leaves alone, decide nothing; nor do those that
+    are `undecided`, since the table keeps their values otherwise than they come.
     """
     first = (*input_.order_by, *(() if input_.delete_when is None else (input_.delete_when,)))
-    used = {*input_.keys, *input_.keep, *first}
+    used = {*input_.keys, *input_.keep, *first, *undecided}
     return (*first, *(f.name for f in input_.schema if f.name not in used and has_order(f.type)))
 
 
@@ -112,9 +113,9 @@ class LatestWriter(TaskWriter):
     The rows are kept in memory until `close`, without those that are known to be superseded.
     """
 
-    def __init__(self, writer: TaskWriter, input_: SinkInput) -> None:
+    def __init__(self, writer: TaskWriter, input_: SinkInput, undecided: Sequence[str] = ()) -> None:
         self._writer = writer
-        self._keys, self._compared = input_.keys, compared_columns(input_)
+        self._keys, self._compared = input_.keys, compared_columns(input_, undecided)
         self._parts: list[pa.RecordBatch] = []
         self._rows = 0
         self._compacted = 0

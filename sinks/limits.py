@@ -25,8 +25,8 @@ class ColumnLimit:
     """What the values of one column must be. `type_name` is the sink's name of the column's type, for messages.
 
     `no_nul`: text holds no NUL character; `no_empty`: no empty text. `chars_max` bounds text, `bytes_max` text and bytes,
-    `low` and `high` integers. `pattern`: a regular expression that text has to match. All but `not_null`, `no_empty` and
-    `bytes_max` are asked of the values inside a nested column, too.
+    `low` and `high` integers. `step_us` divides timestamps. `pattern`: a regular expression that text has to match. All
+    but `not_null`, `no_empty`, `bytes_max` and `step_us` are asked of the values inside a nested column, too.
     """
 
     name: str
@@ -39,6 +39,7 @@ class ColumnLimit:
     low: int | None = None
     high: int | None = None
     pattern: str | None = None
+    step_us: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Limits:
 
 def _nested_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str, str]]:
     """Row number, path and reason of each value inside a nested column that it cannot hold."""
-    inner = replace(limit, not_null=False, no_empty=False, bytes_max=None)
+    inner = replace(limit, not_null=False, no_empty=False, bytes_max=None, step_us=1)
     if pa.types.is_map(column.type):
         yield from ((row, "", "a key comes more than once") for row in repeated_keys(column).tolist())
     for part in parts_of(column):
@@ -163,6 +164,12 @@ def _year_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int
     else:
         unit = kind.unit
         numbers, a_day = column.view(pa.int64()), 86_400 * _TICKS_A_SECOND[unit]
+    if limit.step_us > 1 and unit == "us":
+        for row in np.flatnonzero(pc.fill_null(numbers, 0).to_numpy() % limit.step_us).tolist():
+            yield (
+                row,
+                f"{numbers[row]} us from 1970 is rounded by {limit.type_name}, and two keys or times would be one",
+            )
     for row in _beyond(numbers, _FIRST_DAY * a_day, _DAY_AFTER * a_day - 1):
         yield (
             row,

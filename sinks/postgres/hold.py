@@ -30,6 +30,7 @@ from stormproof.sinks.postgres.table import (
     column_limits,
     create_statement,
     find_oid,
+    kept_otherwise,
     read_table,
     require_table,
 )
@@ -68,6 +69,7 @@ class TableHold(StoreRecord):
         self.input = input_
         self.where = f"sink {identity.sink!r} (table {name} at {database.redacted})"
         self.limits = Limits()
+        self.undecided: tuple[str, ...] = ()
         self.guard = Guard(identity, name, epoch, self.where)
         self._fence = Fence(identity, epoch, self.where)
         self.link = Link(database, identity.sink, self.where, None if epoch is None else self._fence.enter)
@@ -117,6 +119,7 @@ class TableHold(StoreRecord):
             require_deterministic_keys(connection, table.oid, self.input, self.where)
             refusing = what_can_refuse(connection, table.oid, self.input)
             self.limits = column_limits(table, self.input)
+            self.undecided = kept_otherwise(table, self.input)
             self._table_id = self.guard.table_id(connection)
         if refusing:
             log.warning("%s: %s", self.where, warning_of(refusing))

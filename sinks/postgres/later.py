@@ -26,11 +26,11 @@ _CASE: Final = sql.SQL(
 )
 
 
-def later_condition(input_: SinkInput) -> sql.Composable | None:
+def later_condition(input_: SinkInput, undecided: Sequence[str] = ()) -> sql.Composable | None:
     """Whether the row `excluded` is later than the row `held`, in the order of `sinks.latest`; None: always."""
     if not input_.order_by:
         return None
-    return wins_by_order(input_.schema, compared_columns(input_), End.LAST)
+    return wins_by_order(input_.schema, compared_columns(input_, undecided), End.LAST)
 
 
 def wins_by_order(schema: pa.Schema, compared: Sequence[str], end: End) -> sql.Composable:
@@ -43,16 +43,6 @@ def wins_by_order(schema: pa.Schema, compared: Sequence[str], end: End) -> sql.C
             one, other = (held, added) if least else (added, held)
             cases.append(_CASE.format(one=one, other=other, held=held, added=added))
     return sql.SQL("case {} else false end").format(sql.SQL(" ").join(cases))
-
-
-def latest_first(input_: SinkInput) -> sql.Composable:
-    """The sort keys that put the last row of a key first."""
-    terms = [
-        form.format(sql.Identifier(name))
-        for name in compared_columns(input_)
-        for form in _forms(input_.schema.field(name).type)
-    ]
-    return sql.SQL(", ").join(sql.SQL("{} desc nulls last").format(term) for term in terms)
 
 
 def _forms(kind: pa.DataType) -> tuple[sql.SQL, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -91,7 +91,8 @@ class RowsByKey:
     """Upserts or folds rows into a table, within one transaction of the connection; a key comes once in a call.
 
     `superseded` counts the rows so far that changed nothing, since the table has a later one of their key. `may_drop`: the
-    table has triggers that may drop rows without an error; then the rows that changed nothing are looked at.
+    table has triggers that may drop rows without an error; then the rows that changed nothing are looked at. `undecided`
+    columns do not tell which of two rows is later.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class RowsByKey:
         where: str,
         *,
         may_drop: bool = False,
+        undecided: Sequence[str] = (),
     ) -> None:
         self._connection = connection
         self._name = name
@@ -111,7 +113,7 @@ class RowsByKey:
         self._where = where
         self._is_made = False
         self._may_drop = may_drop
-        self._later = later_condition(input_)
+        self._later = later_condition(input_, undecided)
         self.superseded = 0
 
     def put(self, batches: Iterable[pa.RecordBatch]) -> int:

@@ -22,7 +22,7 @@ from stormproof.sinks.postgres.parallel import Loads
 from stormproof.sinks.postgres.refusals import has_row_security, triggers_that_drop
 from stormproof.sinks.postgres.row_by_row import is_about_rows, move_without_rejects
 from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, copy_rows, insert_rows
-from stormproof.sinks.postgres.table import Table, TableName, wire_schema
+from stormproof.sinks.postgres.table import Table, TableName, kept_otherwise, wire_schema
 from stormproof.sinks.protocol import (
     CommitOutcome,
     CommitResult,
@@ -77,6 +77,7 @@ class PostgresSession(TableHold, SinkSession):
             input=self.input,
             discards=self.contract is SchemaContract.DISCARD_VALUE,
             names_messages=True,
+            undecided=self.undecided,
         )
         return self._loads.writer(files)
 
@@ -252,7 +253,11 @@ class PostgresSession(TableHold, SinkSession):
         """What moves rows into the table."""
         if self.input.is_by_key:
             may_drop = bool(triggers_that_drop(connection, table.oid, self.input))
-            return RowsByKey(connection, table.name, self.input, schema, where, may_drop=may_drop)
+            return RowsByKey(
+                *(connection, table.name, self.input, schema, where),
+                may_drop=may_drop,
+                undecided=kept_otherwise(table, self.input),
+            )
         if has_row_security(connection, table.oid):
             return AppendedRows(lambda batches: insert_rows(connection, table.name, schema, batches, where))
         return AppendedRows(lambda batches: copy_rows(connection, table.name.identifier, schema, batches, where))

@@ -13,6 +13,7 @@ from psycopg import sql
 
 from stormproof.core.arguments import shown
 from stormproof.core.errors import SinkRefused, TopologyError
+from stormproof.core.folds import ByOrder
 from stormproof.core.graph.aggregation import MEAN
 from stormproof.core.postgres.rights import quoted
 from stormproof.core.sink import SinkInput
@@ -291,7 +292,15 @@ def _quoted(name: str) -> str:
 
 
 def _require_comparable(field: pa.Field, column: Column, input_: SinkInput, where: str) -> None:
-    """Refuse a key, and a folded text, that the column compares otherwise than batches do: text by its bytes."""
+    """Refuse a key, a column of `order_by`, and a folded text, that the column compares otherwise than batches do: text by
+    its bytes.
+    """
+    if field.name in input_.order_by and _is_spelled_anew(field, column):
+        raise SinkRefused(
+            f"{where}: order_by names {field.name!r}, which is {column.type} in the table and text in the rows: the table "
+            "keeps one text for several, so rows compare otherwise than they came; make it text, or order by another column",
+            column=field.name,
+        )
     if column.base in _TEXTS or not is_string(field.type):
         return
     if field.name in input_.keys and input_.is_by_key and not column.is_enum:
@@ -306,6 +315,32 @@ def _require_comparable(field: pa.Field, column: Column, input_: SinkInput, wher
             "by its bytes; make it text",
             column=field.name,
         )
+
+
+def _is_spelled_anew(field: pa.Field, column: Column) -> bool:
+    """Whether the table keeps one text for several that the rows may have."""
+    return is_string(field.type) and column.base in ("uuid", "jsonb")
+
+
+def _step_us(column: Column) -> int:
+    """The microseconds to which the column rounds a timestamp."""
+    return 10 ** (6 - column.modifier) if column.base.startswith("timestamp") and 0 <= column.modifier < 6 else 1
+
+
+def kept_otherwise(table: Table, input_: SinkInput) -> tuple[str, ...]:
+    """The columns whose values the table keeps otherwise than they come, so that they cannot tell which row is later: text
+    in uuid and jsonb, and timestamps that are rounded.
+
+    A column of `order_by` is none of them: `require_table` refuses texts, and the writer's checks what would be rounded.
+    """
+    there = {column.name: column for column in table.columns}
+    return tuple(
+        field.name
+        for field in input_.schema
+        if field.name not in input_.order_by
+        and field.name in there
+        and (_is_spelled_anew(field, there[field.name]) or _step_us(there[field.name]) > 1)
+    )
 
 
 def wire_field(field: pa.Field, column: Column) -> pa.Field | None:
@@ -370,6 +405,7 @@ def column_limits(table: Table, input_: SinkInput) -> Limits:
     # The index would refuse a longer key in the middle of the commit, and so block the whole batch.
     texts = sum(not pa.types.is_primitive(input_.schema.field(key).type) for key in input_.keys)
     required = {*input_.keys, *input_.order_by}
+    decisive = required | {name for name, fold in input_.folds.items() if isinstance(fold, ByOrder)}
     limits: list[ColumnLimit] = []
     for field in input_.schema:
         column = there[field.name]
@@ -386,6 +422,7 @@ def column_limits(table: Table, input_: SinkInput) -> Limits:
                 low=None if bits is None else -(2 ** (bits - 1)),
                 high=None if bits is None else 2 ** (bits - 1) - 1,
                 pattern=UUID_PATTERN if base == "uuid" else None,
+                step_us=_step_us(column) if field.name in decisive else 1,
             )
         )
     return Limits(tuple(limits))

@@ -107,6 +107,73 @@ def test_a_table_that_compares_keys_otherwise_is_refused(
         sink.open(SinkIdentity("t", "life", "t"), SinkInput.for_upsert(schema, ("k",), ("v",)), 1)
 
 
+@pytest.mark.parametrize("kind", ["uuid", "jsonb"])
+def test_a_text_that_its_column_spells_anew_is_no_order(kind: str, tmp_path: Path, database: Database) -> None:
+    with connect(database, application_name="test", autocommit=True) as connection:
+        connection.execute(f"create table t (k bigint primary key, v {kind})".encode())
+    schema = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.string())])
+    sink = PostgresSink("t", name="t", database=database, staging=tmp_path)
+    with pytest.raises(SinkRefused, match=f"order_by names 'v', which is {kind}"):
+        sink.open(SinkIdentity("t", "life", "t"), SinkInput.for_upsert(schema, ("k",), ("v",)), 1)
+
+
+U = "-0000-0000-0000-000000000000"
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_", "one", "other"),
+    [
+        ("uuid", pa.string(), "b0000000" + U, "A1111111" + U),
+        ("uuid", pa.string(), "{c0000000" + U + "}", "d1111111" + U),
+        ("jsonb", pa.string(), '{"b": 1}', ' {"a": 1}'),
+        ("timestamp(0)", pa.timestamp("us"), datetime(2024, 1, 1, 0, 0, 0, 400000), datetime(2024, 1, 1)),  # noqa: DTZ001
+    ],
+)
+def test_what_the_table_keeps_otherwise_does_not_decide(
+    kind: str, type_: pa.DataType, one: Any, other: Any, tmp_path: Path, database: Database
+) -> None:
+    """Rows that are equal in order_by: the next column with one order decides, in a batch as across batches."""
+    schema = pa.schema(
+        [pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field("x", type_), pa.field("n", pa.int64())]
+    )
+    rows = [{"k": 1, "v": 1, "x": one, "n": 1}, {"k": 1, "v": 1, "x": other, "n": 2}]
+    found: list[Any] = []
+    with connect(database, application_name="test", autocommit=True) as connection:
+        for number, cut in enumerate([[rows], [rows[:1], rows[1:]], [rows[1:], rows[:1]]]):
+            connection.execute(f"create table t{number} (k bigint primary key, v bigint, x {kind}, n bigint)".encode())
+            sink = PostgresSink(f"t{number}", name="t", database=database, staging=tmp_path / str(number))
+            input_ = SinkInput.for_upsert(schema, ("k",), ("v",))
+            with closing(sink.open(SinkIdentity("t", f"life{number}", "t"), input_, 1)) as session:
+                for txid, batch in enumerate(cut, start=1):
+                    writer = session.writer().open_task(TaskContext(f"life{number}", txid, 1, 0), schema)
+                    writer.write(pa.RecordBatch.from_pylist(batch, schema))
+                    files = writer.close()
+                    done = PreparedTransaction(txid, txid - 1 or None, transaction_digest(files), 1, tuple(files))
+                    session.commit(done, checked=True)
+            found.append(connection.execute(f"select n, x::text from t{number}".encode()).fetchall())
+    assert found[0] == found[1] == found[2]
+    assert found[0][0][0] == 2
+
+
+@pytest.mark.parametrize("column", ["k", "v"])
+def test_a_key_or_a_time_that_its_column_rounds_fails_its_message(
+    column: str, tmp_path: Path, database: Database
+) -> None:
+    """In a batch such keys are two, to the table they are one."""
+    with connect(database, application_name="test", autocommit=True) as connection:
+        connection.execute("create table t (k timestamp(3) primary key, v timestamp(3), w timestamp(3))")
+    kind = pa.timestamp("us")
+    schema = pa.schema([pa.field(name, kind) for name in "kvw"])
+    sink = PostgresSink("t", name="t", database=database, staging=tmp_path)
+    whole, broken = 1_704_067_200_123_000, 1_704_067_200_123_400
+    rows = {name: pa.array([whole, broken if name in (column, "w") else whole], kind) for name in "kvw"}
+    with closing(sink.open(SinkIdentity("t", "l", "t"), SinkInput.for_upsert(schema, ("k",), ("v",)), 1)) as session:
+        found = session.writer().check(pa.RecordBatch.from_pydict(rows, schema))
+    assert [row for row, _ in found] == [1]
+    assert f"column '{column}'" in found[0][1]
+    assert "rounded by timestamp(3)" in found[0][1]
+
+
 def test_kept_columns_and_rows_dropped_by_a_trigger(tmp_path: Path, database: Database) -> None:
     schema = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field("first", pa.int64())])
     with connect(database, application_name="test", autocommit=True) as connection:
