@@ -1,7 +1,7 @@
 """The one way to files: what sinks, staging and states ask of the place that has prepared files and tables.
 
-`files_at` returns the implementation for an address. There is one, for local folders. An object store will be one more class
-here: its syncs do nothing, and its `write_new` is a PUT on the condition that the object does not exist.
+`files_at` returns the implementation for an address: local folders, and `NOWHERE`, which keeps nothing. An object store will
+be one more class here: its syncs do nothing, and its `write_new` is a PUT on the condition that the object does not exist.
 """
 
 from __future__ import annotations
@@ -255,10 +255,60 @@ class NewLocalFile:
         os.close(self._fd)
 
 
+NOWHERE: Final = "nowhere:"
+"""The address of a folder that keeps nothing: what is written there is counted by its writer, and is gone."""
+
+
+class NoFiles(LocalFiles):
+    """Files that are written, and kept nowhere: for a dry run. There is never one to read."""
+
+    def write_new(self, path: str, *, private: bool) -> NewLocalFile:
+        """A file of the null device."""
+        del path, private
+        return NewFileNowhere()
+
+    def put_new(self, path: str, data: bytes) -> None:
+        """Drop it."""
+        del path, data
+
+    def remove(self, path: str) -> None:
+        """There is none."""
+        del path
+
+    def sync_folder(self, folder: str) -> None:
+        """There is no folder."""
+        del folder
+
+    def make_folder(self, folder: str, *, private: bool = False) -> None:
+        """Make none."""
+        del folder, private
+
+    def settle_folder(self, folder: str, *, private: bool = False) -> None:
+        """Make none."""
+        del folder, private
+
+
+class NewFileNowhere(NewLocalFile):
+    """A new file whose content is dropped."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Drop it."""
+        del data
+
+    def sync(self) -> None:
+        """Nothing to sync."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
 _LOCAL: Final = LocalFiles()
+_NONE: Final = NoFiles()
 
 
 def files_at(address: str) -> Files:
-    """What reads and writes files at the address of a file or folder. So far every address is a local path."""
-    del address
-    return _LOCAL
+    """What reads and writes files at the address of a file or folder: a local path, or one below `NOWHERE`."""
+    return _NONE if address.startswith(NOWHERE) else _LOCAL

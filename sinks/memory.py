@@ -20,9 +20,11 @@ from stormproof.core.forks import OneProcess
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.sinks.files import NOWHERE
 from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
 from stormproof.sinks.latest import put_rows
 from stormproof.sinks.limits import ColumnLimit, Limits
+from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
     APPLIED,
@@ -219,6 +221,22 @@ class MemorySink(Sink):
         """Open for reading only."""
         return MemorySession(self, self._staging, identity, input_, None)
 
+    def preview(self, identity: SinkIdentity, input_: SinkInput, database: Database | None = None) -> TablePreview:
+        """By the store."""
+        del database
+        table_id = self.store.table_id
+        try:
+            _require_schema(self.store, input_, self._name)
+        except SinkRefused as refused:
+            return TablePreview(TableAction.REFUSE, refused.message, table_id=table_id)
+        return TablePreview(
+            TableAction.CREATE if self.store.content is None else TableAction.USE,
+            can_refuse=() if self.refuse is None else ("refuse, the test's own rule",),
+            table_id=table_id,
+            other_lives=() if table_id is None else self.inspect(identity, input_).other_incarnations(),
+            writer=FileWriter(self._name, NOWHERE, _limits(input_), input=input_),
+        )
+
     def rows(self) -> list[dict[str, object]]:
         """What the table holds, row by row, in no particular order."""
         content = self.store.content
@@ -254,10 +272,8 @@ class MemorySession(SinkSession):
 
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder."""
-        required = {*self._input.keys, *self._input.order_by}
-        columns = [ColumnLimit(f.name, str(f.type), not_null=f.name in required) for f in self._input.schema]
         return FileWriter(
-            self._identity.sink, self._staging, Limits(tuple(columns)), input=self._input, names_messages=True
+            self._identity.sink, self._staging, _limits(self._input), input=self._input, names_messages=True
         )
 
     def other_incarnations(self) -> tuple[str, ...]:
@@ -384,6 +400,11 @@ class MemorySession(SinkSession):
 
     def close(self) -> None:
         """Nothing to let go."""
+
+
+def _limits(input_: SinkInput) -> Limits:
+    required = {*input_.keys, *input_.order_by}
+    return Limits(tuple(ColumnLimit(f.name, str(f.type), not_null=f.name in required) for f in input_.schema))
 
 
 def _require_schema(store: MemoryTable, input_: SinkInput, sink: str) -> None:

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from stormproof.core.errors import CannotTell, Json, PositionMismatch
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter, TableKey
+from stormproof.sinks.preview import TableAction, TablePreview
 
 PROBLEM: Final = "problem"
 """Name of the detail of a `SinkRefused` that has a `SinkProblem`."""
@@ -353,6 +354,16 @@ class Sink(SinkSpec, Protocol):
         """
         del input_
         return None
+
+    def preview(self, identity: SinkIdentity, input_: SinkInput, database: Database | None = None) -> TablePreview:
+        """What a start would do with its table, for a dry run. Nothing is made, changed, claimed or fenced, and nothing is
+        locked for longer than a query. `database` is the run's, for a sink that names none itself; None: there is none yet.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        del identity, input_, database
+        return TablePreview(TableAction.CANNOT_TELL, f"{type(self).__name__} has no preview")
 
     @property
     def may_lose_files(self) -> bool:

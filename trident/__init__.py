@@ -20,6 +20,7 @@
 | `reject_limit` | how many messages may sinks reject before a batch is blocked |
 | `blocked_error`, `outages` | what is said of a batch that a sink refuses; how long is a store that is away waited for |
 | `tuning`, `latency_tuner` | how large is a batch, and how many are in flight; how is that tuned to a latency |
+| `dry_run` | what would a commit do |
 | `run_log`, `statistics` | what does a run log, and count |
 | `prune`, `queue_adoption`, `grants` | how is the ledger pruned; how does a queue change its server; GRANTs |
 """

@@ -37,6 +37,16 @@ def properties_of(identity: SinkIdentity) -> Mapping[str, str]:
     return {_name(identity): _CLAIMED}
 
 
+def other_claims(table: DeltaTable, identity: SinkIdentity) -> list[str]:
+    """The other lives that have claimed the table."""
+    found = {
+        identity.other_life(name.removeprefix(_PREFIX))
+        for name, value in table.metadata().configuration.items()
+        if value == _CLAIMED and name.startswith(_PREFIX)
+    }
+    return sorted(life for life in found if life is not None)
+
+
 class Claims:
     """The claims on one table, seen by one life."""
 
@@ -87,12 +97,7 @@ class Claims:
         return table.metadata().configuration.get(_name(self._identity)) == _CLAIMED
 
     def _other_lives(self, table: DeltaTable) -> list[str]:
-        found = {
-            self._identity.other_life(name.removeprefix(_PREFIX))
-            for name, value in table.metadata().configuration.items()
-            if value == _CLAIMED and name.startswith(_PREFIX)
-        }
-        return sorted(life for life in found if life is not None)
+        return other_claims(table, self._identity)
 
     def _write(self, table: DeltaTable, value: str) -> bool:
         """Whether it was written, in a version of its own; False: another writer's change came first."""

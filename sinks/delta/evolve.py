@@ -36,6 +36,15 @@ def known_part(table: DeltaTable, input_: SinkInput) -> SinkInput:
     return replace(input_, schema=schema)
 
 
+def changes_for(table: DeltaTable, input_: SinkInput) -> tuple[str, ...]:
+    """What `add_columns` would change, each in a few words."""
+    return tuple(_named(_lacking(table, input_)))
+
+
+def _named(fields: list[Field]) -> list[str]:
+    return [str(Change(f.name, None, str(getattr(f.type, "type", f.type)))) for f in fields]
+
+
 def add_columns(table: DeltaTable, input_: SinkInput, application: str, txid: int) -> bool:
     """Add the columns that the table lacks, nullable, in one version; whether there were any.
 
@@ -44,7 +53,7 @@ def add_columns(table: DeltaTable, input_: SinkInput, application: str, txid: in
     fields = [Field(f.name, f.type, nullable=True) for f in _lacking(table, input_)]
     if not fields:
         return False
-    changes = [str(Change(f.name, None, str(getattr(f.type, "type", f.type)))) for f in fields]
+    changes = _named(fields)
     metadata = {CHANGED_BY: application, CHANGED_FOR: str(txid), CHANGES: json.dumps(changes)}
     table.alter.add_columns(fields, commit_properties=CommitProperties(custom_metadata=metadata, max_commit_retries=0))
     return True

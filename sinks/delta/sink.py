@@ -12,7 +12,7 @@ from deltalake.exceptions import DeltaError
 
 from stormproof.core.arguments import require_path, shown
 from stormproof.core.arguments import require_whole as require_number
-from stormproof.core.errors import Json, TopologyError, UsageError
+from stormproof.core.errors import Json, SinkRefused, TopologyError, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_MODE, SinkInput, SinkMode, TableKey
@@ -23,10 +23,12 @@ from stormproof.sinks.delta.features import AskedCommitter, TableFacts, as_asked
 from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening, prepare_table
+from stormproof.sinks.delta.preview import DeltaPreview
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.torn import require_whole
 from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import check_fold_input
+from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.sinks.registry import SinkAddress
 from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input, column_names
@@ -219,6 +221,19 @@ class DeltaSink(Sink):
         with opening(f"sink {identity.sink!r} ({self._path})", DeltaLog(self._path), input_.mode) as where:
             require_whole(DeltaLog(self._path), where)
             return self._session(identity, input_, 0, reading=True)
+
+    def preview(self, identity: SinkIdentity, input_: SinkInput, database: Database | None = None) -> TablePreview:
+        """By the table's own log, or by what it would be made of."""
+        del database
+        preview = DeltaPreview(
+            self._path, identity, input_, self._contract, self._committer, partitions=self._partition_by
+        )
+        if not DeltaTable.is_deltatable(self._path):
+            return preview.of_new_table()
+        try:
+            return preview.of_table(self.inspect(identity, input_))
+        except SinkRefused as refused:
+            return TablePreview(TableAction.CANNOT_TELL, refused.message)
 
     def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, reading: bool) -> DeltaSession:
         directory = self.files_in(input_)

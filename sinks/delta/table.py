@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence, Set
 from typing import Final
 
 from deltalake import DeltaTable, Field, Schema
@@ -52,8 +53,17 @@ def column_limits(table: DeltaTable, input_: SinkInput) -> Limits:
     """What the writer stage checks: keys, columns of `order_by` and NOT NULL columns hold no NULL, text by which a
     table is partitioned is not empty.
     """
-    required = {f.name for f in table.schema().fields if not f.nullable} | {*input_.keys, *input_.order_by}
-    partitions = set(table.metadata().partition_columns)
+    required = {f.name for f in table.schema().fields if not f.nullable}
+    return _limits(input_, required, table.metadata().partition_columns)
+
+
+def limits_of_new(input_: SinkInput, partitions: Sequence[str]) -> Limits:
+    """The same for a table that is made for such rows."""
+    return _limits(input_, {f.name for f in input_.schema if not f.nullable}, partitions)
+
+
+def _limits(input_: SinkInput, not_null: Set[str], partitions: Collection[str]) -> Limits:
+    required = {*not_null, *input_.keys, *input_.order_by}
     return Limits(
         tuple(
             ColumnLimit(

@@ -13,6 +13,7 @@
 | `refusals`, `row_by_row` | which CHECK, UNIQUE or FOREIGN KEY can refuse a row; how is such a row left out; how many |
 | `table`, `locate` | what can each column hold; do two names mean one table |
 | `evolve` | how does a table get the columns and types that its rows have |
+| `preview` | what would a start do with the table, for a dry run |
 | `wire`, `json_text` | how does a column of Arrow get into a column of Postgres; nested values as JSON |
 | `durable` | do the table's rows survive a crash of the server |
 """

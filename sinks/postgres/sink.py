@@ -13,9 +13,11 @@ from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.postgres.connection import asked
 from stormproof.sinks.postgres.locate import key_of_name, locate
+from stormproof.sinks.postgres.preview import PostgresPreview
 from stormproof.sinks.postgres.refusals import what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import TableName, check_types, find_oid
+from stormproof.sinks.preview import TablePreview
 from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.sinks.registry import SinkAddress
 from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input
@@ -185,6 +187,10 @@ class PostgresSink(Sink):
     def inspect(self, identity: SinkIdentity, input_: SinkInput) -> PostgresSession:
         """Open for reading only."""
         return self._session(identity, input_, None)
+
+    def preview(self, identity: SinkIdentity, input_: SinkInput, database: Database | None = None) -> TablePreview:
+        """By the table's catalog, or by what it would be made of."""
+        return PostgresPreview(self._database or database, self._table, identity, input_, self._contract).now()
 
     def operate(self, identity: SinkIdentity, input_: SinkInput, epoch: int, staging: str) -> PostgresSession:
         """Open under an epoch that stands, for a command on a batch whose driver has stopped: fences nobody."""

@@ -83,6 +83,7 @@ from .core.source.protocol import (
 from .sinks.delta import DeltaSink as DeltaSink
 from .sinks.memory import MemorySink as MemorySink
 from .sinks.postgres import PostgresSink as PostgresSink
+from .sinks.preview import RowsPreview as RowsPreview, TableAction as TableAction, TablePreview as TablePreview
 from .sinks.protocol import (
     CommitOutcome as CommitOutcome,
     CommitResult as CommitResult,
@@ -109,6 +110,7 @@ from .trident.aggregate import (
     min_ as min_,
     sum_ as sum_,
 )
+from .trident.dry_run import DryRun as DryRun, DryRunOutcome as DryRunOutcome, DryRunSink as DryRunSink
 from .trident.explain import Explanation as Explanation
 from .trident.run import RunArguments as RunArguments, run as run
 from .trident.state.delta import DeltaMap as DeltaMap

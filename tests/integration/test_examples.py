@@ -99,3 +99,20 @@ def test_streaming_queries_write_through_foreach_batch(database: Database, tmp_p
         "{'customer': 'Ada', 'cents': 500}",
         "{'customer': 'Bob', 'cents': 500}",
     ]
+
+
+@pytest.mark.spark(own=True)
+@pytest.mark.timeout(2 * SPARK_TIMEOUT_S)
+def test_a_daily_job_writes_each_day_once(database: Database, tmp_path: Path) -> None:
+    prepared = prepared_database(database)
+    told = run("daily_job", prepared, tmp_path, "--dry-run", "2026-11-22", timeout_s=SPARK_TIMEOUT_S)
+    assert told[0] == "dry run of daily-revenue, key '2026-11-22': would commit, txid 1, 2 rows"
+    assert told[1].endswith("append: would create the table")
+    assert told[2] == "    columns: day string, customer string, cents long"
+    assert not (tmp_path / "lake").exists()
+    days = ("2026-11-22", "2026-11-23", "2026-11-22")
+    assert run("daily_job", prepared, tmp_path, *days, timeout_s=SPARK_TIMEOUT_S) == [
+        "2026-11-22: committed, 2 rows, txid 1",
+        "2026-11-23: committed, 2 rows, txid 2",
+        "2026-11-22: suppressed, 0 rows, txid 1",
+    ]

@@ -199,21 +199,11 @@ def keep_graph(tx: Tx, graph: Graph) -> Sequence[Change]:
     Raises:
         PositionMismatch: an operator must accept the change, or a batch is prepared for a sink that is gone or changed.
     """
-    connection, run = tx.connection, tx.run
-    of_this = t.graph.c.incarnation == run.incarnation
-    earlier = connection.execute(sa.select(t.graph).where(of_this).order_by(t.graph.c.epoch)).all()
-    known = earlier[-1] if earlier else None
-    if known is not None and known.fingerprint == graph.fingerprint:
+    run, news = tx.run, compared(tx, graph)
+    if news is None:
         return ()
-    after_txid: int = connection.execute(
-        sa.select(sa.func.coalesce(sa.func.max(t.txn.c.txid), 0)).where(t.txn.c.incarnation == run.incarnation)
-    ).scalar_one()
-    found: Sequence[Change] = ()
-    if known is not None:
-        found = _changes_with_missing(tx, earlier, graph, after_txid)
-        _require_resolved(tx, found)
-        _require_accepted(tx, found, graph, known.at)
-    connection.execute(
+    found, after_txid = news.changes, news.after_txid
+    tx.connection.execute(
         sa.insert(t.graph).values(
             incarnation=run.incarnation,
             epoch=run.epoch,
@@ -241,6 +231,37 @@ def keep_graph(tx: Tx, graph: Graph) -> Sequence[Change]:
         ],
     )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """A graph that the ledger does not have yet: what changed since the one before, and the last txid of that one."""
+
+    changes: Sequence[Change]
+    after_txid: int
+
+
+def compared(tx: Tx, graph: Graph) -> News | None:
+    """Compare a graph with the one that ran last, as `keep_graph` does; nothing is recorded. None: it is that one.
+
+    Raises:
+        PositionMismatch: as `keep_graph`.
+    """
+    connection, run = tx.connection, tx.run
+    of_this = t.graph.c.incarnation == run.incarnation
+    earlier = connection.execute(sa.select(t.graph).where(of_this).order_by(t.graph.c.epoch)).all()
+    known = earlier[-1] if earlier else None
+    if known is not None and known.fingerprint == graph.fingerprint:
+        return None
+    after_txid: int = connection.execute(
+        sa.select(sa.func.coalesce(sa.func.max(t.txn.c.txid), 0)).where(t.txn.c.incarnation == run.incarnation)
+    ).scalar_one()
+    if known is None:
+        return News((), after_txid)
+    found = _changes_with_missing(tx, earlier, graph, after_txid)
+    _require_resolved(tx, found)
+    _require_accepted(tx, found, graph, known.at)
+    return News(found, after_txid)
 
 
 def _changes_with_missing(tx: Tx, earlier: Sequence[Any], graph: Graph, after_txid: int) -> list[Change]:

@@ -85,9 +85,14 @@ def require_use(connection: sa.Connection, name: str, *, by_key: bool) -> None:
 
 def txid_of(tx: Tx, key: str) -> int | None:
     """The txid that wrote, or is to write, the rows of a key; None where its content is not fixed."""
+    return find(tx.connection, tx.run.incarnation, key)
+
+
+def find(connection: sa.Connection, incarnation: str, key: str) -> int | None:
+    """The same, for a reader."""
     c = job_key.c
-    found: int | None = tx.connection.execute(
-        sa.select(c.txid).where(c.incarnation == tx.run.incarnation, c.key == key)
+    found: int | None = connection.execute(
+        sa.select(c.txid).where(c.incarnation == incarnation, c.key == key)
     ).scalar_one_or_none()
     return found
 

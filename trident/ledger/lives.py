@@ -51,10 +51,15 @@ def adopt(tx: Tx, life: str, *, by: str, why: str) -> None:
 
 def adopted(tx: Tx) -> frozenset[str]:
     """The other lives beside whose rows this topology may write, by an operator's decision."""
+    return adopted_by(tx.connection, tx.run.incarnation)
+
+
+def adopted_by(connection: sa.Connection, incarnation: str) -> frozenset[str]:
+    """The same, for a reader."""
     return frozenset(
-        tx.connection.execute(
+        connection.execute(
             sa.select(t.event.c.message).where(
-                t.event.c.incarnation == tx.run.incarnation,
+                t.event.c.incarnation == incarnation,
                 t.event.c.kind == EventKind.OPERATOR.value,
                 t.event.c.action == OperatorAction.ADOPT.value,
             )

@@ -11,13 +11,17 @@ import sqlalchemy as sa
 from stormproof.core.errors import Fenced, JobFailed, Json, SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.settings import Settings
 from stormproof.trident.coordinator import SEED_BITS
+from stormproof.trident.dry_run import DryRun
 from stormproof.trident.ledger import events, job_keys, txns
+from stormproof.trident.ledger.job_keys import source_of
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.steps import Opened, Steps
 from stormproof.trident.streaming.base import Frame, OpenQuery, StepTimes
 from stormproof.trident.streaming.one_message import slice_of_key
+from stormproof.trident.streaming.rehearsal import rehearsed
 from stormproof.trident.streaming.result import OnceResult, StreamOutcome
 from stormproof.trident.streaming.sinks import SinkStream
 from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
@@ -79,6 +83,36 @@ class ExactlyOnce(SinkStream):
                 }
             log.info("job %s", json.dumps(line))
             return result
+
+    def dry_run(self, frame: Frame, key: str) -> DryRun:
+        """What `once(frame, key)` would do now. Nothing is done: `str` of the result is for people, `to_json` for programs.
+
+        The job runs, and its rows are checked as the writers check them, counted, and dropped. The ledger, the tables'
+        catalogs and logs are read.
+
+        Guarantee:
+            No row, file, folder, table, column, claim or entry of the ledger is made or changed, and no running driver is
+            fenced, whatever the answer, and wherever the call is killed. It needs no right to write anywhere; what it
+            says is by the rights that it has.
+
+        Not guaranteed:
+            That a call will end so: the tables' own rules (`TablePreview.can_refuse`) are named and not tried, other
+            writers may come between, and a job whose rows are not repeatable has others the next time. An embedded
+            Postgres that stands is started, as by every command. The user's own code runs, with what it does by itself.
+
+        Raises:
+            UsageError: no such key, a streaming DataFrame, or a name that a streaming query uses.
+            JobFailed: the job failed.
+            StoreUnavailable: a store does not answer.
+        """
+        job_keys.checked_key(self.name, key)
+        self._frames.require_batch(frame)
+        self._frames.require(frame)
+        schema = self._frames.schema(frame)
+        plan, _ = self._planned(schema, source_of(self.name))
+        return rehearsed(
+            self.name, key, self._gathered(plan, frame), plan, schema, self._frames, self._settings or Settings()
+        )
 
     def _steps_of(self, current: OpenQuery) -> Steps:
         if current.query is not None:

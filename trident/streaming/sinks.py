@@ -82,7 +82,10 @@ class SinkStream(ForeachBatch):
 
     def _plan(self, frame: Frame, query: str | None) -> tuple[Plan, Source]:
         self._schema = self._frames.schema(frame)
-        source = OneMessageSource(self.name if query is not None else source_of(self.name), self._schema)
+        return self._planned(self._schema, self.name if query is not None else source_of(self.name))
+
+    def _planned(self, schema: pa.Schema, name: str) -> tuple[Plan, OneMessageSource]:
+        source = OneMessageSource(name, schema)
         topology = TopologyGraph(self.name)
         spout = topology.add_spout("micro-batches", source)
         for sink in self._sinks:
@@ -189,7 +192,7 @@ class SinkStream(ForeachBatch):
         writers = {name: session.writer() for name, session in current.sessions.items()}
         try:
             context = TaskContext(current.run.incarnation, txid, attempt, 0)
-            written = self._frames.write(self._gathered(current, frame), writers, context, schema)
+            written = self._frames.write(self._gathered(current.plan, frame), writers, context, schema)
         except JobFailed as error:
             return error
         times.mark("job")
@@ -216,9 +219,9 @@ class SinkStream(ForeachBatch):
             superseded=s.superseded + sum(result.superseded for result in results.values()),
         )
 
-    def _gathered(self, current: OpenQuery, frame: Frame) -> Frame:
+    def _gathered(self, plan: Plan, frame: Frame) -> Frame:
         """The micro-batch with the rows of each key in one task, where a sink takes the last row of each."""
-        keys = [input_.keys for input_ in current.plan.sinks.values() if input_.mode is SinkMode.UPSERT]
+        keys = [input_.keys for input_ in plan.sinks.values() if input_.mode is SinkMode.UPSERT]
         if not keys:
             return frame
         common = [name for name in keys[0] if all(name in others for others in keys[1:])]
