@@ -6,10 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 
-from stormproof.core.errors import StoreUnavailable, TopologyError
+from stormproof.core.errors import PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.postgres.database import Database
+from stormproof.sinks.protocol import PreparedTransaction
 from stormproof.testing import MapStateConformance
 from stormproof.testing.states import A, B, batch, folded
 from stormproof.trident.state.delta import DeltaMap
@@ -61,7 +63,7 @@ class TestPostgresMap(MapStateConformance):
 
     @pytest.fixture(autouse=True, params=["transactional", "opaque"])
     def fresh(self, request: pytest.FixtureRequest, database: Database) -> None:
-        self.made = partial(PostgresMap, "totals", request.param, database=database)
+        self.made = partial(PostgresMap, 'public."100%s ""To.tals"', request.param, database=database)
 
     def make(self) -> StateFactory:
         return self.made()
@@ -79,6 +81,28 @@ class TestPostgresMap(MapStateConformance):
             self._require(state, folded(A))
             self._commit(state, 2, B)
             self._require(state, folded(A, B))
+
+    def test_a_table_that_takes_the_name_within_a_txid_gets_no_row(self, database: Database) -> None:
+        with self._open() as state, psycopg.connect(database.conninfo, autocommit=True) as other:
+            self._commit(state, 1, A)
+            state.begin_commit(2)
+            other.execute(r'alter table public."100%s ""To.tals" rename to before')
+            other.execute(r'create table public."100%s ""To.tals" (like before including all)')
+            state.multi_update(batch(B), each_once=True)
+            with pytest.raises(SinkRefused, match="took the name"):
+                state.commit(2)
+            assert other.execute(r'select count(*) from public."100%s ""To.tals"').fetchall() == [(0,)]
+            assert other.execute("select count(*) from before").fetchall() == [(len(folded(A)),)]
+
+    def test_a_txid_that_is_refused_at_its_begin_leaves_no_transaction(self, database: Database) -> None:
+        with self._open() as state:
+            self._commit(state, 2, A)
+            state.adopts(PreparedTransaction(9, 8, "digest", 0, ()), checked=True)
+            with pytest.raises(PositionMismatch):
+                state.begin_commit(9)
+            with psycopg.connect(database.conninfo) as other:
+                left = "select application_name from pg_stat_activity where state = 'idle in transaction'"
+                assert other.execute(left).fetchall() == []
 
 
 class TestDeltaMap(MapStateConformance):

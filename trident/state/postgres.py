@@ -16,7 +16,7 @@ from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.locate import key_of_name, locate
 from stormproof.sinks.postgres.rows import RowsByKey
-from stormproof.sinks.postgres.table import TableName, check_flat_types, find_oid, wire_schema
+from stormproof.sinks.postgres.table import Table, TableName, check_flat_types, find_oid, wire_schema
 from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.protocol import Decision, PreparedTransaction
 from stormproof.sinks.registry import SinkAddress
@@ -56,14 +56,19 @@ class PostgresBacking(Backing):
         with hold.link.errors(where):
             connection = hold.link.connection()
             connection.execute("begin")
-            done = hold.begin(connection, transaction, checked=checked) is Decision.SKIP
-            wire = wire_schema(hold.checked_table(connection, where), self._input)
-        rows = RowsByKey(connection, hold.name, self._input, wire, hold.where)
-        self._begun = _Begun(connection, transaction, rows, checked=checked, is_held=done)
+            try:
+                done = hold.begin(connection, transaction, checked=checked) is Decision.SKIP
+                table = hold.checked_table(connection, where)
+            except BaseException:
+                self.close()  # or the next call would go on in this transaction, and leave its locks
+                raise
+        rows = RowsByKey(connection, table.name, self._input, wire_schema(table, self._input), hold.where)
+        self._begun = _Begun(connection, transaction, table, rows, checked=checked, is_held=done)
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of these keys, by one query."""
-        names = [sql.Identifier(name) for name in self._keys.names]
+        name = self._hold.name if self._begun is None else self._begun.table.name
+        names = [_with_values(key) for key in self._keys.names]
         arrays = [
             sql.SQL("%s::{}[]").format(sql.SQL(column_type(f.type) or ""))  # pyright: ignore[reportArgumentType]
             for f in self._keys
@@ -72,11 +77,11 @@ class PostgresBacking(Backing):
             "select {} from unnest({}) with ordinality as k ({}, place) left join {} as s on {} order by place"
         )
         statement = query.format(
-            sql.SQL(", ").join(sql.SQL("s.{}").format(sql.Identifier(name)) for name in self._stored.names),
+            sql.SQL(", ").join(sql.SQL("s.{}").format(_with_values(column)) for column in self._stored.names),
             sql.SQL(", ").join(arrays),
             sql.SQL(", ").join(names),
-            self._hold.name.identifier,
-            sql.SQL(" and ").join(sql.SQL("s.{0} = k.{0}").format(name) for name in names),
+            _with_values(*(part for part in (name.schema, name.table) if part is not None)),
+            sql.SQL(" and ").join(sql.SQL("s.{0} = k.{0}").format(key) for key in names),
         )
         with self._hold.link.errors():
             connection = self._hold.link.connection() if self._begun is None else self._begun.connection
@@ -108,6 +113,7 @@ class PostgresBacking(Backing):
                 oid = find_oid(begun.connection, self._hold.name)
                 if oid is not None:
                     require_durable(begun.connection, oid, where)
+                self._hold.require_same(begun.connection, begun.table, where)
                 self._hold.guard.move(begun.connection, transaction, checked=begun.checked)
                 self._hold.guard.add_evidence(begun.connection, transaction, transaction.rows, again=True)
             begun.connection.execute("commit")
@@ -140,9 +146,15 @@ class _Begun:
 
     connection: psycopg.Connection
     transaction: PreparedTransaction
+    table: Table
     rows: RowsByKey
     checked: bool
     is_held: bool
+
+
+def _with_values(*name: str) -> sql.Identifier:
+    """A name in a statement that has parameters, where a percent sign would begin one."""
+    return sql.Identifier(*(part.replace("%", "%%") for part in name))
 
 
 class PostgresMap:
