@@ -213,9 +213,10 @@ class PreparedFile:
 
     `path` is relative to the sink's place for prepared files; `statistics` is Delta's per-file statistics as a JSON
     string; `digest` is the SHA-256 of the file's bytes, in hex. `partition` has the values of a partitioned table's columns,
-    which are then not in the file: a JSON object of texts; "": it was not cut. `superseded` counts rows that are not in it,
-    since a later row of their key is. `discarded` counts the values that are NULL in it because their columns cannot hold
-    them (``schema_contract="discard_value"``): a JSON object of numbers by column.
+    which are then not in the file: a JSON object of texts; "": it was not cut. `superseded` counts rows that are not among
+    its `rows`, since a later row of their key is; the file may hold them in row groups before its rows. `discarded` counts
+    the values that are NULL in it because their columns cannot hold them (``schema_contract="discard_value"``): a JSON
+    object of numbers by column.
     """
 
     sink: str

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
-from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, TaskWriter
-from stormproof.core.tracking.anchors import MANY_ORIGIN
+from stormproof.core.sink import PreparedFile, SinkInput, TaskWriter
 
 COMPACTED_ROWS_MIN: Final = 256 * 1024
 """A task drops superseded rows once it holds this many, and then each time that its rows have doubled."""
@@ -62,33 +61,66 @@ class Latest:
 
 def latest_of(rows: pa.Table, keys: Sequence[str], compared: Sequence[str]) -> Latest:
     """The last row of each key, by the columns `compared`. Of equal rows it is the first one."""
-    columns = [rows.column(key) for key in keys]
-    names = [str(number) for number in range(len(columns))]
-    table = pa.Table.from_arrays([*columns, pa.array(np.arange(rows.num_rows))], names=[*names, "row"])
-    grouped = table.group_by(names, use_threads=False).aggregate([("row", "min"), ("row", "count")])
-    first: Rows = grouped.column("row_min").to_numpy()
+    of_group, lengths = _by_key(rows, keys)
+    first = of_group[np.cumsum(lengths) - lengths]
     if len(first) == rows.num_rows:
         return Latest(first, first)
-    lists = table.group_by(names, use_threads=False).aggregate([("row", "list")]).column("row_list").combine_chunks()
-    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
-    of_group: Rows = lists.flatten().to_numpy()
-    starts = np.concatenate(([0], np.cumsum(lengths)))[:-1]
-    first = of_group[starts]
     last = first.copy()
     several = np.flatnonzero(lengths > 1)
     places = of_group[np.repeat(lengths > 1, lengths)]
     group = np.repeat(several, lengths[several])
-    # The greatest first, and NULL and NaN at the end: that is where Arrow puts them, whatever the direction.
-    there = rows.select(list(compared)).take(pa.array(places))
-    sorted_by = [str(number) for number in range(len(compared))]
-    sortable = pa.Table.from_arrays([pa.array(group), *there.columns], names=["group", *sorted_by])
-    order = pc.sort_indices(
-        sortable, sort_keys=[("group", "ascending"), *((name, "descending") for name in sorted_by)]
-    ).to_numpy()
+    order = _later_first(group, rows.select(list(compared)).take(pa.array(places)))
     ordered = group[order]
     begins = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     last[ordered[begins]] = places[order[begins]]
     return Latest(last, first)
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """Rows behind a later one of their key, key by key and the later ones first: `row` is the number of each such row, and
+    `behind` that of its key's first one, which is among the `heads`.
+    """
+
+    row: Rows
+    behind: Rows
+
+
+def queues_of(heads: pa.Table, others: pa.Table, keys: Sequence[str], compared: Sequence[str]) -> Queues:
+    """The rows `others` by the key of one of `heads`, which has each key once."""
+    both = pa.concat_tables([heads.select(list(keys)), others.select(list(keys))])
+    of_group, lengths = _by_key(both, keys)
+    group = np.repeat(np.arange(len(lengths)), lengths)
+    is_head = of_group < heads.num_rows
+    head = np.full(len(lengths), -1, np.int64)
+    head[group[is_head]] = of_group[is_head]
+    places, group = of_group[~is_head] - heads.num_rows, group[~is_head]
+    order = _later_first(group, others.select(list(compared)).take(pa.array(places)))
+    return Queues(places[order], head[group[order]])
+
+
+def _by_key(rows: pa.Table, keys: Sequence[str]) -> tuple[Rows, Rows]:
+    """The rows' numbers, key by key and in ascending order, and how many each key has."""
+    columns = [rows.column(key) for key in keys]
+    names = [str(number) for number in range(len(columns))]  # a key of the table may be called "row"
+    table = pa.Table.from_arrays([*columns, pa.array(np.arange(rows.num_rows))], names=[*names, "row"])
+    grouped = table.group_by(names, use_threads=False).aggregate([("row", "min")])
+    if grouped.num_rows == rows.num_rows:  # the usual case, and the cheap one
+        return grouped.column("row_min").to_numpy(), np.ones(rows.num_rows, np.int64)
+    lists = table.group_by(names, use_threads=False).aggregate([("row", "list")]).column("row_list").combine_chunks()
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lists.flatten().to_numpy(), lengths
+
+
+def _later_first(group: Rows, compared: pa.Table) -> Rows:
+    """The order of rows by their group, and in it the later ones first. Of equal rows the first one is first."""
+    # The greatest first, and NULL and NaN at the end: that is where Arrow puts them, whatever the direction.
+    names = [str(number) for number in range(compared.num_columns)]
+    sortable = pa.Table.from_arrays([pa.array(group), *compared.columns], names=["group", *names])
+    order: Rows = pc.sort_indices(
+        sortable, sort_keys=[("group", "ascending"), *((name, "descending") for name in names)]
+    ).to_numpy()
+    return order.astype(np.int64)
 
 
 def put_rows(held: pa.Table, added: pa.Table, input_: SinkInput) -> tuple[pa.Table, int]:
@@ -107,14 +139,31 @@ def put_rows(held: pa.Table, added: pa.Table, input_: SinkInput) -> tuple[pa.Tab
     return pa.Table.from_arrays(columns, schema=input_.schema), added.num_rows - changed
 
 
+class FileTaskWriter(TaskWriter, Protocol):
+    """A task's writer of one file, which ends a row group when it is told to."""
+
+    def flush(self) -> None:
+        """Write what waits, as a row group."""
+        ...
+
+
 class LatestWriter(TaskWriter):
     """One task's output for an upsert: the last row of each key. All rows of a key come to one task.
 
-    The rows are kept in memory until `close`, without those that are known to be superseded.
+    The rows are kept in memory until `close`, without those that are known to be superseded. Where the table may refuse some
+    rows, `file` is the writer once more: the superseded rows go to the head of its file, in row groups of their own, which
+    `sinks.staging` passes over.
     """
 
-    def __init__(self, writer: TaskWriter, input_: SinkInput, undecided: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        writer: TaskWriter,
+        input_: SinkInput,
+        undecided: Sequence[str] = (),
+        file: FileTaskWriter | None = None,
+    ) -> None:
         self._writer = writer
+        self._file = file
         self._keys, self._compared = input_.keys, compared_columns(input_, undecided)
         self._parts: list[pa.RecordBatch] = []
         self._rows = 0
@@ -131,11 +180,14 @@ class LatestWriter(TaskWriter):
     def close(self) -> Sequence[PreparedFile]:
         """Write the last row of each key; the number of the others is in the file's description."""
         self._compact()
+        kept = 0
+        if self._file is not None:
+            self._file.flush()
+            kept = self._superseded
         for part in self._parts:
             self._writer.write(part)
         self._parts.clear()
-        files = self._writer.close()
-        return [replace(file, superseded=self._superseded if number == 0 else 0) for number, file in enumerate(files)]
+        return [replace(file, rows=file.rows - kept, superseded=self._superseded) for file in self._writer.close()]
 
     def discard(self) -> None:
         """Remove what was written."""
@@ -148,31 +200,11 @@ class LatestWriter(TaskWriter):
         table = pa.Table.from_batches(self._parts)
         last = latest_of(table, self._keys, self._compared).last
         if len(last) < table.num_rows:
-            table = self._without_messages(table, last).take(pa.array(np.sort(last)))
+            if self._file is not None:
+                others = np.setdiff1d(np.arange(table.num_rows), last)
+                for part in table.take(pa.array(others)).to_batches():
+                    self._file.write(part)
+            table = table.take(pa.array(np.sort(last)))
             self._superseded += self._rows - table.num_rows
             self._parts = table.to_batches()
         self._rows = self._compacted = table.num_rows
-
-    def _without_messages(self, table: pa.Table, last: Rows) -> pa.Table:
-        """The rows, in which those that supersede others name no message: refused by the table, such a row would take the
-        superseded ones of other messages with it, so it refuses the batch.
-        """
-        if MESSAGE_COLUMNS.names[0] not in table.schema.names:
-            return table
-        others = np.setdiff1d(np.arange(table.num_rows), last)
-        names = [str(number) for number in range(len(self._keys))]  # a key of the table may be called "row"
-        columns = [table.column(key) for key in self._keys]
-        keys = pa.Table.from_arrays([*columns, pa.array(np.arange(table.num_rows))], names=[*names, "row"])
-        lost = keys.take(pa.array(others)).drop_columns(["row"])
-        several = np.zeros(table.num_rows, np.bool_)
-        several[keys.join(lost, names, join_type="left semi").column("row").to_numpy()] = True
-        mask = pa.array(several)
-        unnamed = (
-            pa.scalar(None, pa.int64()),
-            pa.scalar(MANY_ORIGIN, pa.int64()),
-            pa.scalar(None, MESSAGE_COLUMNS.types[2]),
-        )
-        for name, value in zip(MESSAGE_COLUMNS.names, unnamed, strict=True):
-            at = table.schema.get_field_index(name)
-            table = table.set_column(at, table.schema.field(at), pc.if_else(mask, value, table.column(at)))
-        return table

@@ -6,12 +6,13 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arguments import require_function, require_object, require_path
@@ -41,7 +42,7 @@ from stormproof.sinks.protocol import (
     SinkSession,
     decide,
 )
-from stormproof.sinks.rejects import Part, Rejects
+from stormproof.sinks.rejects import Rejects
 from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.writer import FileWriter
@@ -61,6 +62,15 @@ class _Guard:
     txid: int
     digest: str
     table_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """What a transaction makes of a table."""
+
+    content: pa.Table
+    evidence: Evidence
+    refused: tuple[RefusedRow, ...]
 
 
 @dataclass(slots=True)
@@ -312,25 +322,23 @@ class MemorySession(SinkSession):
             known = [entry.superseded for entry in log.entries if entry.txid == transaction.txid]
             refused = log.refused.get(transaction.txid, ())
             return replace(ALREADY_HELD, superseded=known[0] if known else 0, refused=refused)
-        content, superseded, refused = self._next_content(transaction)
-        superseded += transaction.superseded
+        next_ = self._next_content(transaction)
         self._store.strike(FaultPoint.BEFORE, transaction.txid)
-        self._store.content = content
+        self._store.content = next_.content
         if log.guard is None or checked or transaction.txid >= log.guard.txid:
             log.guard = _Guard(transaction.txid, transaction.digest, self.table_id)
         # Unchecked, a later attempt may write a txid again: the ledger names the last one.
         log.entries = [entry for entry in log.entries if entry.txid != transaction.txid]
-        taken = transaction.rows - len(refused)
-        log.entries.append(
-            Evidence(transaction.txid, transaction.digest, taken, rejected=len(refused), superseded=superseded)
-        )
-        log.refused[transaction.txid] = refused
+        log.entries.append(next_.evidence)
+        log.refused[transaction.txid] = next_.refused
         self._store.strike(FaultPoint.AFTER, transaction.txid)
-        return replace(APPLIED, superseded=superseded, refused=refused)
+        return replace(APPLIED, superseded=next_.evidence.superseded, refused=next_.refused)
 
-    def _next_content(self, transaction: PreparedTransaction) -> tuple[pa.Table, int, tuple[RefusedRow, ...]]:
-        """What the table will hold, how many rows change nothing, and the rows that it does not get. Everything is checked
-        before anything is changed.
+    def _next_content(self, transaction: PreparedTransaction) -> _Next:
+        """What the transaction makes of the table; nothing is changed.
+
+        Raises:
+            SinkRefused: the table is gone or another one, or files are missing or changed.
         """
         where = f"{self._where}, txid {transaction.txid}"
         if self._store.content is None:
@@ -341,38 +349,49 @@ class MemorySession(SinkSession):
         prepared = sum(batch.num_rows for batch in batches)
         if prepared != transaction.rows:
             raise SinkRefused(f"{where}: {prepared} rows in the prepared files instead of {transaction.rows}")
-        batches, refused = self._without_refused(transaction, batches, where)
+        refused, reinstated = tuple[RefusedRow, ...](), 0
+        if self._sink.refuse is not None:
+            batches, refused, reinstated = self._without_refused(transaction, self._sink.refuse, where)
         added = pa.Table.from_batches(batches, self._input.schema) if batches else self._input.schema.empty_table()
+        held, superseded = self._store.content, transaction.superseded - reinstated
         if not self._input.is_by_key:
-            return pa.concat_tables([self._store.content, added]), 0, refused
-        require_unique_keys(batches, self._input.keys, where)
-        if self._input.mode is SinkMode.UPSERT:
-            return *put_rows(self._store.content, added, self._input), refused
-        return fold_tables(self._store.content, added, self._input, where), 0, refused
+            content = pa.concat_tables([held, added])
+        else:
+            require_unique_keys(batches, self._input.keys, where)
+            if self._input.mode is SinkMode.UPSERT:
+                content, unchanged = put_rows(held, added, self._input)
+                superseded += unchanged
+            else:
+                content = fold_tables(held, added, self._input, where)
+        evidence = Evidence(
+            transaction.txid,
+            transaction.digest,
+            added.num_rows,
+            rejected=len(refused),
+            superseded=superseded,
+            reinstated=reinstated,
+        )
+        return _Next(content, evidence, refused)
 
     def _without_refused(
-        self, transaction: PreparedTransaction, batches: list[pa.RecordBatch], where: str
-    ) -> tuple[list[pa.RecordBatch], tuple[RefusedRow, ...]]:
-        """The rows that the table takes by the test's own rule, and those that it does not get."""
-        refuse = self._sink.refuse
-        if refuse is None:
-            return batches, ()
-        rejects = Rejects(self._staging, transaction, transaction.rejects_max, where)
-
-        def parts() -> Iterator[Part]:
-            for file in sorted(transaction.files, key=lambda f: f.path):
-                at = 0
-                for batch in prepared_batches(self._staging, [file]):
-                    yield Part.at(file.path, at, batch)
-                    at += batch.num_rows
-
-        for part in parts():
-            for place, row in enumerate(part.rows.to_pylist()):
-                why = refuse(row)
-                if why is not None:
-                    rejects.add(part.row(place).refused(None, why))
-        rejects.close()
-        return [part.rows for part in rejects.kept(parts())], rejects.rows()
+        self, transaction: PreparedTransaction, refuse: Callable[[dict[str, Any]], str | None], where: str
+    ) -> tuple[list[pa.RecordBatch], tuple[RefusedRow, ...], int]:
+        """The rows that the table takes by the test's own rule, those that it does not get, and how many of both had been
+        superseded.
+        """
+        rejects = Rejects(self._staging, transaction, transaction.rejects_max, where, self._input)
+        again = True
+        kept = list[pa.RecordBatch]()
+        while again:
+            kept.clear()
+            for part in rejects.kept():
+                reasons = [refuse(row) for row in part.rows.to_pylist()]
+                for place, why in enumerate(reasons):
+                    if why is not None:
+                        rejects.add(part.row(place).refused(None, why))
+                kept.append(part.only(np.array([why is None for why in reasons])).rows)
+            again = rejects.close()
+        return kept, rejects.rows(), rejects.reinstated
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrow_compute import pc
-from stormproof.core.sink import PreparedFile, TaskWriter
+from stormproof.core.sink import PreparedFile
+from stormproof.sinks.latest import FileTaskWriter
 
 OPEN_MAX: Final = 100
 """Files that a task keeps open at once. Where its rows have more partitions, it ends these files and begins others."""
@@ -21,28 +22,20 @@ BYTES_MAX: Final = 64 * 1024 * 1024
 """So many bytes of rows wait for their files at most, over all partitions of a task."""
 
 
-class PartitionFile(TaskWriter, Protocol):
-    """What the cut needs of a partition's writer beyond a task's."""
-
-    def flush(self) -> None:
-        """Write what waits."""
-        ...
-
-
 class PartitionedTaskWriter:
     """One task's output for a partitioned table: a file for each partition that its rows have, or a few."""
 
     def __init__(
-        self, columns: Sequence[str], schema: pa.Schema, open_file: Callable[[pa.Schema, str], PartitionFile]
+        self, columns: Sequence[str], schema: pa.Schema, open_file: Callable[[pa.Schema, str], FileTaskWriter]
     ) -> None:
         self._columns = tuple(columns)
         self._schema = schema
         self._kept = [name for name in schema.names if name not in self._columns]
         self._open_file = open_file
-        self._open: dict[str, PartitionFile] = {}
+        self._open: dict[str, FileTaskWriter] = {}
         self._waiting = 0
         self._done: list[PreparedFile] = []
-        self._all: list[PartitionFile] = []
+        self._all: list[FileTaskWriter] = []
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Append rows of the writer's schema.

@@ -163,6 +163,9 @@ class Evidence:
     dropped: int = 0
     """Rows that the table's own triggers dropped; `rows` counts the others."""
 
+    reinstated: int = 0
+    """Rows superseded by a later one that the table refused, which `rows` or `rejected` count beyond those prepared."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvidenceReport:

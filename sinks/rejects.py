@@ -2,7 +2,8 @@
 
 Guarantee:
     A message is in a sink whole or not at all: where one row of a message is refused, all of its rows are left out. A row
-    that has several messages takes all of them with it.
+    that has several messages takes all of them with it. Where an upsert leaves out the latest row of a key, the latest one
+    that is not left out takes its place.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -22,11 +24,12 @@ from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import SinkRefused
 from stormproof.core.message import storable_text
-from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile
+from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput
 from stormproof.core.tracking.anchors import MANY_ORIGIN
 from stormproof.sinks.files import files_at
+from stormproof.sinks.latest import compared_columns, queues_of
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkProblem
-from stormproof.sinks.staging import prepared_batches
+from stormproof.sinks.staging import open_prepared
 
 REFUSED_MAX: Final = 1_000
 """Messages that one commit may reject. More than that is no exception any more, and each one costs some 40 statements."""
@@ -73,26 +76,41 @@ class Part:
         return RefusedRow(self.file, int(self.numbers[0]), text, sqlstate, storable_text(error))
 
 
+def prepared_parts(
+    directory: str, files: Sequence[PreparedFile], columns: Sequence[str] | None = None, *, superseded: bool = False
+) -> Iterator[Part]:
+    """The rows of prepared files, file by file in path order, or those that are `superseded` by a later one of their key."""
+    for file in sorted(files, key=lambda f: f.path):
+        with open_prepared(directory, file) as prepared:
+            at = 0 if superseded else prepared.superseded
+            for batch in prepared.batches(columns, superseded=superseded):
+                yield Part.at(file.path, at, batch)
+                at += batch.num_rows
+
+
 class RowMessages:
     """The messages of each row of a transaction's prepared files, as pairs of a row and a message.
 
-    Rows are counted through the files in path order. A row that stands for messages which are not known one by one is
-    `unnamed`; so is every row of a file without `MESSAGE_COLUMNS`.
+    Rows are counted through the files in path order, `superseded` ones among them. A row that stands for messages which are
+    not known one by one is `unnamed`; so is every row of a file without `MESSAGE_COLUMNS`.
     """
 
     def __init__(self, directory: str, files: Sequence[PreparedFile]) -> None:
         self.starts: dict[str, int] = {}
+        superseded = list[npt.NDArray[np.bool_]]()
         rows, numbers, origins, unnamed = list[Rows](), list[Rows](), list[Rows](), list[npt.NDArray[np.bool_]]()
         self.rows = 0
         for file in sorted(files, key=lambda f: f.path):
-            self.starts[file.path] = self.rows
-            for batch in _message_columns(os.path.join(directory, file.path), file):
+            self.starts[file.path] = first = self.rows
+            for batch in _message_columns(os.path.join(directory, file.path)):
                 found = _pairs(batch)
                 rows.append(found[0] + self.rows)
                 numbers.append(found[1])
                 origins.append(found[2])
                 unnamed.append(found[3])
                 self.rows += batch.num_rows
+            superseded.append(np.arange(self.rows - first) < self.rows - first - file.rows)
+        self.superseded: npt.NDArray[np.bool_] = np.concatenate(superseded) if superseded else np.empty(0, np.bool_)
         self.row = _joined(rows)
         self.number = _joined(numbers)
         self.origin = _joined(origins)
@@ -122,7 +140,8 @@ class Rejects:
     """What one commit leaves out.
 
     It may reject `most` messages; with None the first refused row refuses the transaction. `row_by_row`: a row whose
-    messages are not known is given up alone, too.
+    messages are not known is given up alone, too. The table takes `columns`; without them, all. `undecided` are the columns
+    that do not tell which row of a key is the latest (`sinks.latest`).
     """
 
     def __init__(
@@ -131,31 +150,74 @@ class Rejects:
         transaction: PreparedTransaction,
         most: int | None,
         where: str,
+        input_: SinkInput,
+        columns: Sequence[str] | None = None,
         *,
+        undecided: Sequence[str] = (),
         row_by_row: bool = False,
     ) -> None:
         self._directory = directory
         self._files = transaction.files
+        self._keys, self._compared = input_.keys, compared_columns(input_, undecided)
+        self._columns = columns
         self._messages = RowMessages(directory, transaction.files)
         self._most = most
         self._where = where
         self._row_by_row = row_by_row
         self._refused: dict[int, RefusedRow] = {}
         self._alone: set[int] = set()
-        self._before = np.zeros(self._messages.rows, np.bool_)
+        self._given = np.zeros(self._messages.rows, np.bool_)
         self.messages: set[int] = set()
         """The messages that are rejected so far."""
 
-    def kept(self, parts: Iterable[Part]) -> Iterator[Part]:
-        """The rows that are not left out by now."""
-        self._before = out = self._out()
-        if not out.any():
-            yield from parts
-            return
-        for part in parts:
-            kept = part.only(~out[self._messages.starts[part.file] + part.numbers])
-            if kept.rows.num_rows:
-                yield kept
+    def kept(self) -> Iterator[Part]:
+        """The rows that are not left out by now, and then those that take the place of one that is left out by then."""
+        self._given[:] = False
+        out = self._out()
+        for part in prepared_parts(self._directory, self._files, self._columns):
+            yield from self._given_of(part, ~out)
+        while len(next_ := self._next()):
+            wanted = np.zeros(self._messages.rows, np.bool_)
+            wanted[next_] = True
+            for part in prepared_parts(self._directory, self._files, self._columns, superseded=True):
+                yield from self._given_of(part, wanted)
+
+    @property
+    def reinstated(self) -> int:
+        """How many superseded rows have taken a later one's place, or are left out themselves."""
+        return int(np.count_nonzero(self._messages.superseded & (self._given | self._out())))
+
+    def _given_of(self, part: Part, wanted: npt.NDArray[np.bool_]) -> Iterator[Part]:
+        places = self._messages.starts[part.file] + part.numbers
+        kept = wanted[places]
+        if kept.any():
+            self._given[places[kept]] = True
+            yield part if kept.all() else part.only(kept)
+
+    def _next(self) -> Rows:
+        """The places of the rows that are to take the place of one that is left out, and were not given yet."""
+        if not self._messages.superseded.any():
+            return np.empty(0, np.int64)
+        out = self._out()
+        row, head = self._queues
+        waiting = out[head] & ~out[row]
+        _, first = np.unique(head[waiting], return_index=True)
+        found: Rows = row[waiting][first]
+        return found[~self._given[found]]
+
+    @cached_property
+    def _queues(self) -> tuple[Rows, Rows]:
+        """The places of superseded rows, key by key and the later ones first; beside each that of its key's latest row."""
+        keys, compared = self._keys, self._compared
+        heads, head_places = self._rows_of(keys, superseded=False)
+        others, places = self._rows_of(sorted({*keys, *compared}), superseded=True)
+        found = queues_of(heads, others, keys, compared)
+        return places[found.row], head_places[found.behind]
+
+    def _rows_of(self, columns: Sequence[str], *, superseded: bool) -> tuple[pa.Table, Rows]:
+        parts = list(prepared_parts(self._directory, self._files, columns, superseded=superseded))
+        places = [self._messages.starts[part.file] + part.numbers for part in parts]
+        return pa.Table.from_batches([part.rows for part in parts]), _joined(places)
 
     def add(self, row: RefusedRow) -> None:
         """Reject the messages of a refused row.
@@ -180,7 +242,9 @@ class Rejects:
         self._require_few(row)
 
     def close(self) -> bool:
-        """Add the messages that share rows with rejected ones. Returns whether rows go that the table took since `kept`.
+        """Add the messages that share rows with rejected ones.
+
+        Returns whether the table is to be given all again: rows go that `kept` gave and it took, or others take their place.
 
         Raises:
             SinkRefused: that is more than may be rejected, or a row that must go has messages that are not known.
@@ -209,9 +273,9 @@ class Rejects:
                 "written",
                 sqlstate=last.sqlstate,
             )
-        taken = out & ~self._before
+        taken = out & self._given
         taken[list(self._refused)] = False
-        return bool(taken.any())
+        return bool(taken.any()) or len(self._next()) > 0
 
     def rows(self) -> tuple[RefusedRow, ...]:
         """Every row that is left out, in the order of the files."""
@@ -224,20 +288,16 @@ class Rejects:
                 for number, _ in row.messages:
                     reasons.setdefault(number, row)
             some = next(iter(found.values()))
-            for file in sorted(self._files, key=lambda f: f.path):
-                first = self._messages.starts[file.path]
-                at = 0
-                for batch in prepared_batches(self._directory, [file]):
-                    for row_ in np.flatnonzero(out[first + at : first + at + batch.num_rows]).tolist():
-                        place = first + at + row_
+            for superseded in (False, True):
+                for part in prepared_parts(self._directory, self._files, superseded=superseded):
+                    first = self._messages.starts[part.file]
+                    for at in np.flatnonzero(out[first + part.numbers]).tolist():
+                        place = first + int(part.numbers[at])
                         named = self._messages.of_row(place)
                         cause = next((reasons[number] for number, _ in named if number in reasons), some)
-                        part = Part.at(file.path, at, batch).row(row_)
                         text = f"left out with a row of its message that is refused: {cause.error}"
-                        found[place] = replace(
-                            part.refused(cause.sqlstate, text), messages=named, goes_with_others=True
-                        )
-                    at += batch.num_rows
+                        refused = part.row(at).refused(cause.sqlstate, text)
+                        found[place] = replace(refused, messages=named, goes_with_others=True)
         return tuple(found[place] for place in sorted(found))
 
     def _out(self) -> npt.NDArray[np.bool_]:
@@ -261,11 +321,11 @@ class Rejects:
             )
 
 
-def _message_columns(path: str, file: PreparedFile) -> Iterator[pa.RecordBatch]:
+def _message_columns(path: str) -> Iterator[pa.RecordBatch]:
     """The message columns of a prepared file; without columns, where its writer named no messages."""
     with files_at(path).open_native(path) as opened, pq.ParquetFile(opened) as parquet:
         if MESSAGE_COLUMNS.names[0] not in parquet.schema_arrow.names:
-            yield pa.RecordBatch.from_arrays([pa.nulls(file.rows)], names=["unnamed"])
+            yield pa.RecordBatch.from_arrays([pa.nulls(parquet.metadata.num_rows)], names=["unnamed"])
             return
         yield from parquet.iter_batches(batch_size=64 * 1024, columns=MESSAGE_COLUMNS.names)
 

@@ -6,7 +6,8 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -100,23 +101,57 @@ def prepared_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of prepared files, file by file in path order, in bounded memory; without `columns`, all of the rows' own.
 
+    Rows that a file holds beside its own, since a later row of their key superseded them, are passed over.
+
     Raises:
         SinkRefused: a file is gone. Where it was there when the commit began, the usual cause is a driver that took over
             while this one was paused.
     """
     for file in sorted(files, key=lambda f: f.path):
-        path = os.path.join(directory, file.path)
-        try:
-            opened = files_at(directory).open_native(path)
-        except FileNotFoundError as error:
-            raise SinkRefused(
-                f"the prepared file {path} is missing; nothing was written; put it back, then retry the txid",
-                problem=SinkProblem.FILE_LOST,
-                files=[path],
-            ) from error
-        with opened, pq.ParquetFile(opened) as parquet:
-            own = [name for name in parquet.schema_arrow.names if name not in MESSAGE_COLUMNS.names]
-            yield from parquet.iter_batches(batch_size=batch_rows, columns=own if columns is None else list(columns))
+        with open_prepared(directory, file) as prepared:
+            yield from prepared.batches(columns, batch_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """An open prepared file. Its first `superseded` rows are kept in case that its table refuses the others."""
+
+    parquet: pq.ParquetFile
+    superseded: int
+
+    def batches(
+        self, columns: Sequence[str] | None = None, batch_rows: int = 64 * 1024, *, superseded: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """Its own rows, or those `superseded`; without `columns`, all but those of messages."""
+        found = [name for name in self.parquet.schema_arrow.names if name not in MESSAGE_COLUMNS.names]
+        groups, begin = list[int](), 0
+        for number in range(self.parquet.num_row_groups):
+            if (begin < self.superseded) is superseded:
+                groups.append(number)
+            begin += self.parquet.metadata.row_group(number).num_rows
+        if groups:
+            names = found if columns is None else list(columns)
+            yield from self.parquet.iter_batches(batch_size=batch_rows, row_groups=groups, columns=names)
+
+
+@contextmanager
+def open_prepared(directory: str, file: PreparedFile) -> Generator[PreparedRows]:
+    """Open a prepared file.
+
+    Raises:
+        SinkRefused: it is gone.
+    """
+    path = os.path.join(directory, file.path)
+    try:
+        opened = files_at(directory).open_native(path)
+    except FileNotFoundError as error:
+        raise SinkRefused(
+            f"the prepared file {path} is missing; nothing was written; put it back, then retry the txid",
+            problem=SinkProblem.FILE_LOST,
+            files=[path],
+        ) from error
+    with opened, pq.ParquetFile(opened) as parquet:
+        yield PreparedRows(parquet, max(0, parquet.metadata.num_rows - file.rows))
 
 
 def remove_staged(directory: str, incarnation: str, txid: int) -> None:

@@ -212,9 +212,9 @@ class FileWriter:
     With `names_messages` the rows that it is given have the `MESSAGE_COLUMNS` behind their own. `private` files are readable
     for this user alone, as is their folder where it is made here: they hold messages' content. Only files that become a
     Delta table's own are not private. `for_bolts` is the sink's resource for bolts. `partitions` are the columns by which a
-    task cuts its rows into files. Where `input` is an upsert, a task leaves one row a key, the last one; `undecided` are the
-    columns that do not tell which one that is (`sinks.latest`). `discards`: a value that its column cannot hold is NULL,
-    where the column takes NULL.
+    task cuts the rows of an append into files. Where `input` is an upsert, a task leaves one row a key, the last one; with
+    `names_messages` its file holds the others, too; `undecided` are the columns that do not tell which one is the last
+    (`sinks.latest`). `discards`: a value that its column cannot hold is NULL, where the column takes NULL.
     """
 
     sink: str
@@ -240,7 +240,8 @@ class FileWriter:
     def _latest(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         if self.input is None or self.input.mode is not SinkMode.UPSERT:
             return self._opened(context, schema)
-        return LatestWriter(self._opened(context, schema), self.input, self.undecided)
+        file = ParquetTaskWriter(self.sink, self.directory, context, schema, private=self.private)
+        return LatestWriter(file, self.input, self.undecided, file if self.names_messages else None)
 
     def _opened(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         if not self.partitions:

@@ -5,6 +5,7 @@ In this order, each part checked after every misfortune, with a line each (``--o
 ``matrix`` every failpoint, for each sink that comes by, killed, failed, left standing past its leases, and taken over from;
            with 1 and with 4 batches in flight; on the inline engine
 ``states`` the same with states instead of sinks, and Postgres that restarts or loses a COMMIT in a state's commit
+``tables`` every failpoint for appends and upserts of each kind, into tables that refuse some rows
 ``races``  two drivers started on one topology at once
 ``shared`` one queue object under random threads and forks
 ``rounds`` n random rounds: two or three misfortunes at once, Postgres restarts and lost COMMITs among them
@@ -45,11 +46,12 @@ from support.shapes import SINKS, Shape
 from support.shared import shared
 from support.spark_driver import TIMEOUT_S, SparkDriver
 from support.states import IN_ALL, IN_MAPS, READ, StateMode, promised
+from support.strict_tables import STRICT_TABLES
 
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
-PARTS = ("matrix", "states", "races", "shared", "rounds", "restarts", "environment", "containers", "spark")
+PARTS = ("matrix", "states", "tables", "races", "shared", "rounds", "restarts", "environment", "containers", "spark")
 RACES = 50
 SHARED = 40
 RESTARTS = 30
@@ -80,6 +82,19 @@ def states(server: EmbeddedPostgres, rng: random.Random) -> Iterator[str]:
     yield from cells_of(server, rng, 1, IN_MAPS, away, proxied=True)
     yield from cells_of(server, rng, 4, IN_ALL, ordeals(ALONE, shape=IN_ALL))
     yield from cells_of(server, rng, 4, IN_MAPS, ordeals([Action.TAKE_OVER], shape=IN_MAPS))
+
+
+def tables(server: EmbeddedPostgres, rng: random.Random) -> Iterator[str]:
+    """Every cell once, for each number of batches in flight; and Postgres that goes away where rows are rejected."""
+    shape = STRICT_TABLES
+    for in_flight in (1, 4):
+        yield from cells_of(server, rng, in_flight, shape, ordeals(WAYS, shape=shape))
+    away = [
+        ordeal(FAILPOINTS[point], action, 1)
+        for point in ("postgres.after_rejects", "finish.before_commit")
+        for action in AWAY
+    ]
+    yield from cells_of(server, rng, 1, shape, away, proxied=True)
 
 
 def cells_of(
@@ -164,6 +179,7 @@ def main() -> int:
         runs = {
             "matrix": lambda: matrix(server, random.Random(seed)),
             "states": lambda: states(server, random.Random(seed)),
+            "tables": lambda: tables(server, random.Random(seed)),
             "races": lambda: races(server, arguments.races, seed),
             "shared": lambda: shared(server, SHARED, seed),
             "rounds": lambda: random_rounds(server, seed, arguments.first, arguments.rounds),

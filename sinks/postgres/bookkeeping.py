@@ -105,6 +105,7 @@ _SUPERSEDED: Final = """
         sink text not null,
         txid bigint not null,
         rows bigint not null,
+        reinstated bigint not null,
         primary key (topology, incarnation, sink, txid)
     )
     """

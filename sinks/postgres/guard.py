@@ -286,9 +286,11 @@ class Guard:
             for file, row, text, sqlstate, error, messages, origins, together in rows
         )
 
-    def add_superseded(self, connection: psycopg.Connection, txid: int, rows: int, *, again: bool) -> None:
-        """Record how many rows of a txid changed nothing, where there are any. `again`: a number that is there goes."""
-        if not rows:
+    def add_superseded(
+        self, connection: psycopg.Connection, txid: int, rows: int, reinstated: int = 0, *, again: bool
+    ) -> None:
+        """Record how many rows of a txid changed nothing, how many were reinstated, if any. `again`: what is there goes."""
+        if not rows and not reinstated:
             if again and bookkeeping.has_superseded(connection):
                 connection.execute(
                     f"delete from stormproof_sink.superseded where {MINE} and txid = %(txid)s",
@@ -297,25 +299,26 @@ class Guard:
             return
         bookkeeping.make_superseded(connection)
         connection.execute(
-            "insert into stormproof_sink.superseded (topology, incarnation, sink, txid, rows) "
-            "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s) "
-            "on conflict (topology, incarnation, sink, txid) do update set rows = excluded.rows",
-            {**self._mine, "txid": txid, "rows": rows},
+            "insert into stormproof_sink.superseded (topology, incarnation, sink, txid, rows, reinstated) "
+            "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(reinstated)s) "
+            "on conflict (topology, incarnation, sink, txid) "
+            "do update set rows = excluded.rows, reinstated = excluded.reinstated",
+            {**self._mine, "txid": txid, "rows": rows, "reinstated": reinstated},
         )
 
     def superseded(self, connection: psycopg.Connection, txid: int) -> int:
         """How many rows of a txid changed nothing."""
-        return self._superseded(connection, txid, txid).get(txid, 0)
+        return self._superseded(connection, txid, txid).get(txid, (0, 0))[0]
 
-    def _superseded(self, connection: psycopg.Connection, first: int, last: int | None) -> dict[int, int]:
+    def _superseded(self, connection: psycopg.Connection, first: int, last: int | None) -> dict[int, tuple[int, int]]:
         if not bookkeeping.has_superseded(connection):
             return {}
         found = connection.execute(
-            f"select txid, rows from stormproof_sink.superseded where {MINE} and txid >= %(first)s "
+            f"select txid, rows, reinstated from stormproof_sink.superseded where {MINE} and txid >= %(first)s "
             "and (%(last)s::bigint is null or txid <= %(last)s)",
             {**self._mine, "first": first, "last": last},
         )
-        return dict(found.fetchall())
+        return {txid: (rows, reinstated) for txid, rows, reinstated in found.fetchall()}
 
     def entries(self, connection: psycopg.Connection, first: int, last: int | None) -> tuple[Evidence, ...]:
         """The evidence of txids from `first` to `last`."""
@@ -339,7 +342,8 @@ class Guard:
                 digest,
                 count,
                 rejected=rejected.get(txid, 0),
-                superseded=superseded.get(txid, 0),
+                superseded=superseded.get(txid, (0, 0))[0],
+                reinstated=superseded.get(txid, (0, 0))[1],
                 dropped=dropped,
             )
             for txid, digest, count, dropped in rows

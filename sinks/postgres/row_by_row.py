@@ -43,7 +43,6 @@ def is_about_rows(refusal: SinkRefused) -> bool:
 
 def move_without_rejects(
     connection: psycopg.Connection,
-    parts: Callable[[], Iterable[Part]],
     begin: Callable[[], AppendedRows | RowsByKey],
     rejects: Rejects,
     *,
@@ -64,7 +63,7 @@ def move_without_rejects(
         try:
             with connection.transaction():
                 rows, sent, taken = begin(), 0, 0
-                for part in rejects.kept(parts()):
+                for part in rejects.kept():
                     for found in _move(connection, part, rows.put, may_drop=may_drop):
                         if isinstance(found, RefusedRow):
                             rejects.add(found)

@@ -32,7 +32,7 @@ from stormproof.sinks.protocol import (
     SinkIdentity,
     SinkSession,
 )
-from stormproof.sinks.rejects import REFUSED_MAX, Part, Rejects
+from stormproof.sinks.rejects import REFUSED_MAX, Rejects
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.writer import FileWriter
 
@@ -136,20 +136,24 @@ class PostgresSession(TableHold, SinkSession):
             # All rows are read from the files, those that a task loaded too.
             require_files(self._staging, transaction.files, where=where, digests=True)
             schema = wire_schema(table, self.input)
-            rejects = Rejects(self._staging, transaction, most, where, row_by_row=row_by_row)
+            rejects = Rejects(
+                *(self._staging, transaction, most, where, self.input, schema.names),
+                undecided=kept_otherwise(table, self.input),
+                row_by_row=row_by_row,
+            )
             may_drop = bool(triggers_that_drop(connection, table.oid, self.input))
             moved = move_without_rejects(
                 connection,
-                lambda: self._parts(transaction, schema),
                 lambda: self._rows(connection, table, schema, where),
                 rejects,
                 may_drop=may_drop,
             )
-            refused, superseded = rejects.rows(), transaction.superseded + moved.superseded
-            _require_all(moved.sent + len(refused), transaction.rows, transaction.rows, where)
+            refused, back = rejects.rows(), rejects.reinstated
+            superseded = transaction.superseded - back + moved.superseded
+            _require_all(moved.sent + len(refused), transaction.rows + back, transaction.rows + back, where)
             guard.add_evidence(connection, transaction, moved.taken, again=not checked, dropped=moved.dropped)
             guard.add_rejected(connection, transaction.txid, refused, again=not checked)
-            guard.add_superseded(connection, transaction.txid, superseded, again=not checked)
+            guard.add_superseded(connection, transaction.txid, superseded, back, again=not checked)
             changed = self.changed(connection, transaction.txid)
             self.require_same(connection, table, where)
             require_durable(connection, table.oid, where)
@@ -198,14 +202,6 @@ class PostgresSession(TableHold, SinkSession):
         self.guard.move(connection, transaction, checked=checked)
         failpoint("postgres.after_guard")
         return table
-
-    def _parts(self, transaction: PreparedTransaction, schema: pa.Schema) -> Generator[Part]:
-        """The prepared rows, with their numbers in their files."""
-        for file in sorted(transaction.files, key=lambda f: f.path):
-            at = 0
-            for batch in prepared_batches(self._staging, [file], schema.names):
-                yield Part.at(file.path, at, batch)
-                at += batch.num_rows
 
     def _move_rows(
         self,

@@ -18,6 +18,7 @@ from support.chain import Chain, one_way_each, ordeal, ordeals, shuffled
 from support.races import races
 from support.rounds import ROUNDS_PER_TOPOLOGY, SHAPES, Rounds, lives, stand_on
 from support.states import IN_MAPS, READ, promised
+from support.strict_tables import STRICT_TABLES
 
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
@@ -28,6 +29,7 @@ ORDEALS_PER_END = 4
 """`make torture` has a start that runs to the end after each."""
 ROUNDS = 8
 STATE_CELLS = 3
+TABLE_CELLS = 3
 RANDOM_CODE_CELLS = 6
 RACES = 6
 WAYS = [Action.KILL, Action.RAISE, Action.LAPSE, Action.TAKE_OVER]
@@ -72,6 +74,15 @@ def test_states_that_are_read_while_batches_run_outlive_a_misfortune(postgres: E
     """Maps over a key-value store among them."""
     cells = random.Random(seed).sample([o for o in ordeals(WAYS, shape=READ) if promised(o)], STATE_CELLS)
     for line in lives(postgres, cells, Counter(), lambda cell: cell, READ):
+        print(line)
+
+
+def test_upserts_and_rejects_outlive_a_misfortune(postgres: EmbeddedPostgres, seed: int) -> None:
+    """Appends and upserts in Delta and Postgres; tables in Postgres refuse some rows. Two batches in flight."""
+    cells = random.Random(seed).sample(ordeals(WAYS, shape=STRICT_TABLES), TABLE_CELLS)
+    cells.append(ordeal(FAILPOINTS["postgres.after_rejects"], Action.KILL))
+    shaped = partial(replace, in_flight=2, batch_messages=4)
+    for line in lives(postgres, cells, Counter(), shaped, STRICT_TABLES, ordeals_per_end=ORDEALS_PER_END):
         print(line)
 
 

@@ -20,6 +20,7 @@ from support.queues import put
 from support.rounds import stand_on
 from support.shapes import SINKS, Shape
 from support.states import IN_ALL, IN_MAPS
+from support.strict_tables import STRICT_TABLES
 from support.topologies import SinkMode, expected, messages
 from support.verdicts import violations
 
@@ -68,6 +69,13 @@ BROKEN = [
         shape=IN_MAPS,
     ),
     Broken(sabotage.no_txid_check, "state.after_commit", Action.KILL, "postgres-opaque holds", shape=IN_MAPS),
+    Broken(
+        sabotage.late_rows_win,
+        "postgres.after_rows",
+        Action.KILL,
+        "too much, too little: .*postgres_upsert",
+        shape=STRICT_TABLES,
+    ),
     Broken(sabotage.no_txid_of_keys, "state.after_rows", Action.KILL, "own-opaque holds", at=5, shape=IN_ALL),
 ]
 

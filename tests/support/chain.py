@@ -17,7 +17,7 @@ from stormproof.trident.audit import SinkOpener
 from support.blows import Action, Blow, Stand
 from support.crashes import KILLED
 from support.shapes import SINKS, Shape
-from support.topologies import FLAKY, POISON, expected, messages
+from support.topologies import messages
 from support.verdicts import is_known, require_verified, verified
 
 MESSAGES_PER_START = 7
@@ -44,7 +44,8 @@ class Chain:
     killed_at: Counter[str] = field(default_factory=Counter[str])
 
     def __post_init__(self) -> None:
-        self.stand.cell = replace(self.stand.cell, build=self.shape.build)
+        shape = self.shape
+        self.stand.cell = replace(self.stand.cell, build=shape.build, rejects_max_share=shape.rejects_max_share)
 
     def run(self, ordeals: Sequence[Ordeal]) -> Iterator[str]:
         """Go through these, and be checked; yields a line for each.
@@ -96,18 +97,17 @@ class Chain:
     def _check_part(self) -> None:
         there = self._contents()
         for sink, found in there.items():
-            require_whole(found, self.stand.put, sink)
+            self.shape.require_part(found, self.stand.put, sink)
         if is_known(self.stand.cell.name, self.stand.database):
             self._check_audit()
         else:  # no driver lived long enough
             assert not any(there.values()), f"the ledger knows of nothing, and the sinks hold {there}"
 
     def _check_all(self) -> None:
-        should = expected(self.stand.put)
         wrong = {
             sink: (dict(found - should), dict(should - found))
             for sink, found in self._contents().items()
-            if found != should
+            if found != (should := self.shape.answer(sink, self.stand.put))
         }
         if wrong:
             report = verified(self.stand.cell.name, self.stand.database, self._opener())
@@ -120,26 +120,6 @@ class Chain:
 
     def _opener(self) -> SinkOpener:
         return self.shape.opener(self.stand.cell, self.stand.database)
-
-
-def require_whole(found: Counter[str], put: Sequence[bytes], sink: str) -> None:
-    """Nothing may stand in a sink but whole messages, each once.
-
-    Raises:
-        AssertionError: a word too many, or a message in part.
-    """
-    there: list[bytes] = []
-    for payload in set(put) - {POISON, FLAKY, b""}:
-        words = Counter(payload.decode().split())
-        (own,) = set(words) - {"common"}
-        if found[own]:
-            assert found[own] == words[own], f"{sink} holds {own!r} {found[own]} times"
-            there.append(payload)
-    flaky = Counter(FLAKY.decode().split())
-    times = found[next(iter(flaky))]
-    assert times <= put.count(FLAKY), f"{sink} holds {FLAKY!r} {times} times, {put.count(FLAKY)} were put"
-    should = expected([*there, *[FLAKY] * times])
-    assert found == should, f"{sink} holds {dict(found - should)} too much, {dict(should - found)} too little"
 
 
 def ordeals(actions: Sequence[Action], points: Sequence[Failpoint] | None = None, shape: Shape = SINKS) -> list[Ordeal]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import sqlalchemy as sa
 from deltalake import CommitProperties, DeltaTable
+from psycopg import sql
 
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
@@ -20,6 +21,7 @@ from stormproof.sinks.delta import durable, opening
 from stormproof.sinks.delta import hold as delta
 from stormproof.sinks.files import LocalFiles
 from stormproof.sinks.postgres import hold as postgres
+from stormproof.sinks.postgres import rows
 from stormproof.sinks.postgres.fence import Fence
 from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.trident import recovery
@@ -163,6 +165,11 @@ def _decide(value: Callable[[SinkIdentity, PreparedTransaction, Held | None], De
 def _replace(owner: object, name: str, value: object) -> None:
     assert hasattr(owner, name), f"{owner} has no {name} to break"
     setattr(owner, name, value)
+
+
+def late_rows_win() -> None:
+    """An upsert replaces what is there, though it is later."""
+    _replace(rows, "later_condition", lambda _: sql.SQL("true"))
 
 
 # What the checks of a state rest on

@@ -13,12 +13,13 @@ from stormproof.core.sink import MESSAGE_COLUMNS, SinkInput, SinkMode, TaskConte
 from stormproof.core.task.row_messages import with_messages
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
-from stormproof.sinks.rejects import Part, Rejects, RowMessages
+from stormproof.sinks.rejects import Rejects, RowMessages
 from stormproof.sinks.staging import prepared_batches
 from stormproof.sinks.writer import FileWriter, WritesNothing
 from stormproof.trident.reject_limit import ALWAYS, WINDOW, RejectLimit
 
 SCHEMA = pa.schema([("n", pa.int64())])
+APPEND = SinkInput(SCHEMA)
 
 
 def table_of(*ids: int) -> MessageTable:
@@ -49,7 +50,7 @@ def refuse(transaction: PreparedTransaction, row: int) -> RefusedRow:
 
 
 def left_out(folder: Path, transaction: PreparedTransaction, *rows: int, most: int = 9) -> tuple[list[int], Rejects]:
-    rejects = Rejects(str(folder), transaction, most, "here")
+    rejects = Rejects(str(folder), transaction, most, "here", APPEND)
     for row in rows:
         rejects.add(refuse(transaction, row))
     rejects.close()
@@ -92,12 +93,11 @@ def test_what_was_taken_is_taken_back(tmp_path: Path) -> None:
     transaction = prepared(
         tmp_path, with_messages(numbers(1, 2, 3), rows_of([(0, 0), (1, 0), (2, 1)], 3), table_of(7, 8))
     )
-    rejects = Rejects(str(tmp_path), transaction, 9, "here")
-    part = Part.at(transaction.files[0].path, 0, numbers(1, 2, 3))
-    assert [kept.rows.num_rows for kept in rejects.kept([part])] == [3]
+    rejects = Rejects(str(tmp_path), transaction, 9, "here", APPEND)
+    assert [kept.rows.num_rows for kept in rejects.kept()] == [3]
     rejects.add(refuse(transaction, 1))
     assert rejects.close()  # row 0 was taken, and goes with row 1
-    assert [kept.numbers.tolist() for kept in rejects.kept([part])] == [[2]]
+    assert [kept.numbers.tolist() for kept in rejects.kept()] == [[2]]
     assert not rejects.close()
 
 
@@ -116,7 +116,7 @@ def test_a_row_of_a_group_refuses_the_transaction(tmp_path: Path) -> None:
     )
     with pytest.raises(SinkRefused, match="stands for several messages"):
         left_out(tmp_path, transaction, 0)
-    rejects = Rejects(str(tmp_path), transaction, 9, "here", row_by_row=True)
+    rejects = Rejects(str(tmp_path), transaction, 9, "here", APPEND, row_by_row=True)
     rejects.add(refuse(transaction, 0))
     assert [one.messages for one in rejects.rows()] == [()]
 
@@ -143,17 +143,32 @@ def test_a_sink_that_a_retry_is_not_for_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["k", "row"])
-def test_a_row_of_an_upsert_that_supersedes_another_names_no_message(tmp_path: Path, key: str) -> None:
-    """Refused, it would take the superseded row of another message with it; so it refuses the batch."""
+def test_a_superseded_row_takes_the_place_of_a_refused_one(tmp_path: Path, key: str) -> None:
+    """Rows 1, 3 and 5 of messages 7, 9 and 8 have one key: 5 is refused, then 3; row 2 is alone, and 4 message 8's, too."""
     schema = pa.schema([(key, pa.string()), ("v", pa.int64())])
     input_ = SinkInput(schema, (key,), mode=SinkMode.UPSERT, order_by=("v",))
-    rows = pa.record_batch([pa.array(["a", "b", "a"]), pa.array([1, 2, 3], pa.int64())], schema=schema)
-    named = with_messages(rows, Anchors(3, None, np.array([0, 1, 2]), None), table_of(7, 8, 9))
-    writer = FileWriter("s", str(tmp_path), input=input_, names_messages=True)
-    task = writer.open_task(TaskContext("i", 1, 1, 0), named.schema)
+    rows = pa.record_batch([pa.array(["a", "b", "a", "c", "a"]), pa.array([1, 2, 3, 4, 5], pa.int64())], schema=schema)
+    named = with_messages(rows, Anchors(5, None, np.array([0, 0, 2, 1, 1]), None), table_of(7, 8, 9))
+    task = FileWriter("s", str(tmp_path), input=input_, names_messages=True).open_task(
+        TaskContext("i", 1, 1, 0), named.schema
+    )
     task.write(named)
     files = tuple(task.close())
+    assert [(file.rows, file.superseded) for file in files] == [(3, 2)]
     (kept,) = prepared_batches(str(tmp_path), files)
-    assert kept.to_pylist() == [{key: "b", "v": 2}, {key: "a", "v": 3}]
-    found = RowMessages(str(tmp_path), files)
-    assert ([found.of_row(row) for row in (0, 1)], found.unnamed.tolist()) == ([((8, 108),), ()], [False, True])
+    assert kept.column("v").to_pylist() == [2, 4, 5]
+
+    rejects = Rejects(str(tmp_path), PreparedTransaction(1, None, "d", 3, files), 9, "here", input_)
+    given = list[list[int]]()
+    for part in rejects.kept():
+        given.append(part.rows.column("v").to_pylist())
+        for place, v in enumerate(given[-1]):
+            if v in (3, 5):
+                rejects.add(part.row(place).refused("23514", "no"))
+    assert given == [[2, 4, 5], [3], [1]]
+    assert rejects.close()  # row 4 was taken, and goes with row 5
+    assert [part.rows.column("v").to_pylist() for part in rejects.kept()] == [[2], [1]]
+    assert not rejects.close()
+    assert [(r.row, r.goes_with_others) for r in rejects.rows()] == [(1, False), (3, True), (4, False)]
+    assert rejects.messages == {8, 9}
+    assert rejects.reinstated == 2  # one of them is refused

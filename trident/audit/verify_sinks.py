@@ -162,7 +162,7 @@ class _Comparison:
                 f"the sink holds digest {entry.digest[:16]}, the ledger prepared {work.digest[:16]}",
                 txid,
             )
-        if entry.rows + entry.rejected + entry.dropped != work.rows:
+        if entry.rows + entry.rejected + entry.dropped != work.rows + entry.reinstated:
             self._wrong(
                 ViolationKind.EVIDENCE_DIFFERS,
                 f"the sink holds {entry.rows} rows, the ledger prepared {work.rows}",
