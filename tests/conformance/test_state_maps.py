@@ -16,6 +16,7 @@ from stormproof.testing import MapStateConformance
 from stormproof.testing.states import A, B, batch, folded
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.key_value import MemoryMap, NonTransactionalMap, OpaqueMap, TransactionalMap
+from stormproof.trident.state.map import StoredMap
 from stormproof.trident.state.postgres import PostgresMap
 from stormproof.trident.state.protocol import StateFactory, StateKind
 from stormproof.trident.state.stores import MemoryStore
@@ -97,6 +98,7 @@ class TestPostgresMap(MapStateConformance):
     def test_a_txid_that_is_refused_at_its_begin_leaves_no_transaction(self, database: Database) -> None:
         with self._open() as state:
             self._commit(state, 2, A)
+            assert isinstance(state, StoredMap)
             state.adopts(PreparedTransaction(9, 8, "digest", 0, ()), checked=True)
             with pytest.raises(PositionMismatch):
                 state.begin_commit(9)
