@@ -30,7 +30,7 @@ keys is first compacted, and stays.
 WAIT_S: Final = 30.0
 _POLL_S: Final = 0.02
 
-_IN_PROCESS: Final[dict[tuple[int, str], threading.Lock]] = {}
+IN_PROCESS: Final[dict[tuple[int, str], threading.Lock]] = {}
 """A lock of a file is a process's: between threads it does nothing, and letting it go in one lets it go in all.
 By process id: a fork has a copy, which may be locked for ever.
 """
@@ -46,12 +46,14 @@ def alone(log: DeltaLog, where: str, clock: Clock, jvm: Any | None = None) -> Ge
     Raises:
         StoreUnavailable: another process has held it for `WAIT_S`; nothing was written.
     """
-    path = os.path.join(log.folder, NAME)
+    path = os.path.join(
+        os.path.realpath(log.folder), NAME
+    )  # one name for one lock, by whatever path the table is reached
     if jvm is None and not os.path.exists(path):
         yield
         return
     take = functools.partial(_by_us if jvm is None else functools.partial(_by_jvm, jvm), path)
-    with _IN_PROCESS.setdefault((os.getpid(), path), threading.Lock()):
+    with IN_PROCESS.setdefault((os.getpid(), path), threading.Lock()):
         let_go = _taken(take, path, where, clock)
         try:
             yield

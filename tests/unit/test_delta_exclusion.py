@@ -13,7 +13,7 @@ from support.processes import Child
 
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import StoreUnavailable
-from stormproof.sinks.delta.exclusion import NAME, alone
+from stormproof.sinks.delta.exclusion import IN_PROCESS, NAME, alone
 from stormproof.sinks.delta.log import DeltaLog
 
 HOLDER = """
@@ -79,3 +79,12 @@ def test_two_threads_take_turns(log: DeltaLog) -> None:
     for thread in threads:
         thread.join()
     assert (inside, most) == (0, 1)
+
+
+def test_threads_that_reach_a_table_by_different_paths_take_turns(log: DeltaLog, tmp_path: Path) -> None:
+    Path(log.folder, NAME).touch()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    with alone(DeltaLog(str(link)), "sink 'x'", ManualClock()):
+        (held,) = (lock for (_, path), lock in IN_PROCESS.items() if path == os.path.join(log.folder, NAME))
+        assert held.locked()
