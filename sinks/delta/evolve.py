@@ -10,7 +10,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema
 
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.contract import Change
-from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.log import DeltaLog, LogEntry
 
 CHANGED_BY: Final = "stormproof.schema.application"
 CHANGED_FOR: Final = "stormproof.schema.txid"
@@ -59,12 +59,20 @@ def add_columns(table: DeltaTable, input_: SinkInput, application: str, txid: in
     return True
 
 
-def changes_of(log: DeltaLog, application: str, txid: int, *, before: int, versions_max: int = 100) -> tuple[str, ...]:
-    """What was changed for a txid whose own version is `before`, by the table's log."""
-    found: list[str] = []
+def versions_for(
+    log: DeltaLog, application: str, txid: int, *, before: int, versions_max: int = 100
+) -> tuple[LogEntry, ...]:
+    """The versions that changed the schema for a txid whose own version is `before`, by the table's log."""
+    found: list[LogEntry] = []
     for entry in log.back_from(before - 1):
         if entry.version < before - versions_max or entry.ours(application) is not None:
             break
         if entry.info.get(CHANGED_BY) == application and entry.info.get(CHANGED_FOR) == str(txid):
-            found = [*json.loads(entry.info[CHANGES]), *found]
+            found.insert(0, entry)
     return tuple(found)
+
+
+def changes_of(log: DeltaLog, application: str, txid: int, *, before: int) -> tuple[str, ...]:
+    """What was changed for a txid whose own version is `before`, by the table's log."""
+    changing = versions_for(log, application, txid, before=before)
+    return tuple(text for entry in changing for text in json.loads(entry.info[CHANGES]))

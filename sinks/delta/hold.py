@@ -19,7 +19,7 @@ from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files
-from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part
+from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part, versions_for
 from stormproof.sinks.delta.failures import is_conflict, may_pass, os_error, panics_as_errors, shown
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.label import Label
@@ -392,6 +392,10 @@ class TableHold(StoreRecord):
         if after is None:
             older = self.log.back_from(commit.version - 1)
             after = next((e.version for e in older if e.ours(self._application) is not None), commit.version - 1)
+        if self.contract is SchemaContract.EVOLVE:
+            # A version that changed the schema is synced with its batch's own, also where that is the first one of ours.
+            changing = versions_for(self.log, self._application, commit.txid, before=commit.version)
+            after = min([after, *(entry.version - 1 for entry in changing)])
         durable.sync_versions(self.log, after + 1, commit.version)
 
     def _clean(self, commit: OurCommit) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from psycopg.rows import dict_row
 from support.operated import Operated
 from support.topologies import MAX_ATTEMPTS
@@ -22,6 +23,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.evolve import add_columns
+from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.discards import discarded_in
 from stormproof.sinks.postgres.evolve import changes_for
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
@@ -114,6 +116,24 @@ def test_evolve_is_repeated_after_a_crash_and_still_says_what_it_did(made: Made)
     assert first.changed == again.changed
     assert len(first.changed) == 2
     assert len(made.rows()) == 2
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["at once", "after a crash behind the change"])
+def test_the_version_that_adds_columns_is_synced_with_the_first_batch(
+    tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DeltaTable.create(tmp_path / "t", Schema.from_arrow(OLD.schema))
+    sink = DeltaSink(tmp_path / "t", name="t", schema_contract="evolve")
+    session = sink.open(IDENTITY, SinkInput(NEW.schema), 1)
+    if killed:
+        add_columns(DeltaTable(tmp_path / "t"), SinkInput(NEW.schema), IDENTITY.application_id, 1)
+    transaction = prepared(session, NEW, 1)
+    synced: set[str] = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.path.realpath(f"/proc/self/fd/{fd}")))
+    for _ in range(2):  # found after a crash, they are synced again
+        synced.clear()
+        session.commit(transaction, checked=True)
+        assert {DeltaLog(str(tmp_path / "t")).entry_path(version) for version in (1, 2)} <= synced
 
 
 def test_postgres_widens_types_with_the_batch_that_needs_it(database: Database, tmp_path: Path) -> None:
