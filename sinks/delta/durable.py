@@ -31,7 +31,7 @@ def sync_version(log: DeltaLog, version: int) -> None:
             continue  # a later version removed it; the live files have been checked
         if entry.is_by_spark:
             _sync_if_there(log, checksum_of(path))
-        folders.add(os.path.dirname(path))
+        folders |= _folders_between(path, log.table)
     files.sync(log.entry_path(version))
     made = [log.checkpoint_path(version), os.path.join(log.folder, "_last_checkpoint")]
     if entry.is_by_spark:
@@ -42,6 +42,15 @@ def sync_version(log: DeltaLog, version: int) -> None:
     for folder in (*sorted(folders), log.folder):
         if files.stat(folder) is not None:
             files.sync_folder(folder)
+
+
+def _folders_between(path: str, table: str) -> set[str]:
+    """The folders from a file's up to its table's: each holds the name of the next one. Of a file elsewhere, its own."""
+    found, top = {os.path.dirname(path)}, os.path.normpath(table)
+    above = os.path.relpath(os.path.dirname(path), top).split(os.sep)
+    if above[0] in (os.curdir, os.pardir):
+        return found
+    return {os.path.join(top, *above[:depth]) for depth in range(1, len(above) + 1)}
 
 
 def _written_with(log: DeltaLog, version: int) -> list[str]:

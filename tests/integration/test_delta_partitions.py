@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -72,6 +73,17 @@ def test_two_partition_columns_and_more_partitions_than_open_files(
     rows = pa.table({"a": [i % 3 for i in range(60)], "n": range(60), "b": [str(i % 5) for i in range(60)]}, schema)
     put(DeltaSink(tmp_path).open(IDENTITY, SinkInput(schema), 1), rows)
     assert DeltaTable(tmp_path).to_pyarrow_table().select(schema.names).sort_by("n").to_pylist() == rows.to_pylist()
+
+
+def test_every_folder_of_nested_partitions_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = pa.schema([("k", pa.int64()), ("a", pa.string()), ("b", pa.string())])
+    sink = DeltaSink(tmp_path / "t", mode="upsert", key="k", order_by="any", partition_by=["a", "b"])
+    session = sink.open(IDENTITY, sink.input_of(SinkInput(schema)), 1)
+    synced: set[str] = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.path.realpath(f"/proc/self/fd/{fd}")))
+    put(session, pa.table({"k": [1], "a": ["x y"], "b": ["z"]}, schema))
+    (file,) = (tmp_path / "t").glob("*/*/*.parquet")
+    assert {str(path) for path in (file, *list(file.parents)[:3])} <= synced
 
 
 def test_a_partition_column_that_the_rows_do_not_have_is_null(tmp_path: Path) -> None:
