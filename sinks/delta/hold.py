@@ -28,7 +28,7 @@ from stormproof.sinks.delta.newest import NewestTable
 from stormproof.sinks.delta.position import Position, find_commit, find_position
 from stormproof.sinks.delta.rows import RowsToPut
 from stormproof.sinks.delta.spark import SparkCommitter
-from stormproof.sinks.delta.table import column_limits, require_table
+from stormproof.sinks.delta.table import column_limits, require_more_than_partitions, require_table
 from stormproof.sinks.delta.torn import put_torn_aside
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
@@ -93,6 +93,8 @@ class TableHold(StoreRecord):
             if require_table(table, known, self.where, committer) is Committer.SPARK:
                 self._require_frozen(contract)
                 self.committers.spark.start()
+            else:
+                require_more_than_partitions(table, input_, self.where)
         self.limits = column_limits(table, input_)
         self._table_id = str(table.metadata().id)
 

@@ -49,6 +49,22 @@ def require_plain_files(table: DeltaTable, where: str) -> None:
         )
 
 
+def require_more_than_partitions(table: DeltaTable, input_: SinkInput, where: str) -> None:
+    """Refuse rows of partition columns alone where files are adopted: a file without a column holds no row.
+
+    Raises:
+        SinkRefused: names the partition columns.
+    """
+    columns = table.metadata().partition_columns
+    if not input_.is_by_key and set(input_.schema.names) <= set(columns):
+        raise SinkRefused(
+            f"{where}: the table is partitioned by {', '.join(columns)}, and the rows have no other column: a file that "
+            "delta-rs adopts could hold no row of them. Give the rows one more column of the table, or give DeltaSink "
+            "committer='spark'",
+            columns=[*columns],
+        )
+
+
 def column_limits(table: DeltaTable, input_: SinkInput) -> Limits:
     """What the writer stage checks: keys, columns of `order_by` and NOT NULL columns hold no NULL, text by which a
     table is partitioned is not empty.

@@ -75,6 +75,13 @@ def test_two_partition_columns_and_more_partitions_than_open_files(
     assert DeltaTable(tmp_path).to_pyarrow_table().select(schema.names).sort_by("n").to_pylist() == rows.to_pylist()
 
 
+def test_rows_that_have_partition_columns_alone_are_refused(tmp_path: Path) -> None:
+    DeltaTable.create(tmp_path, Schema.from_arrow(SCHEMA), partition_by=["word"])
+    with pytest.raises(SinkRefused, match=r"partitioned by word, and the rows have no other column.*committer='spark'"):
+        DeltaSink(tmp_path).open(IDENTITY, SinkInput(pa.schema([("word", pa.string())])), 1)
+    assert DeltaTable(tmp_path).version() == 0
+
+
 def test_every_folder_of_nested_partitions_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = pa.schema([("k", pa.int64()), ("a", pa.string()), ("b", pa.string())])
     sink = DeltaSink(tmp_path / "t", mode="upsert", key="k", order_by="any", partition_by=["a", "b"])
