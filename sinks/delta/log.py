@@ -333,7 +333,7 @@ def _added(action: dict[str, Any]) -> AddedFile:
         statistics.get("numRecords"),
         bool(vector),
         None if not vector else _deletion_file(vector),
-        int(vector["cardinality"]) if vector else 0,
+        int(vector.get("cardinality", 0)) if vector else 0,
     )
 
 
