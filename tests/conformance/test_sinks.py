@@ -7,14 +7,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.sink_harness import KINDS, SinkHarness
 
 from stormproof.core.errors import CannotTell, PositionMismatch
 from stormproof.sinks import protocol
-from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkSession
-from stormproof.testing import FoldCases, SinkConformance, UpsertCases
+from stormproof.sinks.memory import MemorySession
+from stormproof.sinks.protocol import CommitResult, Decision, Held, PreparedTransaction, SinkSession
+from stormproof.sinks.rejects import Rejects
+from stormproof.testing import FoldCases, RefuseCases, SinkConformance, UpsertCases
 from stormproof.testing.sinks.harness import A
+
+REFUSING = [f"{store}-{how}" for store in ("memory", "postgres") for how in ("append", "upsert")]
 
 
 @pytest.fixture(params=KINDS)
@@ -57,7 +62,15 @@ class TestUpserts(UpsertCases):
         return harness_of(request, tmp_path)
 
 
-EVERY = SinkConformance()
+class TestRefusals(RefuseCases):
+    """The cases of refused rows alone, for the sinks whose tables may refuse some."""
+
+    @pytest.fixture(params=REFUSING)
+    def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> SinkHarness:
+        return harness_of(request, tmp_path)
+
+
+EVERY, REFUSE = SinkConformance(), RefuseCases()
 
 
 # Negative controls: broken variants that the tests above must catch.
@@ -105,6 +118,38 @@ def test_expired_evidence_cannot_tell(harness: SinkHarness, session: SinkSession
     transaction = harness.prepare(session, 1, None, A)
     with pytest.raises(CannotTell):
         protocol.decide(session.identity, transaction, Held(1, None))
+
+
+@pytest.mark.parametrize("broken", ["one row alone", "forgotten"])
+def test_control_a_sink_that_rejects_wrongly_is_caught(
+    tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = SinkHarness("memory-append", tmp_path, None)
+    with closing(harness.open()) as session:
+        if broken == "one row alone":
+            # The refused row goes, and the other rows of its message stay.
+            monkeypatch.setattr(Rejects, "_out", _refused_alone)
+            case = REFUSE.test_a_refused_row_takes_its_message_and_no_other
+        else:
+            # A repeat is told as one of a batch without refused rows.
+            monkeypatch.setattr(MemorySession, "commit", _forgetful(MemorySession.commit))
+            case = REFUSE.test_a_repeat_says_again_what_was_refused
+        with pytest.raises(AssertionError):
+            case(harness, session)
+
+
+def _forgetful(commit: Any) -> Any:
+    def broken(session: Any, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
+        result: CommitResult = commit(session, transaction, checked=checked)
+        return protocol.ALREADY_HELD if result.is_suppressed else result
+
+    return broken
+
+
+def _refused_alone(self: Any) -> Any:
+    out = np.zeros(self._messages.rows, np.bool_)
+    out[[*self._refused]] = True
+    return out
 
 
 def _replace_decide(monkeypatch: pytest.MonkeyPatch, broken: Any) -> None:

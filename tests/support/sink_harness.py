@@ -88,6 +88,15 @@ class SinkHarness(BaseHarness):
         with closing(sqlite3.connect(self.folder / "tables.db", isolation_level=None)) as connection:
             return connection.execute(statement).fetchall()
 
+    def refuse(self, word: str | None) -> None:
+        """By a constraint, or by the memory sink's own rule."""
+        if isinstance(self.sink, MemorySink):
+            self.sink.refuse = None if word is None else lambda row: "no" if row["word"].startswith(word) else None
+            return
+        self.sql("alter table counts drop constraint if exists refused")
+        if word is not None:
+            self.sql(f"alter table counts add constraint refused check (not starts_with(word, '{word}'))")
+
     def drop(self) -> None:
         """Drop the table behind the sink's back."""
         match self.store:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
+from support.memory_run import World
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import MESSAGE_COLUMNS, SinkInput, SinkMode, TaskContext
 from stormproof.core.task.row_messages import with_messages
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
+from stormproof.sinks.memory import FaultPoint
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
 from stormproof.sinks.rejects import Rejects, RowMessages
 from stormproof.sinks.staging import prepared_batches
 from stormproof.sinks.writer import FileWriter, WritesNothing
+from stormproof.trident.ledger import tables as t
 from stormproof.trident.reject_limit import ALWAYS, WINDOW, RejectLimit
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -172,3 +177,40 @@ def test_a_superseded_row_takes_the_place_of_a_refused_one(tmp_path: Path, key: 
     assert [(r.row, r.goes_with_others) for r in rejects.rows()] == [(1, False), (3, True), (4, False)]
     assert rejects.messages == {8, 9}
     assert rejects.reinstated == 2  # one of them is refused
+
+
+# -- a whole topology whose sink in memory has a rule of its own -------------------------------------------------------
+
+
+def refusing_world(folder: Path) -> World:
+    world = World([b"a b", b"bad c", b"a", b"d bad", b"e"], folder, fold=False, sinks=2, batch_messages=5)
+    world.sinks[0].refuse = lambda row: "no bad words" if row["word"] == "bad" else None
+    return world
+
+
+def test_a_sink_in_memory_rejects_messages_by_its_own_rule(tmp_path: Path) -> None:
+    world = refusing_world(tmp_path)
+    done = world.run(rejects_max_share=1.0)
+    assert (done.messages, done.rejected) == (3, 2)
+    assert world.counts(0) == Counter("aabe")
+    assert world.counts(1) == Counter(["a", "b", "bad", "c", "a", "d", "bad", "e"])
+
+
+def test_what_was_rejected_is_recorded_once_where_the_answer_is_lost(tmp_path: Path) -> None:
+    world = refusing_world(tmp_path)
+    world.sinks[0].store.fail(FaultPoint.AFTER, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        world.run(rejects_max_share=1.0)
+    (recovery,) = world.run(rejects_max_share=1.0).recoveries
+    assert (recovery.rolled_forward, recovery.rejected) == ((1,), 2)
+    assert world.counts(0) == Counter("aabe")
+    with world.ledger_engine.execution_options(schema_translate_map={t.SCHEMA: None}).connect() as connection:
+        rejected = connection.execute(sa.select(t.reject.c.message, t.reject.c.sink).order_by("message")).all()
+    assert [tuple(row) for row in rejected] == [("1", "counts0"), ("3", "counts0")]
+
+
+def test_without_rejects_a_refused_row_blocks_the_batch(tmp_path: Path) -> None:
+    world = refusing_world(tmp_path)
+    with pytest.raises(SinkRefused, match="no bad words"):
+        world.run(rejects_max_share=0.0)
+    assert world.counts(0) == Counter()

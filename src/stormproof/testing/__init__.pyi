@@ -12,6 +12,7 @@ from .simulation import (
 )
 from .sinks import (
     FoldCases as FoldCases,
+    RefuseCases as RefuseCases,
     SinkConformance as SinkConformance,
     SinkHarness as SinkHarness,
     UpsertCases as UpsertCases,

@@ -6,7 +6,8 @@
             return MyHarness(tmp_path)
 
 Each case states one promise. A sink that breaks one loses or doubles rows after a crash. The suite is for appends;
-`FoldCases` is mixed in for a sink that folds, `UpsertCases` for one that upserts:
+`FoldCases` is mixed in for a sink that folds, `UpsertCases` for one that upserts, `RefuseCases` for one that rejects single
+messages, whose rows its table refuses:
 
     class TestMyFolds(FoldCases, SinkConformance): ...
 """
@@ -23,9 +24,10 @@ from stormproof.testing.sinks.by_key import FoldCases, UpsertCases
 from stormproof.testing.sinks.commits import CommitCases
 from stormproof.testing.sinks.files import FileCases
 from stormproof.testing.sinks.harness import SinkHarness
+from stormproof.testing.sinks.refusals import RefuseCases
 from stormproof.testing.sinks.tables import TableCases
 
-__all__ = ["FoldCases", "SinkConformance", "SinkHarness", "UpsertCases"]
+__all__ = ["FoldCases", "RefuseCases", "SinkConformance", "SinkHarness", "UpsertCases"]
 
 
 class SinkConformance(CommitCases, TableCases, FileCases):

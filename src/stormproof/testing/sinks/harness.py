@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.folds import Fold
-from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, TaskContext, transaction_digest
+from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, TaskContext, transaction_digest
 from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
 
 SCHEMA: Final = pa.schema([pa.field("word", pa.string()), pa.field("n", pa.int64())])
@@ -47,6 +47,10 @@ class SinkHarness(ABC):
     def drop(self) -> None:
         """Drop the table behind the sink's back."""
 
+    def refuse(self, word: str | None) -> None:
+        """Have the table refuse every row whose word begins with this, by its own rule; None: no more. For `RefuseCases`."""
+        raise NotImplementedError(f"{type(self).__name__} says how its table refuses rows: refuse(word)")
+
     def open(self, epoch: int = 1, *, create: bool = True) -> SinkSession:
         """The sink, opened as a driver of this epoch does."""
         return self.sink.open(self.identity, self.input, epoch, create=create)
@@ -60,24 +64,44 @@ class SinkHarness(ABC):
         *,
         attempt: int = 1,
         tasks: int = 1,
+        messages: Sequence[int] = (),
+        rejects_max: int | None = None,
     ) -> PreparedTransaction:
-        """Write rows as `tasks` tasks would, and put them together as prepare does."""
+        """Write rows as `tasks` tasks would, and put them together as prepare does. `messages` has the message of each row,
+        where the rows are to name them.
+        """
         pairs = list(rows.items()) if isinstance(rows, Mapping) else list(rows)
         files = [
             file
             for task in range(tasks)
             for file in self._task(
-                session, TaskContext(self.identity.incarnation, txid, attempt, task), pairs[task::tasks]
+                session,
+                TaskContext(self.identity.incarnation, txid, attempt, task),
+                pairs[task::tasks],
+                messages[task::tasks],
             )
         ]
-        return PreparedTransaction(txid, previous, transaction_digest(files), sum(f.rows for f in files), tuple(files))
+        rows_of_all = sum(f.rows for f in files)
+        return PreparedTransaction(
+            txid, previous, transaction_digest(files), rows_of_all, tuple(files), rejects_max=rejects_max
+        )
 
     def _task(
-        self, session: SinkSession, context: TaskContext, pairs: Sequence[tuple[str | None, int | None]]
+        self,
+        session: SinkSession,
+        context: TaskContext,
+        pairs: Sequence[tuple[str | None, int | None]],
+        messages: Sequence[int],
     ) -> Sequence[PreparedFile]:
-        writer = session.writer().open_task(context, SCHEMA)
         columns = [pa.array([w for w, _ in pairs], pa.string()), pa.array([n for _, n in pairs], pa.int64())]
-        writer.write(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+        rows = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        if messages:
+            assert session.writer().names_messages, "the sink's writer names no messages, so it cannot reject any"
+            named = [pa.array(messages, pa.int64()), pa.array([0] * len(messages), pa.int64())]
+            named.append(pa.nulls(len(messages), MESSAGE_COLUMNS.field(2).type))
+            rows = pa.RecordBatch.from_arrays([*columns, *named], schema=pa.schema([*SCHEMA, *MESSAGE_COLUMNS]))
+        writer = session.writer().open_task(context, rows.schema)
+        writer.write(rows)
         return writer.close()
 
     def after(self, *batches: Mapping[str, int]) -> Counter[tuple[str, int]]:
