@@ -48,7 +48,30 @@ class ByOrder:
         return f"{self.end} by {', '.join(self.compared)}"
 
 
-AnyFold: TypeAlias = Fold | ByOrder
+@dataclass(frozen=True, slots=True)
+class SetUnion:
+    """The `at_most` least values of both sets, as a sorted array without NULL."""
+
+    at_most: int
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"union of sets of at most {self.at_most}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetTruncated:
+    """Whether the set in the column `of` had more than `at_most` values, so that the greatest were left out."""
+
+    of: str
+    at_most: int
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"mark that {self.of} has more than {self.at_most} values"
+
+
+AnyFold: TypeAlias = Fold | ByOrder | SetUnion | SetTruncated
 
 
 def fold_to_json(fold: AnyFold) -> Json:
@@ -58,6 +81,10 @@ def fold_to_json(fold: AnyFold) -> Json:
             return fold.value
         case ByOrder():
             return {"fold": fold.end.value, "compared": [*fold.compared]}
+        case SetUnion():
+            return {"fold": "set", "at_most": fold.at_most}
+        case SetTruncated():
+            return {"fold": "truncated", "of": fold.of, "at_most": fold.at_most}
 
 
 def fold_from_json(found: Json) -> AnyFold:
@@ -68,7 +95,12 @@ def fold_from_json(found: Json) -> AnyFold:
     """
     if not isinstance(found, dict):
         return Fold(str(found))
-    compared = found.get("compared")
-    if not isinstance(compared, list):
-        raise ValueError(f"no fold: {found!r}")
-    return ByOrder(End(str(found.get("fold"))), tuple(str(name) for name in compared))
+    match found:
+        case {"fold": "set", "at_most": int(at_most)}:
+            return SetUnion(at_most)
+        case {"fold": "truncated", "of": str(of), "at_most": int(at_most)}:
+            return SetTruncated(of, at_most)
+        case {"fold": ("first" | "last") as end, "compared": list(compared)}:
+            return ByOrder(End(str(end)), tuple(str(name) for name in compared))
+        case _:
+            raise ValueError(f"no fold: {found!r}")

@@ -1,4 +1,4 @@
-"""The first or the last row of each group, by the values of some columns."""
+"""Rows of groups in order: the first or the last row of each, and the least values of each."""
 
 from __future__ import annotations
 
@@ -25,3 +25,20 @@ def row_of_groups(group_of_row: Rows, compared: Sequence[pa.Array | pa.ChunkedAr
     begins = np.concatenate(([True], groups[1:] != groups[:-1])) if len(groups) else np.zeros(0, np.bool_)
     found: Rows = order[begins].astype(np.int64)
     return found
+
+
+def sets_of_groups(group_of_row: Rows, values: pa.Array, groups: int, at_most: int | None = None) -> pa.ListArray:
+    """The distinct values of each group as a sorted list without NULL; only the `at_most` least ones."""
+    table = pa.table({"group": pa.array(group_of_row), "value": values})
+    if values.null_count:
+        table = table.filter(values.is_valid())
+    distinct = table.group_by(["group", "value"], use_threads=False).aggregate([])
+    distinct = distinct.sort_by([("group", "ascending"), ("value", "ascending")])
+    found = distinct.column("group").to_numpy()
+    starts = np.searchsorted(found, np.arange(groups + 1))
+    if at_most is not None:
+        rank = np.arange(len(found)) - starts[found]
+        distinct = distinct.filter(pa.array(rank < at_most))
+        starts = np.concatenate(([0], np.cumsum(np.minimum(np.diff(starts), at_most))))
+    flat = distinct.column("value").combine_chunks()
+    return pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), flat)

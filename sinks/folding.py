@@ -8,11 +8,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.folds import ByOrder, Fold
-from stormproof.core.graph.aggregation import has_extremes
-from stormproof.core.ordered_rows import row_of_groups
+from stormproof.core.folds import ByOrder, Fold, SetTruncated, SetUnion
+from stormproof.core.graph.aggregation import has_extremes, has_sets
+from stormproof.core.ordered_rows import row_of_groups, sets_of_groups
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.core.task.groups import Members
 
@@ -52,7 +53,9 @@ def check_fold_input(input_: SinkInput, where: str) -> None:
                 "minima and maxima; keep the result in a state, persistent_aggregate(..., state=...)",
                 field=name,
             )
-        if isinstance(fold, ByOrder):
+        if isinstance(fold, (SetUnion, SetTruncated)):
+            _check_set(name, fold, input_, where)
+        elif isinstance(fold, ByOrder):
             _check_by_order(name, fold, input_, where)
         elif not _can_fold(kind, fold):
             raise TopologyError(f"{where}: column {name!r} is {kind}, which has no {fold}", field=name)
@@ -70,6 +73,24 @@ def _check_by_order(name: str, fold: ByOrder, input_: SinkInput, where: str) -> 
         kind = input_.schema.field(other).type
         if not has_extremes(kind):
             raise TopologyError(f"{where}: column {other!r} is {kind}, which has no {fold.end}", field=other)
+
+
+def _check_set(name: str, fold: SetUnion | SetTruncated, input_: SinkInput, where: str) -> None:
+    """Refuse a set of values that stores sort otherwise, and a mark without its set."""
+    kind = input_.schema.field(name).type
+    if fold.at_most < 1:
+        raise TopologyError(f"{where}: column {name!r}: a set of at most {fold.at_most} values holds none", field=name)
+    if isinstance(fold, SetUnion):
+        if not pa.types.is_list(kind) or not has_sets(kind.value_type):
+            raise TopologyError(
+                f"{where}: column {name!r} is {kind}, which is no set that every store sorts alike", field=name
+            )
+    elif not pa.types.is_boolean(kind) or input_.folds.get(fold.of) != SetUnion(fold.at_most):
+        raise TopologyError(
+            f"{where}: column {name!r} of type {kind} is folded as the {fold}: it must be boolean, and {fold.of!r} a set of "
+            f"at most {fold.at_most} values",
+            field=name,
+        )
 
 
 def _can_fold(kind: pa.DataType, fold: Fold) -> bool:
@@ -140,6 +161,16 @@ def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) 
             compared = [columns[number_of[other]] for other in fold.compared]
             found[name] = columns[int(number)].take(pa.array(row_of_groups(group_of_row, compared, fold.end)))
             continue
+        if isinstance(fold, SetUnion):
+            found[name] = _union(columns[int(number)], group_of_row, folded.num_rows, fold.at_most).cast(kind)
+            continue
+        if isinstance(fold, SetTruncated):
+            union = _union(columns[int(number_of[fold.of])], group_of_row, folded.num_rows, fold.at_most + 1)
+            marks = columns[int(number)].combine_chunks()
+            marked = np.zeros(folded.num_rows, np.bool_)
+            marked[group_of_row[pc.fill_null(marks, False).to_numpy(zero_copy_only=False)]] = True
+            found[name] = pc.or_(pa.array(marked), pc.greater(pc.list_value_length(union), fold.at_most))
+            continue
         try:
             found[name] = folded.column(f"{number}_{fold}").cast(kind)
         except pa.ArrowInvalid as error:
@@ -147,3 +178,9 @@ def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) 
                 f"{where}: the {fold} in column {name!r} does not fit {kind}: {error}", column=name
             ) from error
     return pa.Table.from_arrays([found[name] for name in input_.schema.names], schema=input_.schema)
+
+
+def _union(lists: pa.ChunkedArray, group_of_row: Rows, groups: int, at_most: int) -> pa.ListArray:
+    column = lists.combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    return sets_of_groups(np.repeat(group_of_row, lengths), column.flatten(), groups, at_most)

@@ -8,9 +8,9 @@ from typing import TypeAlias, cast
 
 import pyarrow as pa
 
-from stormproof.core.arguments import instead_of, shown
+from stormproof.core.arguments import instead_of, require_whole, shown
 from stormproof.core.errors import TopologyError
-from stormproof.core.folds import ByOrder, End
+from stormproof.core.folds import ByOrder, End, SetTruncated, SetUnion
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, AnyAggregation
 from stormproof.core.graph.aggregators import (
     Aggregator,
@@ -30,11 +30,12 @@ class ReadyAggregate:
     kind: AggregationKind
     field: str | None = None
     order_by: tuple[str, ...] = ()
+    at_most: int | None = None
 
     def named(self, output: str) -> Aggregation:
         """The aggregate with its result's name."""
         compared = tuple(dict.fromkeys((*self.order_by, str(self.field)))) if self.order_by else ()
-        return Aggregation(output, self.kind, self.field, compared=compared)
+        return Aggregation(output, self.kind, self.field, compared=compared, at_most=self.at_most)
 
 
 OneResult: TypeAlias = ReadyAggregate | CombinerAggregator | ReducerAggregator | UserAggregate
@@ -103,6 +104,21 @@ def last(field: str, *, order_by: str | Sequence[str]) -> ReadyAggregate:
     return ReadyAggregate(AggregationKind.LAST, field, _order("last", order_by))
 
 
+def collect_set(field: str, *, at_most: int | None = None) -> ReadyAggregate:
+    """The different values of a field over a group, without NULL, as a sorted array, text by its bytes. Empty if all are
+    NULL.
+
+    With `at_most` only so many values are kept, the least ones, and one more column, ``NAME_truncated``, is true where there
+    were more. What is kept across batches needs `at_most`. Without it all different values of a group are kept in memory.
+
+    Raises:
+        UsageError: `at_most` is no number from 1 on.
+    """
+    if at_most is not None:
+        require_whole("collect_set()", "at_most", at_most, 1)
+    return ReadyAggregate(AggregationKind.SET, field, at_most=at_most)
+
+
 def _order(function: str, order_by: object) -> tuple[str, ...]:
     names = (order_by,) if isinstance(order_by, str) else tuple(cast("Sequence[object]", order_by or ()))
     if not names or not all(isinstance(name, str) and name for name in names):
@@ -155,12 +171,25 @@ def named(
     return made
 
 
+def with_marks(aggregations: Sequence[AnyAggregation]) -> list[AnyAggregation]:
+    """The aggregates; behind each set with a bound, the column that says whether it was truncated."""
+    marked: list[AnyAggregation] = []
+    for one in aggregations:
+        marked.append(one)
+        if isinstance(one, Aggregation) and one.kind is AggregationKind.SET and one.at_most is not None:
+            marked[-1] = replace(one, fold=SetUnion(one.at_most))
+            fold = SetTruncated(one.output, one.at_most)
+            output = f"{one.output}_truncated"
+            marked.append(replace(one, output=output, kind=AggregationKind.TRUNCATED, fold=fold))
+    return marked
+
+
 def kept_across_batches(aggregations: Sequence[AnyAggregation]) -> list[AnyAggregation]:
     """The aggregates as columns that can be folded: a mean as ``NAME_sum`` and ``NAME_count``, which can be added up; a
     first or last as ``NAME``, and ``NAME_FIELD`` for each field of its order.
     """
     kept: list[AnyAggregation] = []
-    for one in aggregations:
+    for one in with_marks(aggregations):
         if isinstance(one, Aggregation) and one.kind is AggregationKind.MEAN:
             kept.append(Aggregation(f"{one.output}_sum", AggregationKind.SUM, one.field, mean=one.output))
             kept.append(Aggregation(f"{one.output}_count", AggregationKind.VALUES, one.field))

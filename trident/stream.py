@@ -16,7 +16,7 @@ from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.protocol import Source
-from stormproof.trident.aggregate import OneResult, SeveralResults, kept_across_batches, named
+from stormproof.trident.aggregate import OneResult, SeveralResults, kept_across_batches, named, with_marks
 from stormproof.trident.persistent_aggregate import EVERYTHING, everything, over, own_merges, require_state, with_key
 from stormproof.trident.runnable_topology import RunnableTopology
 
@@ -461,8 +461,7 @@ class Stream:
         local: bool = False,
     ) -> Stream:
         aggregations = named(self._component, self.schema, several, dict(results))
-        if persistent:
-            aggregations = kept_across_batches(aggregations)
+        aggregations = kept_across_batches(aggregations) if persistent else with_marks(aggregations)
         settled = self.settled()
         input_ = settled._input if local else replace(settled._input, tasks=settled._hint)
         made = self._topology.add_aggregate(name, input_, keys, aggregations, persistent=persistent, local=local)
@@ -514,9 +513,10 @@ class GroupedStream:
 
         Sinks fold count(), sum_(), min_() and max_(), a state also combiners. A mean is kept as its sum and its count, in
         the columns ``NAME_sum`` and ``NAME_count``; a Postgres table that is made here shows it as the generated column
-        ``NAME``. A first() or last() is kept as ``NAME`` and ``NAME_FIELD`` for each field of its order, by sinks alone.
-        Others are refused: two batches' distinct counts, for example, do not make one. `state_name` is the state's
-        name among the sinks (default: the component's name followed by `-state`).
+        ``NAME``. Sinks alone keep a first() or last(), as ``NAME`` and ``NAME_FIELD`` for each field of its order, and a
+        collect_set() with a bound, as ``NAME`` and ``NAME_truncated``. Others are refused: two batches' distinct counts, for
+        example, do not make one. `state_name` is the state's name among the sinks (default: the component's name followed by
+        `-state`).
 
         Raises:
             TopologyError: a result cannot be folded, or the state cannot hold it or serve the guarantee.

@@ -36,6 +36,9 @@ class AggregationKind(StrEnum):
     MAX = "max"
     MEAN = "mean"
     DISTINCT = "distinct"
+    SET = "collect_set"
+    TRUNCATED = "truncated"
+    """Whether a set has more values than its bound."""
     FIRST = "first"
     LAST = "last"
 
@@ -51,6 +54,8 @@ class Aggregation:
     """The name of the mean of which it is the sum; a sink may show it beside sum and count."""
     compared: tuple[str, ...] = ()
     """Of a first and a last: the fields by which rows are compared, the weightiest first; `field` is one of them."""
+    at_most: int | None = None
+    """Of a set: the number of its least values that are kept."""
     fold: AnyFold | None = None
     """How it is folded into what a sink holds, where its kind alone does not say so."""
 
@@ -111,7 +116,11 @@ class Aggregation:
 
     @property
     def _noun(self) -> str:
-        return "exact distinct count" if self.kind is AggregationKind.DISTINCT else str(self.kind)
+        nouns = {
+            AggregationKind.DISTINCT: "exact distinct count",
+            AggregationKind.SET: "set that every store sorts alike",
+        }
+        return nouns.get(self.kind, str(self.kind))
 
     def _result_type(self, type_: pa.DataType) -> pa.DataType | None:
         match self.kind:
@@ -123,6 +132,10 @@ class Aggregation:
                 return None if _sum_type(type_) is None else pa.float64()
             case AggregationKind.DISTINCT:
                 return pa.int64() if can_be_key(type_) else None
+            case AggregationKind.SET:
+                return pa.list_(type_) if has_sets(type_) else None
+            case AggregationKind.TRUNCATED:
+                return pa.bool_() if has_sets(type_) else None
             case AggregationKind.FIRST | AggregationKind.LAST:
                 return type_
             case AggregationKind.MIN | AggregationKind.MAX:
@@ -135,7 +148,7 @@ class Aggregation:
                 assert given is not None
                 total = _sum_type(given.field(self.field).type)
                 return [pa.field(f"{self.output}\x00sum", total), pa.field(f"{self.output}\x00count", pa.int64())]
-            case AggregationKind.DISTINCT:
+            case AggregationKind.DISTINCT | AggregationKind.SET | AggregationKind.TRUNCATED:
                 assert given is not None
                 return [pa.field(self.output, pa.list_(given.field(self.field).type))]
             case AggregationKind.FIRST | AggregationKind.LAST:
@@ -153,6 +166,10 @@ class Aggregation:
                 return pc.divide(total, pc.if_else(pc.equal(number, 0.0), pa.scalar(None, pa.float64()), number))
             case AggregationKind.DISTINCT:
                 return pc.cast(pc.list_value_length(partials[0]), pa.int64())
+            case AggregationKind.SET if self.at_most is not None:
+                return pc.list_slice(partials[0], 0, self.at_most, return_fixed_size_list=False)
+            case AggregationKind.TRUNCATED:
+                return pc.greater(pc.list_value_length(partials[0]), self.at_most)
             case AggregationKind.FIRST | AggregationKind.LAST:
                 return pc.struct_field(partials[0], [self.compared.index(str(self.field))])
             case _:
@@ -162,6 +179,11 @@ class Aggregation:
 def has_extremes(type_: pa.DataType) -> bool:
     """Whether values of this type have a least and a greatest one; NaN is neither where there is a number."""
     return can_be_key(type_) or pa.types.is_float32(type_) or pa.types.is_float64(type_)
+
+
+def has_sets(type_: pa.DataType) -> bool:
+    """Whether every store sorts sets of such values alike: not of floats, and delta-rs joins no arrays of bytes."""
+    return can_be_key(type_) and not pa.types.is_binary(type_)
 
 
 def _sum_type(type_: pa.DataType) -> pa.DataType | None:

@@ -28,6 +28,8 @@ _COMBINED: Final[Mapping[AggregationKind, tuple[How, ...]]] = {
     AggregationKind.MAX: (How.MAX,),
     AggregationKind.MEAN: (How.SUM, How.VALUES),
     AggregationKind.DISTINCT: (How.SET,),
+    AggregationKind.SET: (How.LEAST,),
+    AggregationKind.TRUNCATED: (How.LEAST,),
     AggregationKind.FIRST: (How.FIRST,),
     AggregationKind.LAST: (How.LAST,),
 }
@@ -40,6 +42,7 @@ _MERGED: Final[Mapping[How, How]] = {
     How.MIN: How.MIN,
     How.MAX: How.MAX,
     How.SET: How.UNION,
+    How.LEAST: How.LEAST_OF_SETS,
     How.FIRST: How.FIRST,
     How.LAST: How.LAST,
     How.FOLD: How.FOLD,
@@ -94,12 +97,17 @@ def combine(group: GroupBy, rows: pa.RecordBatch) -> pa.Table:
     for a in group.aggregations:
         partials = group.partials_of(a)
         if isinstance(a, UserAggregation):
-            requests.append(Request(How.FOLD, rows.column(_prepared(a)), partials[0], a.code))
+            requests.append(Request(How.FOLD, rows.column(_prepared(a)), partials[0], code=a.code))
             continue
         column = _column_of(a, rows, partials)
         for how, made in zip(_COMBINED[a.kind], partials, strict=True):
-            requests.append(Request(how, None if how is How.ROWS else column, made))
+            requests.append(Request(how, None if how is How.ROWS else column, made, _bound(a)))
     return reduced(group, [rows.column(k) for k in group.keys], requests, rows.num_rows)
+
+
+def _bound(aggregation: Aggregation) -> int | None:
+    """One value more than are kept tells that there are more."""
+    return None if aggregation.at_most is None else aggregation.at_most + 1
 
 
 def _column_of(aggregation: Aggregation, rows: pa.RecordBatch, partials: Sequence[pa.Field]) -> pa.Array | None:
@@ -116,10 +124,10 @@ def merge(group: GroupBy, parts: Sequence[pa.Table]) -> pa.Table:
     for a in group.aggregations:
         partials = group.partials_of(a)
         if isinstance(a, UserAggregation):
-            requests.append(Request(How.FOLD, table.column(partials[0].name), partials[0], a.code))
+            requests.append(Request(How.FOLD, table.column(partials[0].name), partials[0], code=a.code))
             continue
         for how, made in zip(_COMBINED[a.kind], partials, strict=True):
-            requests.append(Request(_MERGED[how], table.column(made.name), made))
+            requests.append(Request(_MERGED[how], table.column(made.name), made, _bound(a)))
     return reduced(group, [table.column(k) for k in group.keys], requests, table.num_rows)
 
 
@@ -145,6 +153,9 @@ def zero(group: GroupBy) -> pa.RecordBatch:
             continue
         type_ = group.schema.field(a.output).type
         none = a.kind in _NULL_OF_NOTHING
+        if a.kind is AggregationKind.SET:
+            columns.append(pa.array([[]], type_))
+            continue
         columns.append(pa.nulls(1, type_) if none else pa.array([0]).cast(type_))
     return pa.RecordBatch.from_arrays(columns, schema=group.schema)
 

@@ -15,7 +15,7 @@ from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import JobFailed
 from stormproof.core.folds import End
 from stormproof.core.graph.aggregation import DECIMAL_DIGITS_MAX, GroupBy
-from stormproof.core.ordered_rows import row_of_groups
+from stormproof.core.ordered_rows import row_of_groups, sets_of_groups
 from stormproof.core.python_to_arrow import column_of
 from stormproof.core.task.groups import Members
 from stormproof.core.user_errors import CAUGHT, blame
@@ -37,6 +37,10 @@ class How(StrEnum):
     """The distinct values, as a list."""
     UNION = "union"
     """The distinct values of lists."""
+    LEAST = "least"
+    """The least distinct values, as a sorted list."""
+    LEAST_OF_SETS = "least of sets"
+    """The same of lists."""
     FIRST = "first"
     """The first row of a struct, by its fields; see `ByOrder`."""
     LAST = "last"
@@ -44,7 +48,7 @@ class How(StrEnum):
     """A user's combiner."""
 
 
-_OF_MEMBERS: Final = frozenset({How.SET, How.UNION, How.FOLD, How.FIRST, How.LAST})
+_OF_MEMBERS: Final = frozenset({How.SET, How.UNION, How.LEAST, How.LEAST_OF_SETS, How.FOLD, How.FIRST, How.LAST})
 """How columns are reduced of which the rows of each group have to be known."""
 
 
@@ -55,6 +59,8 @@ class Request:
     how: How
     column: pa.Array | pa.ChunkedArray | None
     field: pa.Field
+    at_most: int | None = None
+    """How many values the least are."""
     code: Any = None
 
 
@@ -84,7 +90,7 @@ def reduced(
                 calls.append(([], "count_all", None))
                 made.append(("count_all",))
                 continue
-            case How.SET | How.UNION | How.FOLD | How.FIRST | How.LAST:
+            case How.SET | How.UNION | How.LEAST | How.LEAST_OF_SETS | How.FIRST | How.LAST | How.FOLD:
                 made.append(())
                 continue
             case How.SUM:
@@ -138,6 +144,12 @@ def _listed(component: str, request: Request, members: Members) -> pa.Array:
         case How.UNION:
             lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
             return _sets(np.repeat(members.group_of_row, lengths), column.flatten(), members.groups)
+        case How.LEAST:
+            return sets_of_groups(members.group_of_row, column, members.groups, request.at_most)
+        case How.LEAST_OF_SETS:
+            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+            group_of_value = np.repeat(members.group_of_row, lengths)
+            return sets_of_groups(group_of_value, column.flatten(), members.groups, request.at_most)
         case How.FIRST | How.LAST:
             chosen = row_of_groups(members.group_of_row, column.flatten(), End(request.how.value))
             return column.take(pa.array(chosen))

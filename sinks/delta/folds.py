@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.folds import AnyFold, ByOrder, Fold
+from stormproof.core.folds import AnyFold, ByOrder, Fold, SetTruncated, SetUnion
 from stormproof.sinks.delta.later import wins_by_order
 
 _INTEGERS: Final = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
@@ -26,6 +26,12 @@ def fold_expression(name: str, schema: pa.Schema, fold: AnyFold) -> str:
     held, added = f"t.{quoted(name)}", f"s.{quoted(name)}"
     if isinstance(fold, ByOrder):
         return _by_order(held, added, wins_by_order(schema, fold.compared, fold.end, quoted))
+    if isinstance(fold, (SetUnion, SetTruncated)):
+        of = quoted(fold.of if isinstance(fold, SetTruncated) else name)
+        union = f"array_distinct(array_concat(COALESCE(t.{of}, s.{of}), COALESCE(s.{of}, t.{of})))"
+        if isinstance(fold, SetUnion):
+            return f"array_slice(array_sort({union}), 1, {fold.at_most})"
+        return _truncated(held, added, f"COALESCE(array_length({union}), 0)", fold)
     return _sum(held, added, kind) if fold is Fold.SUM else _better(held, added, kind, _WINS[fold])
 
 
@@ -55,6 +61,10 @@ def _by_order(held: str, added: str, wins: str) -> str:
     return f"CASE WHEN {wins} THEN {added} ELSE {held} END"
 
 
+def _truncated(held: str, added: str, values: str, fold: SetTruncated) -> str:
+    return f"(COALESCE({held}, false) OR COALESCE({added}, false) OR {values} > {fold.at_most})"
+
+
 def spark_quoted(name: str) -> str:
     """A column's name, quoted for Spark."""
     return "`" + name.replace("`", "``") + "`"
@@ -66,6 +76,12 @@ def spark_fold_expression(name: str, schema: pa.Schema, fold: AnyFold) -> str:
     held, added = f"t.{spark_quoted(name)}", f"s.{spark_quoted(name)}"
     if isinstance(fold, ByOrder):
         return _by_order(held, added, wins_by_order(schema, fold.compared, fold.end, spark_quoted))
+    if isinstance(fold, (SetUnion, SetTruncated)):
+        of = spark_quoted(fold.of if isinstance(fold, SetTruncated) else name)
+        union = f"array_union(COALESCE(t.{of}, s.{of}), COALESCE(s.{of}, t.{of}))"
+        if isinstance(fold, SetUnion):
+            return f"slice(array_sort({union}), 1, {fold.at_most})"
+        return _truncated(held, added, f"COALESCE(cardinality({union}), 0)", fold)
     if fold is Fold.SUM:
         total = f"COALESCE({held} + {added}, {held}, {added})"
         return f"CAST({total} AS DECIMAL({kind.precision}, {kind.scale}))" if pa.types.is_decimal(kind) else total

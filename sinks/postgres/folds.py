@@ -8,7 +8,8 @@ from typing import Final
 import pyarrow as pa
 from psycopg import sql
 
-from stormproof.core.folds import AnyFold, ByOrder, Fold
+from stormproof.core.folds import AnyFold, ByOrder, Fold, SetTruncated, SetUnion
+from stormproof.sinks.leaves import is_string
 from stormproof.sinks.postgres.later import wins_by_order
 
 _SUM: Final = sql.SQL("coalesce(held.{0} + excluded.{0}, held.{0}, excluded.{0})")
@@ -46,6 +47,8 @@ def fold_assignment(name: str, schema: pa.Schema, fold: AnyFold) -> sql.Composed
     if isinstance(fold, ByOrder):
         wins = wins_by_order(schema, fold.compared, fold.end)
         return sql.SQL("{0} = case when {1} then excluded.{0} else held.{0} end").format(sql.Identifier(name), wins)
+    if isinstance(fold, (SetUnion, SetTruncated)):
+        return _set_assignment(name, schema, fold)
     if fold is Fold.SUM:
         value = _SUM
     elif pa.types.is_floating(kind):
@@ -56,3 +59,20 @@ def fold_assignment(name: str, schema: pa.Schema, fold: AnyFold) -> sql.Composed
         value = _BETTER[fold]
     column = sql.Identifier(name)
     return sql.SQL("{} = {}").format(column, value.format(column))
+
+
+_UNION: Final = sql.SQL("select distinct v{0} as v from unnest(held.{1} || excluded.{1}) as u (v) where v is not null")
+"""The values of both sets; text is compared by its bytes, whatever the column's collation."""
+
+
+def _set_assignment(name: str, schema: pa.Schema, fold: SetUnion | SetTruncated) -> sql.Composed:
+    of = fold.of if isinstance(fold, SetTruncated) else name
+    text = is_string(schema.field(of).type.value_type)
+    union = _UNION.format(sql.SQL(' collate "C"' if text else ""), sql.Identifier(of))
+    if isinstance(fold, SetUnion):
+        statement = "{} = array(select v from ({}) as d order by v limit {})"
+        return sql.SQL(statement).format(sql.Identifier(name), union, sql.Literal(fold.at_most))
+    statement = (
+        "{0} = coalesce(held.{0}, false) or coalesce(excluded.{0}, false) or (select count(*) from ({1}) as d) > {2}"
+    )
+    return sql.SQL(statement).format(sql.Identifier(name), union, sql.Literal(fold.at_most))

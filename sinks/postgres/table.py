@@ -13,7 +13,7 @@ from psycopg import sql
 
 from stormproof.core.arguments import shown
 from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.folds import ByOrder
+from stormproof.core.folds import ByOrder, SetUnion
 from stormproof.core.graph.aggregation import MEAN
 from stormproof.core.postgres.rights import quoted
 from stormproof.core.sink import SinkInput
@@ -299,6 +299,19 @@ def _require_comparable(field: pa.Field, column: Column, input_: SinkInput, wher
         raise SinkRefused(
             f"{where}: order_by names {field.name!r}, which is {column.type} in the table and text in the rows: the table "
             "keeps one text for several, so rows compare otherwise than they came; make it text, or order by another column",
+            column=field.name,
+        )
+    fold = input_.folds.get(field.name)
+    if isinstance(fold, SetUnion) and is_string(field.type.value_type) and column.base != "text[]":
+        raise SinkRefused(
+            f"{where}: column {field.name!r} is {column.type} in the table, and only text[] is sorted by its bytes; "
+            "make it text[]",
+            column=field.name,
+        )
+    if isinstance(fold, SetUnion) and _step_us(column) > 1:
+        raise SinkRefused(
+            f"{where}: column {field.name!r} is {column.type} in the table, which rounds the values of a set; make it "
+            f"{column.base}",
             column=field.name,
         )
     if column.base in _TEXTS or not is_string(field.type):

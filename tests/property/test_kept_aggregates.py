@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fold_harness import VALUES, Folded, FoldHarness, comparable, rows_of
 
-from stormproof import first, last
-from stormproof.core.folds import ByOrder, End, Fold
+from stormproof import collect_set, first, last
+from stormproof.core.folds import ByOrder, End, Fold, SetTruncated, SetUnion
 
 Row = dict[str, Any]
 STORES = ("memory", "postgres", "delta")
@@ -131,3 +131,65 @@ def test_control_a_last_that_is_folded_otherwise_is_seen(
     changed.with_fold(b=broken)
     with pytest.raises(AssertionError):
         assert held(changed, folded, rows) == plain(rows, wanted)
+
+
+# Sets with a bound
+
+AT_MOST: Final = 3
+SETS: Final = ("int64", "text", "truth", "day", "time", "instant", "price", "exact")
+
+
+def plain_sets(rows: Sequence[tuple[int, Row]], name: str) -> dict[int, Row]:
+    found: list[Row] = []
+    for key in sorted({row["key"] for _, row in rows}):
+        values = {row.get(name) for _, row in rows if row["key"] == key} - {None}
+        kept = sorted(values, key=lambda value: place(value, End.FIRST))[:AT_MOST]
+        found.append({"key": key, "x": kept, "x_truncated": len(values) > AT_MOST})
+    return comparable(found)
+
+
+def sets_of(name: str) -> Folded:
+    return Folded({}, {"x": collect_set(name, at_most=AT_MOST)})
+
+
+@pytest.mark.parametrize("name", ["int64", "text"])
+@given(data=st.data())
+@settings(max_examples=8, deadline=None, suppress_health_check=FUNCTION_SCOPED)
+def test_a_set_is_that_of_a_plain_fold(harness: FoldHarness, tmp_path: Path, name: str, data: st.DataObject) -> None:
+    rows = data.draw(rows_with(name))
+    assert held(anew(harness, tmp_path, sets_of(name)), sets_of(name), rows) == plain_sets(rows, name)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_sets_of_every_type_are_sorted_alike_and_marked_where_values_are_left_out(
+    harness: FoldHarness, tmp_path: Path, name: str
+) -> None:
+    values = [None, *VALUES[name][1]]
+    cuts = [
+        (values, []),
+        ([], values),
+        ([None], [None]),
+        (values[:2], values[2:]),
+        (values[3:], values[:3]),
+        (values, values),
+    ]
+    rows = [
+        (batch, {"key": key, name: value})
+        for key, cut in enumerate(cuts)
+        for batch, part in enumerate(cut)
+        for value in part
+    ]
+    assert held(anew(harness, tmp_path, sets_of(name)), sets_of(name), rows) == plain_sets(rows, name)
+
+
+@pytest.mark.parametrize(
+    "broken", [{"x": SetUnion(2)}, {"x_truncated": SetTruncated("x", 9)}, {"x": SetUnion(9)}], ids=str
+)
+def test_control_a_set_that_is_folded_otherwise_is_seen(
+    harness: FoldHarness, tmp_path: Path, broken: dict[str, SetUnion | SetTruncated]
+) -> None:
+    rows: list[tuple[int, Row]] = [(n % 3, {"key": 1, "int64": n}) for n in range(6)]
+    changed = anew(harness, tmp_path, sets_of("int64"))
+    changed.with_fold(**broken)
+    with pytest.raises(AssertionError):
+        assert held(changed, sets_of("int64"), rows) == plain_sets(rows, "int64")

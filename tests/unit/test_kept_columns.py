@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stormproof import MemoryMap, MemorySink, MemorySource, Stream, Topology, first, last
-from stormproof.core.errors import TopologyError
-from stormproof.core.folds import AnyFold, ByOrder, End, Fold, fold_from_json, fold_to_json
+from stormproof import MemoryMap, MemorySink, MemorySource, Stream, Topology, collect_set, first, last
+from stormproof.core.errors import TopologyError, UsageError
+from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion, fold_from_json, fold_to_json
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.folding import check_fold_input
 from stormproof.testing import simulate
@@ -100,8 +100,10 @@ def test_columns_of_one_row_that_are_folded_apart_are_refused() -> None:
             check_fold_input(SinkInput.for_fold(schema, ("car",), folds), "sink 'x'")
 
 
-@pytest.mark.parametrize("fold", [*Fold, LAST, ByOrder(End.FIRST, ("a, b",))], ids=str)
-def test_a_fold_is_read_back_as_the_ledger_keeps_it(fold: Fold | ByOrder) -> None:
+@pytest.mark.parametrize(
+    "fold", [*Fold, LAST, ByOrder(End.FIRST, ("a, b",)), SetUnion(3), SetTruncated("a", 3)], ids=str
+)
+def test_a_fold_is_read_back_as_the_ledger_keeps_it(fold: AnyFold) -> None:
     assert fold_from_json(fold_to_json(fold)) == fold
 
 
@@ -109,3 +111,48 @@ def test_a_fold_is_read_back_as_the_ledger_keeps_it(fold: Fold | ByOrder) -> Non
 def test_a_fold_of_another_version_is_none(found: Any) -> None:
     with pytest.raises(ValueError, match=r"fold|valid"):
         fold_from_json(found)
+
+
+def test_a_set_of_one_batch_is_sorted_and_has_a_mark_where_it_has_a_bound() -> None:
+    topology = Topology("sets")
+    all_, some = collect_set("city"), collect_set("city", at_most=2)
+    sightings(topology).group_by("car").agg(all=all_, some=some).into(MemorySink("out"))
+    (found,) = (r for r in simulate(topology, LINES[:2], guarantee="exactly-once").rows("out") if r["car"] == "van")
+    assert found == {"car": "van", "all": ["Bonn", "Ulm"], "some": ["Bonn", "Ulm"], "some_truncated": False}
+
+
+def test_a_set_across_batches_keeps_the_least_values_and_tells_that_there_were_more() -> None:
+    topology = Topology("bound")
+    cars = sightings(topology).group_by("car")
+    cars.persistent_aggregate(cities=collect_set("city", at_most=2)).into(MemorySink("out"))
+    rows = simulate(topology, LINES, guarantee="exactly-once").rows("out")
+    assert sorted(rows, key=str) == [
+        {"car": "bus", "cities": ["Kiel"], "cities_truncated": False},
+        {"car": "van", "cities": ["Aue", "Bonn"], "cities_truncated": True},
+    ]
+
+
+def test_a_set_of_no_tuples_is_empty() -> None:
+    topology = Topology("none")
+    sightings(topology).filter(lambda at: False, "at").aggregate(cities=collect_set("city", at_most=2)).into(
+        MemorySink("out")
+    )
+    rows = simulate(topology, LINES, guarantee="exactly-once").rows("out")
+    assert all(row == {"cities": [], "cities_truncated": False} for row in rows)
+
+
+def test_a_set_without_a_bound_is_refused_across_batches_and_a_bad_bound_at_once() -> None:
+    cars = sightings(Topology("endless")).group_by("car")
+    with pytest.raises(TopologyError, match=r"may outgrow its row; write collect_set\('city', at_most=100\)"):
+        cars.persistent_aggregate(cities=collect_set("city"))
+    for bound in (0, "3", 1.5, True):
+        with pytest.raises(UsageError, match="a whole number, at least 1"):
+            collect_set("city", at_most=bound)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("kind", ["double", "binary", "array<string>"])
+def test_a_set_of_a_type_without_one_order_is_refused(kind: str) -> None:
+    topology = Topology("types")
+    rows = sightings(topology).map(lambda car, at, city: (car, None), schema=f"car string, x {kind}")
+    with pytest.raises(TopologyError, match=r"'x' is .*, which has no set that every store sorts alike"):
+        rows.group_by("car").persistent_aggregate(xs=collect_set("x", at_most=2))
