@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import time
@@ -139,6 +140,7 @@ class _PreparedRows(RowsToPut):
         )
         if adopts:
             self._require_partitions(table, transaction, where)
+            self._require_no_nulls(table, transaction, where)
         # The driver under which files to adopt were written need not read them again. Files that are not adopted are read
         # anyway, and files that outlived their driver may have changed: in both cases their digests are compared.
         digests = not adopts or self._outlived_its_driver(transaction)
@@ -164,6 +166,22 @@ class _PreparedRows(RowsToPut):
                 "other partitions: another table has taken its place since the batch was prepared",
                 files=list(wrong),
             )
+
+    def _require_no_nulls(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
+        """The table's NOT NULL columns may be others than when the rows were checked; the files' statistics count NULLs."""
+        required = [f.name for f in table.schema().fields if not f.nullable]
+        for file in transaction.files:
+            values, nulls = partition_values(file), json.loads(file.statistics).get("nullCount", {})
+            lacking = {name for name, value in values.items() if value is None}
+            lacking |= {name for name, count in nulls.items() if isinstance(count, int) and count}
+            wrong = [name for name in required if name in lacking]
+            if wrong:
+                raise SinkRefused(
+                    f"{where}: the table's column {wrong[0]!r} is NOT NULL, and {file.path} has NULL in it: the table was "
+                    "changed since the batch was prepared; nothing was written. Let the column take NULL again, then retry "
+                    "the txid",
+                    column=wrong[0],
+                )
 
     def _outlived_its_driver(self, transaction: PreparedTransaction) -> bool:
         """Whether one of the files is older than this session."""
