@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Final
@@ -456,6 +455,5 @@ class TableHold(StoreRecord):
         """
         if self.input.is_by_key:
             return frozenset()
-        live = {os.path.relpath(uri, self.log.table) for uri in self._newest.load().file_uris()}
         logged = {file.path for v in self.log.versions() if (e := self.log.entry(v)) is not None for file in e.added}
-        return frozenset(live | logged)
+        return frozenset(live_files(self._newest.load()).keys() | logged)
