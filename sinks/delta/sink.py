@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
+from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -17,6 +18,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.contract import SchemaContract
+from stormproof.sinks.delta.checks import CONSTRAINT
 from stormproof.sinks.delta.column_types import check_types
 from stormproof.sinks.delta.failures import panics_as_errors
 from stormproof.sinks.delta.features import AskedCommitter, TableFacts, as_asked, choose
@@ -185,6 +187,11 @@ class DeltaSink(Sink):
         where = f"sink {self._name!r}"
         if "://" in self._path:
             raise TopologyError(f"{where}: {self._path!r} is not a local path; only local folders are supported yet")
+        if unquote(self._path) != self._path or "\\" in self._path:
+            raise TopologyError(
+                f"{where}: delta-rs takes a percent sign with two digits, or a backslash, in {self._path!r} for another "
+                "character, and would open another folder; rename the folder"
+            )
         check_types(input_.schema, where)
         missing = [name for name in self._partition_by if name not in input_.schema.names]
         if missing:
@@ -259,6 +266,12 @@ def _table_properties(where: str, given: Mapping[str, str]) -> dict[str, str]:
     if wrong:
         raise UsageError(
             f"{where}: properties is {shown(given)}; it must be a dict of texts, such as {{'delta.appendOnly': 'true'}}"
+        )
+    checks = [name for name in given if name.startswith(CONSTRAINT)]
+    if checks:
+        raise UsageError(
+            f"{where}: properties has {checks[0]!r}: a merge does not ask a CHECK constraint that is only a property; "
+            "make the table without it, and add it with ALTER TABLE ... ADD CONSTRAINT, or with delta-rs' alter.add_constraint"
         )
     return dict(given)
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Schema, write_deltalake
 from support.delta_tables import make_by_hand
 from support.sink_harness import SCHEMA, SinkHarness
 
@@ -183,3 +183,40 @@ def test_a_constraint_that_cannot_be_evaluated_is_no_permission(tmp_path: Path) 
     session = harness.open()
     with pytest.raises(SinkRefused, match=r"cannot evaluate .*'odd'.*committer='spark'"):
         session.commit(harness.prepare(session, 1, None, {"a": 1}), checked=True)
+
+
+def test_null_is_not_adopted_into_a_column_that_was_made_not_null_meanwhile(tmp_path: Path) -> None:
+    for columns in ([], ["word"]):
+        path = tmp_path / str(len(columns))
+        session = DeltaSink(path, partition_by=columns).open(IDENTITY, SinkInput(SCHEMA), 1)
+        task = session.writer().open_task(TaskContext("inc-1", 1, 1, 0), SCHEMA)
+        task.write(pa.record_batch([["a", None], [1, 2]], schema=SCHEMA))
+        files = tuple(task.close())
+        strict = pa.schema([SCHEMA.field(0).with_nullable(False), SCHEMA.field(1)])
+        one = pa.table([["b"], [3]], schema=strict)
+        write_deltalake(path, one, mode="overwrite", schema_mode="overwrite", partition_by=columns or None)
+        with pytest.raises(SinkRefused, match=r"column 'word' is NOT NULL, and .* has NULL in it"):
+            session.commit(PreparedTransaction(1, None, transaction_digest(files), 2, files), checked=True)
+        assert DeltaTable(path).to_pyarrow_table().to_pylist() == one.to_pylist()
+
+
+def test_a_file_of_a_cleaned_log_is_adopted_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "a b%é"
+    session = DeltaSink(path).open(IDENTITY, SinkInput(SCHEMA), 1)
+    transaction = put(session, pa.table([["a"], [1]], schema=SCHEMA))
+    DeltaTable(path).create_checkpoint()
+    for entry in (path / "_delta_log").glob("*.json"):
+        entry.unlink()
+    assert session.sweep(lambda *_: True) == 0
+    assert (path / transaction.files[0].path).exists()
+
+
+def test_a_folder_that_delta_rs_would_not_find_is_refused(tmp_path: Path) -> None:
+    for name in ("a%20b", "a\\b"):
+        with pytest.raises(TopologyError, match="rename the folder"):
+            DeltaSink(tmp_path / name).check(SinkInput(SCHEMA), Guarantee.EXACTLY_ONCE)
+
+
+def test_a_constraint_among_properties_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="ADD CONSTRAINT"):
+        DeltaSink(tmp_path, properties={"delta.constraints.few": "n < 5"})
