@@ -271,7 +271,7 @@ def _table_properties(where: str, given: Mapping[str, str]) -> dict[str, str]:
     if checks:
         raise UsageError(
             f"{where}: properties has {checks[0]!r}: a merge does not ask a CHECK constraint that is only a property; "
-            "make the table without it, and add it with ALTER TABLE ... ADD CONSTRAINT, or with delta-rs' alter.add_constraint"
+            "make the table without it, and add it with ALTER TABLE ... ADD CONSTRAINT, or delta-rs' alter.add_constraint"
         )
     return dict(given)
 
