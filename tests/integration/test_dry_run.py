@@ -227,7 +227,9 @@ def test_a_role_that_may_only_read(cell: StreamCell) -> None:
     found = dry(replace(cell, database=reader), frame_of("b"), "b")
     assert (found.outcome, actions(found)) == (REFUSE, [TableAction.USE, TableAction.REFUSE])
     assert "role 'only_reads' has not the rights" in found.sinks[1].table.why
-    assert dry(replace(cell, database=reader), frame_of("a"), "a").outcome is SUPPRESS
+    assert "cannot write to the ledger" in found.notes[-1]
+    alone = dry(replace(cell, database=reader), frame_of("b"), "b", DeltaSink(cell.folder / "new"))
+    assert (alone.outcome, actions(alone)) == (REFUSE, [TableAction.CREATE])
     with at(cell.database) as connection:
         connection.execute(b"drop owned by only_reads; drop role only_reads")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import sqlalchemy as sa
 
 from stormproof.core.clock import SystemClock
 from stormproof.core.errors import PositionMismatch
@@ -23,6 +24,7 @@ from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.ledger.graphs import Graph, compared, graph_of
 from stormproof.trident.ledger.rows import Run, Txn
+from stormproof.trident.ledger.streams import SCHEMA
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.opening import require_own_tables, sinks_of
 from stormproof.trident.streaming.base import Frame
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 
 _NO_LIFE: Final = "dry-run"
 """Stands for the life that a first start would make; no life is called so."""
+
+_NEEDED: Final = (("topology", "UPDATE"), ("txn", "INSERT"), ("txn_sink", "INSERT"), ("job_key", "INSERT"))
+"""Rights without which no call gets through."""
+_MAY: Final = sa.text("select has_table_privilege(:table, :right)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +73,9 @@ def look(settings: Settings, name: str, key: str, graph: Graph) -> tuple[LedgerV
                 note = "the database has no ledger, or one of an older version; a call needs: stormproof ledger migrate"
                 return LedgerView(notes=(note,)), database
             job_keys.require_use(ledger.connection, name, by_key=True)
+            missing = _missing_rights(ledger.connection)
             if name not in [topology.name for topology in ledger.topologies()]:
-                return LedgerView(), database
+                return LedgerView(refusal=missing), database
             topology = ledger.topology(name)
             incarnation = topology.incarnation
             bound = {
@@ -82,13 +89,24 @@ def look(settings: Settings, name: str, key: str, graph: Graph) -> tuple[LedgerV
                 tuple(ledger.unresolved(incarnation)),
                 bound,
                 lives.adopted_by(ledger.connection, incarnation),
-                refusal=_refusal(
+                refusal=missing
+                or _refusal(
                     Tx(ledger.connection, Run(name, incarnation, topology.epoch + 1, None), SystemClock()), graph
                 ),
             )
             return view, database
     finally:
         engine.dispose()
+
+
+def _missing_rights(connection: sa.Connection) -> str:
+    """Why this role could not write to the ledger; a dry run itself needs only to read it."""
+    found = [
+        f"{right} on {SCHEMA}.{table}"
+        for table, right in _NEEDED
+        if not connection.execute(_MAY, {"table": f"{SCHEMA}.{table}", "right": right}).scalar_one()
+    ]
+    return f"this role cannot write to the ledger: it lacks {', '.join(found)}; see: stormproof doctor" if found else ""
 
 
 def _refusal(tx: Tx, graph: Graph) -> str:
