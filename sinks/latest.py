@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
-from stormproof.core.sink import PreparedFile, SinkInput, TaskWriter
+from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, TaskWriter
 
 COMPACTED_ROWS_MIN: Final = 256 * 1024
 """A task drops superseded rows once it holds this many, and then each time that its rows have doubled."""
@@ -59,8 +59,10 @@ class Latest:
     first: Rows
 
 
-def latest_of(rows: pa.Table, keys: Sequence[str], compared: Sequence[str]) -> Latest:
-    """The last row of each key, by the columns `compared`. Of equal rows it is the first one."""
+def latest_of(rows: pa.Table, keys: Sequence[str], compared: Sequence[str], *, least: bool = False) -> Latest:
+    """The last row of each key, by the columns `compared`; `least`: the least one, where NULL and NaN are behind all others.
+    Of equal rows it is the first one.
+    """
     of_group, lengths = _by_key(rows, keys)
     first = of_group[np.cumsum(lengths) - lengths]
     if len(first) == rows.num_rows:
@@ -69,7 +71,7 @@ def latest_of(rows: pa.Table, keys: Sequence[str], compared: Sequence[str]) -> L
     several = np.flatnonzero(lengths > 1)
     places = of_group[np.repeat(lengths > 1, lengths)]
     group = np.repeat(several, lengths[several])
-    order = _later_first(group, rows.select(list(compared)).take(pa.array(places)))
+    order = _later_first(group, rows.select(list(compared)).take(pa.array(places)), least=least)
     ordered = group[order]
     begins = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     last[ordered[begins]] = places[order[begins]]
@@ -112,13 +114,16 @@ def _by_key(rows: pa.Table, keys: Sequence[str]) -> tuple[Rows, Rows]:
     return lists.flatten().to_numpy(), lengths
 
 
-def _later_first(group: Rows, compared: pa.Table) -> Rows:
-    """The order of rows by their group, and in it the later ones first. Of equal rows the first one is first."""
-    # The greatest first, and NULL and NaN at the end: that is where Arrow puts them, whatever the direction.
+def _later_first(group: Rows, compared: pa.Table, *, least: bool = False) -> Rows:
+    """The order of rows by their group, and in it the later ones first; `least`: the least ones. Of equal rows the first is
+    first.
+    """
+    # NULL and NaN at the end: that is where Arrow puts them, whatever the direction.
+    direction = "ascending" if least else "descending"
     names = [str(number) for number in range(compared.num_columns)]
     sortable = pa.Table.from_arrays([pa.array(group), *compared.columns], names=["group", *names])
     order: Rows = pc.sort_indices(
-        sortable, sort_keys=[("group", "ascending"), *((name, "descending") for name in names)]
+        sortable, sort_keys=[("group", "ascending"), *((name, direction) for name in names)]
     ).to_numpy()
     return order.astype(np.int64)
 
@@ -147,12 +152,20 @@ class FileTaskWriter(TaskWriter, Protocol):
         ...
 
 
+_FIRST: Final = "_stormproof_first:"
+"""Before the name of a column: its value in the first row of the key."""
+
+
 class LatestWriter(TaskWriter):
     """One task's output for an upsert: the last row of each key. All rows of a key come to one task.
 
     The rows are kept in memory until `close`, without those that are known to be superseded. Where the table may refuse some
     rows, `file` is the writer once more: the superseded rows go to the head of its file, in row groups of their own, which
     `sinks.staging` passes over.
+
+    The columns of `keep` are those of the first row of the key: of its first message where rows name theirs, and of several
+    rows of that message, or of rows that name none, the least one. So they are as if each message were a batch of its own.
+    It writes the `columns` of what it is given, by default all.
     """
 
     def __init__(
@@ -161,8 +174,10 @@ class LatestWriter(TaskWriter):
         input_: SinkInput,
         undecided: Sequence[str] = (),
         file: FileTaskWriter | None = None,
+        columns: Sequence[str] | None = None,
     ) -> None:
         self._writer = writer
+        self._keep, self._columns = input_.keep, columns
         self._file = file
         self._keys, self._compared = input_.keys, compared_columns(input_, undecided)
         self._parts: list[pa.RecordBatch] = []
@@ -172,6 +187,13 @@ class LatestWriter(TaskWriter):
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Append rows of the writer's schema."""
+        if self._keep:
+            number = MESSAGE_COLUMNS.names[0]
+            told = [*([number] if number in rows.schema.names else []), *self._compared, *self._keep]
+            rows = pa.RecordBatch.from_arrays(
+                [*rows.columns, *(rows.column(name) for name in told)],
+                schema=pa.schema([*rows.schema, *(rows.schema.field(name).with_name(_FIRST + name) for name in told)]),
+            )
         self._parts.append(rows)
         self._rows += rows.num_rows
         if self._rows >= max(COMPACTED_ROWS_MIN, 2 * self._compacted):
@@ -185,7 +207,7 @@ class LatestWriter(TaskWriter):
             self._file.flush()
             kept = self._superseded
         for part in self._parts:
-            self._writer.write(part)
+            self._writer.write(self._written(part, _FIRST))
         self._parts.clear()
         return [replace(file, rows=file.rows - kept, superseded=self._superseded) for file in self._writer.close()]
 
@@ -203,8 +225,30 @@ class LatestWriter(TaskWriter):
             if self._file is not None:
                 others = np.setdiff1d(np.arange(table.num_rows), last)
                 for part in table.take(pa.array(others)).to_batches():
-                    self._file.write(part)
-            table = table.take(pa.array(np.sort(last)))
+                    self._file.write(self._written(part, ""))
+            table = self._with_first(table, last)
             self._superseded += self._rows - table.num_rows
             self._parts = table.to_batches()
         self._rows = self._compacted = table.num_rows
+
+    def _with_first(self, table: pa.Table, last: Rows) -> pa.Table:
+        """The rows `last`, in order, each with what tells the first row of its key, and what is kept of that one."""
+        order = np.argsort(last)
+        made = table.take(pa.array(last[order]))
+        told = [name for name in table.schema.names if name.startswith(_FIRST)]
+        if told:
+            compared = [name for name in told if has_order(table.schema.field(name).type)]
+            first = pa.array(latest_of(table, self._keys, compared, least=True).last[order])
+            for name in told:
+                at = table.schema.get_field_index(name)
+                made = made.set_column(at, table.schema.field(at), table.column(at).take(first))
+        return made
+
+    def _written(self, part: pa.RecordBatch, kept: str) -> pa.RecordBatch:
+        """The rows as they are written; `kept` is before the names of the columns that `keep` is taken from."""
+        names = [name for name in part.schema.names if not name.startswith(_FIRST)]
+        names = names if self._columns is None else [*self._columns]
+        if names == part.schema.names:
+            return part
+        columns = [part.column(kept + name if name in self._keep else name) for name in names]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema([part.schema.field(name) for name in names]))

@@ -209,7 +209,8 @@ def _shown(schema: pa.Schema) -> str:
 class FileWriter:
     """A sink's side inside an executor: Parquet files in one folder, and the checks of what the sink can hold.
 
-    With `names_messages` the rows that it is given have the `MESSAGE_COLUMNS` behind their own. `private` files are readable
+    With `names_messages` the rows that it is given have the `MESSAGE_COLUMNS` behind their own; without `keeps_messages` an
+    upsert does not write them. `private` files are readable
     for this user alone, as is their folder where it is made here: they hold messages' content. Only files that become a
     Delta table's own are not private. `for_bolts` is the sink's resource for bolts. `partitions` are the columns by which a
     task cuts the rows of an append into files. Where `input` is an upsert, a task leaves one row a key, the last one; with
@@ -227,6 +228,7 @@ class FileWriter:
     discards: bool = False
     names_messages: bool = False
     undecided: tuple[str, ...] = ()
+    keeps_messages: bool = True
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that this sink cannot hold, with column, value and reason."""
@@ -240,8 +242,11 @@ class FileWriter:
     def _latest(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         if self.input is None or self.input.mode is not SinkMode.UPSERT:
             return self._opened(context, schema)
+        if not self.keeps_messages:
+            schema = pa.schema([field for field in schema if field.name not in MESSAGE_COLUMNS.names])
         file = ParquetTaskWriter(self.sink, self.directory, context, schema, private=self.private)
-        return LatestWriter(file, self.input, self.undecided, file if self.names_messages else None)
+        refusable = file if self.names_messages and self.keeps_messages else None
+        return LatestWriter(file, self.input, self.undecided, refusable, schema.names)
 
     def _opened(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         if not self.partitions:

@@ -84,6 +84,8 @@ class DeltaSession(TableHold, SinkSession):
             partitions=partitions,
             input=self.input,
             discards=self.contract is SchemaContract.DISCARD_VALUE,
+            names_messages=bool(self.input.keep),  # which tell the first row of a key
+            keeps_messages=False,
         )
 
     def sweep(self, is_dead: IsDead) -> int:

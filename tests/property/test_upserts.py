@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -19,8 +20,9 @@ from hypothesis import strategies as st
 
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.core.sink import MESSAGE_COLUMNS, SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.latest import LatestWriter
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkIdentity, SinkSession
@@ -192,6 +194,113 @@ def test_the_cut_and_the_order_decide_nothing(batches: Batches, seed: Any) -> No
         other.put(rows[:cut])
         rows = rows[cut:]
     assert one.shown() == other.shown()
+
+
+# Columns in `keep`: those of the first message of each key, wherever the messages are cut into batches.
+
+KEPT = SinkInput.for_upsert(
+    pa.schema(
+        [
+            *(pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field("w", pa.float64())),
+            *(pa.field("made", pa.string()), pa.field("tags", pa.list_(pa.int64())), pa.field("n", pa.int64())),
+        ]
+    ),
+    ("k",),
+    ("v", "w"),
+    keep=("made", "tags"),
+)
+MESSAGES = st.lists(
+    st.tuples(
+        *(st.sampled_from([1, 2]), st.sampled_from([0, 1]), st.sampled_from([math.nan, 0.0, 1.0])),
+        *(st.sampled_from([None, "a", "b", "ä"]), st.sampled_from([None, [], [1], [2, 3]]), st.sampled_from([None, 1])),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@st.composite
+def cut_messages(draw: st.DrawFn) -> tuple[list[Row], list[int]]:
+    """Messages of one row each, and how many of them come in each batch."""
+    rows = draw(MESSAGES)
+    return rows, [*draw(st.lists(st.integers(1, len(rows)), max_size=3)), len(rows)]
+
+
+CUT = cut_messages()
+
+
+def require_kept(
+    sink: Sink, read: Callable[[], pa.Table], cut: tuple[list[Row], list[int]], mix: Any, life: str
+) -> None:
+    """Commit the messages, each batch's rows in any order: what is kept is that of the first message of each key."""
+    (rows, cuts), number = cut, 0
+    with closing(sink.open(SinkIdentity("t", life, sink.name), KEPT, 1)) as session:
+        for txid, size in enumerate(cuts, start=1):
+            writer = session.writer()
+            schema = pa.schema([*KEPT.schema, *MESSAGE_COLUMNS]) if writer.names_messages else KEPT.schema
+            batch = [(*row, number + at, 0, None) for at, row in enumerate(rows[number : number + size])]
+            mix.shuffle(batch)
+            number += len(batch)
+            task = writer.open_task(TaskContext(life, txid, 1, 0), schema)
+            for row in batch:
+                task.write(pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=False))], schema))
+            files = tuple(task.close())
+            digest, count = transaction_digest(files), sum(file.rows for file in files)
+            session.commit(PreparedTransaction(txid, txid - 1 or None, digest, count, files), checked=True)
+    first = {row[0]: (row[3], row[4]) for row in reversed(rows)}
+    assert {row["k"]: (row["made"], row["tags"]) for row in read().to_pylist()} == first
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=CUT, mix=st.randoms(use_true_random=False))
+def test_what_is_kept_in_memory(cut: Any, mix: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    sink = MemorySink("memory", staging=tmp_path_factory.mktemp("staged"))
+    require_kept(sink, lambda: pa.Table.from_pylist(sink.rows()), cut, mix, "life")
+
+
+@settings(max_examples=8, deadline=None)
+@given(cut=CUT, mix=st.randoms(use_true_random=False))
+def test_what_is_kept_in_a_delta_table(cut: Any, mix: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("lake") / "table"
+    require_kept(DeltaSink(path, name="delta"), lambda: DeltaTable(path).to_pyarrow_table(), cut, mix, "life")
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=CUT, mix=st.randoms(use_true_random=False))
+def test_what_is_kept_in_a_postgres_table(cut: Any, mix: Any, tmp_path: Path, database: Database) -> None:
+    table = f"kept_{next(_NUMBER)}"
+
+    def read() -> pa.Table:
+        with connect(database, application_name="test", autocommit=True) as connection:
+            found = connection.execute(f"select k, made, tags from {table}".encode()).fetchall()
+        return pa.Table.from_pylist([dict(zip(("k", "made", "tags"), row, strict=True)) for row in found])
+
+    require_kept(PostgresSink(table, name="p", database=database, staging=tmp_path), read, cut, mix, f"life-{table}")
+
+
+def test_a_task_that_compacts_keeps_what_the_first_message_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row that was first is gone by then, and the one that was last may be superseded in its turn."""
+    monkeypatch.setattr("stormproof.sinks.latest.COMPACTED_ROWS_MIN", 2)
+    sink = MemorySink("memory", staging=tmp_path)
+    rows: list[Row] = [(1, v, 0.0, f"row {v}", [v], None) for v in (3, 1, 5, 2, 4, 9, 0, 7)]
+    for seed in range(8):
+        mix = random.Random(seed)
+        sink.store.drop()
+        sink.store.logs.clear()
+        require_kept(sink, lambda: pa.Table.from_pylist(sink.rows()), (rows, [len(rows)]), mix, "life")
+        assert [row["v"] for row in sink.rows()] == [9]
+
+
+def test_control_what_the_last_row_of_a_batch_would_keep_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LatestWriter, "_with_first", lambda _writer, table, last: table.take(pa.array(last)))
+    sink = MemorySink("memory", staging=tmp_path)
+    rows: list[Row] = [(1, v, 0.0, f"row {v}", [v], None) for v in (1, 2)]
+    with pytest.raises(AssertionError):
+        require_kept(sink, lambda: pa.Table.from_pylist(sink.rows()), (rows, [2]), random.Random(1), "life")
 
 
 # Negative controls: a newer row, then an older one; a deletion, then an older row.
