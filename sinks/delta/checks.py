@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -20,10 +21,20 @@ from stormproof.sinks.partitions import partition_values
 
 CONSTRAINT: Final = "delta.constraints."
 
+_TEXTS: Final = re.compile(r"'[^']*'|`[^`]*`")
+"""Texts and quoted names in an expression."""
+
 
 def checks_of(settings: Mapping[str, str]) -> dict[str, str]:
     """The constraints by their names, each an expression in SQL."""
     return {key.removeprefix(CONSTRAINT): text for key, text in settings.items() if key.startswith(CONSTRAINT)}
+
+
+def dividing(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """The constraints whose expressions divide. delta-rs divides integers without their remainder, and Spark does not: the
+    two would let different rows in.
+    """
+    return tuple(name for name, text in checks_of(settings).items() if "/" in _TEXTS.sub("", text))
 
 
 def require_checks(table: DeltaTable, directory: str, files: Sequence[PreparedFile], where: str) -> None:

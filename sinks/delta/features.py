@@ -234,7 +234,13 @@ FEATURES: Final = (
         "those of old tables, in the columns' metadata",
     ),
     Feature(
-        "CHECK constraints", _checks, RS, RS, RS, "checked before files are adopted", frozenset({"checkConstraints"})
+        "CHECK constraints",
+        _checks,
+        RS,
+        RS,
+        RS,
+        "checked before files are adopted; one that divides needs committer='spark'",
+        frozenset({"checkConstraints"}),
     ),
     Feature(
         "generated columns",

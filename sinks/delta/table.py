@@ -9,6 +9,7 @@ from deltalake import DeltaTable, Field, Schema
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta.checks import dividing
 from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose, refusal
 from stormproof.sinks.limits import ColumnLimit, Limits
 
@@ -135,5 +136,12 @@ def _require_features(table: DeltaTable, input_: SinkInput, where: str, asked: A
             f"{where}: the table has {'; '.join(f.text for f in choice.needs_spark)}, which delta-rs does not write; a sink "
             "with committer='auto' or 'spark' does",
             features=[f.feature.name for f in choice.needs_spark],
+        )
+    divide = dividing(table.metadata().configuration)
+    if divide and asked != "spark" and choice.committer is Committer.DELTA_RS:
+        raise SinkRefused(
+            f"{where}: the table's CHECK constraint {divide[0]!r} divides, and delta-rs leaves out the remainder where "
+            "Spark does not: it could let rows in that violate the constraint. Give DeltaSink committer='spark'",
+            constraint=divide[0],
         )
     return choice.committer if asked == "auto" else Committer(asked)

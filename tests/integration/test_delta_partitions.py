@@ -220,3 +220,14 @@ def test_a_folder_that_delta_rs_would_not_find_is_refused(tmp_path: Path) -> Non
 def test_a_constraint_among_properties_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="ADD CONSTRAINT"):
         DeltaSink(tmp_path, properties={"delta.constraints.few": "n < 5"})
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_constraint_that_divides_is_left_to_spark(mode: str, tmp_path: Path) -> None:
+    kind = f"delta-{mode}"
+    plain, divides = SinkHarness(kind, tmp_path / "a", None), SinkHarness(kind, tmp_path / "b", None)
+    make_by_hand(plain.delta_path, {"settings": {"delta.constraints.c": "word <> 'a/b'"}})
+    plain.open()
+    make_by_hand(divides.delta_path, {"settings": {"delta.constraints.c": "n / 2 < 1.5"}})
+    with pytest.raises(SinkRefused, match=r"constraint 'c' divides.*committer='spark'"):
+        divides.open()
