@@ -146,7 +146,7 @@ def test_wrong_arguments_are_named(kind: Any, arguments: dict[str, Any], said: s
     [
         ({"key": "nobody", "order_by": "v"}, "key names 'nobody', and there is no such column; there are id, v"),
         ({"key": "id", "order_by": "id"}, "order_by names 'id' and so does key"),
-        ({"key": ["id", "id"], "order_by": "v"}, "key names 'id' twice"),
+        ({"key": ["id", "id"], "order_by": "v"}, "names 'id' twice"),
         ({"key": "id", "order_by": "v", "delete_when": "name"}, "delete_when names 'name', which is string"),
         ({"key": "w", "order_by": "v"}, "'w' is double, which can't be the key of an upsert"),
         ({"key": "id", "order_by": "l"}, "order_by names 'l', which is list"),
