@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkIdentity
+from stormproof.sinks.protocol import CommitResult, PreparedTransaction, SinkIdentity
 
 
 def warning_of(found: Sequence[str]) -> str:
@@ -47,8 +47,8 @@ class SupportsTakeTable(Protocol):
 class SupportsSkipRows(Protocol):
     """A session whose table refuses rows one by one: it can commit a batch without those (``ledger skip --rows``)."""
 
-    def commit_without_refused(self, transaction: PreparedTransaction) -> Sequence[RefusedRow]:
-        """Commit all messages but those whose rows the table refuses; returns the rows that are left out.
+    def commit_without_refused(self, transaction: PreparedTransaction) -> CommitResult:
+        """Commit all messages but those whose rows the table refuses; the result has the rows that are left out.
 
         A row whose messages are not known is left out alone.
         """

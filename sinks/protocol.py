@@ -98,7 +98,8 @@ class CommitOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """One row that the table does not get: file, row number in it, the row as JSON, and why. No SQLSTATE: by a trigger.
+    """One row that the table does not get: file, row number in it, the row as JSON, and why. No SQLSTATE: not by an error of
+    Postgres.
 
     `messages` are number and origin of each message that anchors it; none where no message does, or where a group's
     messages are not known one by one.

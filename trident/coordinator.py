@@ -467,7 +467,7 @@ class Coordinator:
         batch.attempt = attempt.number
         job = Job(
             plan=self._plan,
-            readers=self._source.readers(opened.slice, self._engine.parallelism),
+            readers=opened.readers or self._source.readers(opened.slice, self._engine.parallelism),
             writers={
                 name: writer if opened.sinks is None or name in opened.sinks else WritesNothing(writer)
                 for name, writer in self._writers.items()

@@ -19,7 +19,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pulse import suspects_of_dead, sweep
 from stormproof.core.sink import PreparedFile, files_of, transaction_digest
-from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, Source
+from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, SliceReader, Source
 from stormproof.core.tracking.attempts import Journal
 from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
 from stormproof.sinks.discards import discarded_in
@@ -29,6 +29,7 @@ from stormproof.trident.ledger import events, rejects, txns
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Reject, Run, SinkWork
 from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.read_already import ReadAlready
 from stormproof.trident.reject_limit import RejectLimit
 from stormproof.trident.sessions import Sessions, machine_errors
 from stormproof.trident.transaction_states import AttemptOutcome, EventKind, SinkOutcome, TxnCause, TxnState
@@ -68,6 +69,8 @@ class Opened:
     seed: int
     sinks: frozenset[str] | None = None
     """The sinks that get its rows: those that rejected its messages before, which the others hold. None: all of them."""
+    readers: tuple[SliceReader, ...] | None = None
+    """Its messages, where they could not be read any more: see `Steps.open`."""
 
 
 class Steps:
@@ -128,8 +131,9 @@ class Steps:
     def open(self, guarantee: Guarantee, limit: Limit, seed: int, figures: Figures | None = None) -> Opened | None:
         """Allot a txid and lease messages for it. Where there are no messages, None, and no txid is used.
 
-        Under at-most-once the messages are confirmed here, before anything runs. `figures`, the present size and number of
-        batches, are recorded with this one for `status`.
+        Under at-most-once the messages are confirmed here, before anything runs. Retries, which an earlier run under another
+        guarantee left or an operator asked for, are read before that: a confirm removes their payloads. `figures`, the
+        present size and number of batches, are recorded with this one for `status`.
         """
         failpoint("open.before")
         with self.ledger.transaction(self.run) as tx:
@@ -154,13 +158,16 @@ class Steps:
                     for number, origin in slice_.replayed
                 ],
             )
+            readers = None
+            if guarantee is Guarantee.AT_MOST_ONCE and slice_.retry:
+                readers = tuple(ReadAlready.of(reader, seed) for reader in self.source.readers(slice_, 1))
             if guarantee is Guarantee.AT_MOST_ONCE and joined is not None:
                 self.source.confirm(lease, tx=joined)
             failpoint("open.in_transaction")
         if guarantee is Guarantee.AT_MOST_ONCE and joined is None:
             self.source.confirm(lease)
         failpoint("open.after")
-        return Opened(txid, lease, slice_, seed, sinks)
+        return Opened(txid, lease, slice_, seed, sinks, readers)
 
     def _open_slice(
         self, tx: Tx, lease: Lease, limit: Limit, seed: int, joined: object | None
@@ -395,8 +402,9 @@ class Steps:
                 tx, self._resolution_events(txid, resolution, results) + _contract_events(txid, work, results)
             )
             if sinks is not None:
-                failed = [self.source.shown_id(f.id, f.origin) for f in failures]
-                rejects.retried(tx, txid, sinks, failed)
+                # Under at-most-once a message that failed does not come again.
+                again = [] if guarantee is Guarantee.AT_MOST_ONCE else failures
+                rejected += rejects.retried(tx, txid, [self.source.shown_id(f.id, f.origin) for f in again])
             rejects.record(tx, txid, rejected)
             failpoint("finish.before_commit")
         failpoint("finish.after")
@@ -518,6 +526,7 @@ class Steps:
         """End a batch in flight under at-most-once: its messages were confirmed when it was opened."""
         with self.ledger.transaction(self.run) as tx:
             self._end(tx, txid, TxnState.ABANDONED, cause, reason)
+            rejects.retried(tx, txid)
             failpoint("abort.in_transaction")
         failpoint("abort.after")
 

@@ -30,13 +30,13 @@ class DeadLetters:
         with self._store.rows(self._who) as rows:
             return rows.dead_letters(self._form.shown_id)
 
-    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+    def requeue(self, ids: Sequence[str], *, by: str, why: str, tx: object | None = None) -> tuple[str, ...]:
         """Hand these out again, with their failures counted from 0; returns those that were dead."""
-        return self._dispose(ids, Disposal.REQUEUE, by, why)
+        return self._dispose(ids, Disposal.REQUEUE, by, why, tx)
 
-    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+    def drop(self, ids: Sequence[str], *, by: str, why: str, tx: object | None = None) -> tuple[str, ...]:
         """Give these up for good; returns those that were dead."""
-        return self._dispose(ids, Disposal.DROP, by, why)
+        return self._dispose(ids, Disposal.DROP, by, why, tx)
 
     def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
         """Hand one out again with another payload; the old one stays on record. False where it is none.
@@ -75,9 +75,9 @@ class DeadLetters:
         """Let connections go."""
         self._store.close()
 
-    def _dispose(self, ids: Sequence[str], disposal: Disposal, by: str, why: str) -> tuple[str, ...]:
+    def _dispose(self, ids: Sequence[str], disposal: Disposal, by: str, why: str, tx: object | None) -> tuple[str, ...]:
         numbers = [number for shown in ids if (number := self._form.number_of(shown)) is not None]
-        with self._store.rows(self._who) as rows:
+        with self._store.rows(self._who, tx) as rows:
             done = rows.dispose(numbers, disposal, by=storable_text(by), why=storable_text(why))
             failpoint("dead_letter.in_transaction")
         return tuple(self._form.shown_id(*number) for number in done)

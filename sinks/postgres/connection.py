@@ -12,6 +12,7 @@ from stormproof.core.errors import SinkRefused, StoreUnavailable, StormproofErro
 from stormproof.core.message import storable_text
 from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.postgres.rights import explained
+from stormproof.sinks.postgres.refusals import is_of_a_row
 
 LOCK_TIMEOUT_MS: Final = 30_000
 """How long a commit waits for another session's lock on the table before it gives up."""
@@ -79,7 +80,8 @@ class Link:
             yield
         except psycopg.Error as error:
             state = error.sqlstate
-            explanation = explained(error, self._database, where)
+            # A policy of row-level security refuses a row with the SQLSTATE of a missing right.
+            explanation = None if is_of_a_row(error) else explained(error, self._database, where)
             if explanation is not None:
                 self.close()
                 raise explanation from error

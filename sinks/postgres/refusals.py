@@ -57,6 +57,19 @@ _DROPPING: Final = """
     order by 1
 """
 
+_REFERS_TO_ITSELF: Final = """
+    with recursive tree as (
+        select %(oid)s::oid as oid
+        union all
+        select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
+        join pg_class p on p.oid = t.oid where p.relkind = 'p'
+    )
+    select exists (
+        select from tree join pg_constraint c on c.conrelid = tree.oid and c.contype = 'f'
+        where c.confrelid in (select oid from tree union select relid::oid from pg_partition_ancestors(%(oid)s))
+    )
+"""
+
 _RULES: Final = """
     select rulename::text from pg_rewrite
     where ev_class = %(oid)s and ev_enabled <> 'D' and (ev_type = '3' or (%(updates)s and ev_type = '2')) order by 1
@@ -64,6 +77,10 @@ _RULES: Final = """
 
 _ROW_CLASSES: Final = ("22", "23", "44", "P0")
 """SQLSTATE classes of errors about a row: its value, a constraint, a view's check option, a function's RAISE."""
+
+_NO_RIGHT: Final = "42501"
+_CHECKS_A_ROW: Final = "ExecWithCheckOptions"
+"""The function of the server that asks a policy of row-level security about a new row."""
 
 _LIMIT_EXCEEDED: Final = "54000"
 _LIMITS_OF_THE_SERVER: Final = (
@@ -95,6 +112,11 @@ def triggers_that_drop(connection: psycopg.Connection, oid: int, input_: SinkInp
     """The triggers of the table and its partitions that may drop a row without an error: row triggers BEFORE the change."""
     known = {"oid": oid, "updates": input_.is_by_key}
     return [str(name) for (name,) in connection.execute(_DROPPING, known).fetchall()]
+
+
+def refers_to_itself(connection: psycopg.Connection, oid: int) -> bool:
+    """Whether the table has a foreign key to itself, so that a row may be refused for lack of another row of its batch."""
+    return connection.execute(_REFERS_TO_ITSELF, {"oid": oid}).fetchone() == (True,)
 
 
 def has_row_security(connection: psycopg.Connection, oid: int) -> bool:
@@ -129,10 +151,11 @@ def require_writable(connection: psycopg.Connection, oid: int, input_: SinkInput
 def is_of_a_row(error: psycopg.Error) -> bool:
     """Whether a statement failed because of one of its rows, so that the table may take the others.
 
-    42501 is also the SQLSTATE of row-level security. Where it means a missing right, every row is refused, up to the limit.
-    54000 is that of a row, or of its entry in an index, that is too large.
+    42501 is the SQLSTATE of a missing right, and of a row that a policy of row-level security does not admit. The server's
+    function tells them apart: the text is in the server's language. 54000 is the SQLSTATE of a row, or of its entry in an
+    index, that is too large.
     """
     state = error.sqlstate or ""
     if state == _LIMIT_EXCEEDED:
         return error.diag.source_function not in _LIMITS_OF_THE_SERVER
-    return state[:2] in _ROW_CLASSES or (state == "42501" and "row-level security" in str(error))
+    return state[:2] in _ROW_CLASSES or (state == _NO_RIGHT and error.diag.source_function == _CHECKS_A_ROW)

@@ -19,7 +19,7 @@ from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.parallel import Loads
-from stormproof.sinks.postgres.refusals import has_row_security, triggers_that_drop
+from stormproof.sinks.postgres.refusals import has_row_security, refers_to_itself, triggers_that_drop
 from stormproof.sinks.postgres.row_by_row import is_about_rows, move_without_rejects
 from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, copy_rows, insert_rows
 from stormproof.sinks.postgres.table import Table, TableName, kept_otherwise, wire_schema
@@ -114,14 +114,14 @@ class PostgresSession(TableHold, SinkSession):
         failpoint("postgres.after_commit")
         return CommitResult(CommitOutcome.APPLIED, superseded, dropped=dropped, changed=changed)
 
-    def commit_without_refused(self, transaction: PreparedTransaction) -> tuple[RefusedRow, ...]:
+    def commit_without_refused(self, transaction: PreparedTransaction) -> CommitResult:
         """Commit one transaction without the messages whose rows the table refuses; see `SupportsSkipRows`.
 
         Raises:
             SinkRefused: the table refuses more than rows, or too many of them; nothing was written.
             Otherwise as `commit`.
         """
-        return self._commit_some(transaction, REFUSED_MAX, checked=True, row_by_row=True).refused
+        return self._commit_some(transaction, REFUSED_MAX, checked=True, row_by_row=True)
 
     def _commit_some(
         self, transaction: PreparedTransaction, most: int, *, checked: bool, row_by_row: bool = False
@@ -147,6 +147,7 @@ class PostgresSession(TableHold, SinkSession):
                 lambda: self._rows(connection, table, schema, where),
                 rejects,
                 may_drop=may_drop,
+                finds_parents=refers_to_itself(connection, table.oid),
             )
             refused, back = rejects.rows(), rejects.reinstated
             superseded = transaction.superseded - back + moved.superseded

@@ -19,8 +19,9 @@ from support.sink_harness import APPEND, SCHEMA, SinkHarness
 from support.topologies import source_of
 
 from stormproof import PostgresSink, Topology
-from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.errors import MissingRight, SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.postgres.database import Database
+from stormproof.sinks.abilities import SupportsSkipRows
 from stormproof.sinks.postgres import connection as connection_module
 from stormproof.sinks.postgres import session as session_module
 from stormproof.sinks.postgres.rows import copy_rows
@@ -314,6 +315,30 @@ def test_row_level_security_is_met_by_insert_and_its_rows_are_not_counted(append
     assert report.rows_found is None
     assert report.uncounted is not None
     assert "row-level security" in report.uncounted
+
+
+def test_a_row_that_a_policy_does_not_admit_is_told_from_a_missing_right(append: SinkHarness, role: str) -> None:
+    """Both have one SQLSTATE, and the text is in the server's language."""
+    append.sql(
+        f"create table counts (word text, n bigint); grant insert, select on counts to {role};"
+        "alter table counts enable row level security;"
+        "create policy writes on counts for insert with check (word <> 'a');"
+        "create policy reads on counts for select using (true)"
+    )
+    limited = as_role(append, role)
+    with closing(limited.open()) as session:
+        assert isinstance(session, SupportsSkipRows)
+        prepared = limited.prepare(session, 1, None, A)
+        with pytest.raises(SinkRefused, match="violates row-level security"):
+            session.commit(prepared, checked=True)
+        assert [row.sqlstate for row in session.commit_without_refused(prepared).refused] == ["42501"]
+        append.sql(
+            "create function no() returns trigger language plpgsql as"
+            " 'begin raise exception ''no row-level security'' using errcode = ''42501''; end';"
+            "create trigger t before insert on counts for each row execute function no()"
+        )
+        with pytest.raises(MissingRight, match="no row-level security"):
+            session.commit_without_refused(limited.prepare(session, 2, 1, {"b": 1}))
 
 
 def test_a_large_commit_says_how_far_it_is(

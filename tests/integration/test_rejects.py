@@ -65,6 +65,22 @@ def test_a_refused_row_fails_its_message_at_that_sink_alone(rejecting: Operated,
     assert rejecting.kinds("notices", rejecting.verify()) == ["rejected"]
 
 
+def test_a_row_waits_for_its_parent_in_the_other_half_of_its_batch(rejecting: Operated) -> None:
+    """The table has a foreign key to itself: each word but `z` needs the one behind it, and the batch has them backwards."""
+    rejecting.sql(
+        "alter table strict_words add unique (word), add parent text generated always as"
+        " (case when word < 'z' and length(word) = 1 then chr(ascii(word) + 1) when word like '%y' then 'bad' end) stored,"
+        " add foreign key (parent) references strict_words (word), add check (word <> 'bad')"
+    )
+    lines = [*(chr(n).encode() for n in range(ord("p"), ord("z") + 1)), b"bad", b"baddy", b"baddy"[:0]]
+    rejecting.put(*lines)
+    assert run(rejecting).rejected == 2  # the word that is refused, and the one that needs it
+    assert words(rejecting, STRICT) == words_of(lines, {BAD, "baddy"})
+    found = rejecting.sql("select sqlstate, payload from stormproof.reject order by number")
+    assert found == [("23514", b"bad"), ("23503", b"baddy")]
+    rejecting.verify()
+
+
 def test_a_limit_stops_the_topology_instead_of_rejecting_the_stream(rejecting: Operated) -> None:
     """More than ten messages and more than a tenth of the newest: the batch is blocked, and nothing of it is applied."""
     rejecting.sql("alter table strict_words add check (word <> 'bad')")

@@ -104,6 +104,21 @@ def test_a_fold_gives_up_the_keys_that_its_table_refuses(operated: Operated) -> 
     operated.verify()
 
 
+def test_rows_that_a_trigger_drops_are_no_refused_ones(operated: Operated) -> None:
+    operated = alone(operated, APPEND)
+    drops = (
+        "create function gone() returns trigger language plpgsql as"
+        " 'begin if new.word = ''m2'' then return null; end if; return new; end';"
+        "create trigger t before insert on {table} for each row execute function gone();"
+    )
+    blocked(operated, APPEND, drops + RULES[0][0])
+    report = operated.command("ledger", "skip", NAME, "1", APPEND, "--rows", "--by", "Ada", "--why", "known")
+    assert {json.loads(row["text"])["word"] for row in report["refused"] if not row["goes_with_others"]} == {"m1"}
+    assert (report["dropped"], report["rows"]) == (2, held(operated, APPEND).total())
+    operated.run()
+    operated.verify()
+
+
 def test_a_command_that_is_killed_behind_the_sinks_commit_is_called_again(
     operated: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from stormproof.core.source.dead_letter import Disposal
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.lifecycle import EndKind, Records, Trace, end_of, traces
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
@@ -98,7 +99,11 @@ def _message(trace: Trace, records: Records, findings: Findings) -> None:
 def _only_for_some_sinks(name: str, trace: Trace, records: Records) -> set[int]:
     """The batches in which the message was opened for the sinks alone that had rejected it before."""
     limited: set[int] = set()
-    for one in records.rejected(name, RejectState.RETRYING, RejectState.RETRIED):
+    states = [RejectState.RETRYING, RejectState.RETRIED]
+    letter = records.dead.get(name)
+    if letter is not None and letter.disposal is Disposal.DROP:
+        states.append(RejectState.DROPPED)  # it was retried, failed then, and was given up as a dead letter
+    for one in records.rejected(name, *states):
         limited |= {
             txid for txid in trace.txids if txid > one.txid and (one.retried_in is None or txid <= one.retried_in)
         }

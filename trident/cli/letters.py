@@ -33,6 +33,7 @@ from stormproof.trident.cli.letter_filter import LetterFilter, class_of, compone
 from stormproof.trident.cli.output import Exit, emit, finish, note, say, table, written
 from stormproof.trident.cli.reports import end_text, hashes_text, opening_text
 from stormproof.trident.cli.stores import Stores, opened
+from stormproof.trident.ledger import rejects
 
 SHOWN_LETTERS: Final = 50
 """How many dead letters are shown if no limit is given."""
@@ -76,13 +77,13 @@ class Letters:
             and not (undecided and letter.disposal is not None)
         ]
 
-    def dispose(self, ids: Sequence[str], *, requeue: bool, by: str, why: str) -> list[str]:
-        """Requeue or drop; returns those that were undecided dead letters."""
+    def dispose(self, ids: Sequence[str], *, requeue: bool, by: str, why: str, tx: object) -> list[str]:
+        """Requeue or drop, in a transaction of the database; returns those that were undecided dead letters."""
         done: list[str] = []
         for spout, source in self.sources.items():
             act = source.requeue if requeue else source.drop
             mine = [inner for one in ids if (inner := _inner(spout, one)) is not None]
-            done += [_shown(spout, inner) for inner in act(mine, by=by, why=why)]
+            done += [_shown(spout, inner) for inner in act(mine, by=by, why=why, tx=tx)]
         return done
 
     def open_again(self, messages: Mapping[str, bytes], *, by: str, why: str, tx: object) -> list[str]:
@@ -492,7 +493,10 @@ def dispose(
             chosen = [one.id for one in found]
             if found and not yes:
                 _ask(topology, verb, found, every=every, as_json=as_json)
-        done = letters.dispose(chosen, requeue=requeue, by=by, why=why)
+        with stores.transaction(stores.topology(topology)) as tx:
+            done = letters.dispose(chosen, requeue=requeue, by=by, why=why, tx=tx.raw)
+            if not requeue:
+                rejects.drop_retrying(tx, done, by=by, why=why)
     missed = [one for one in chosen if one not in set(done)]
     report = {"topology": topology, done_word: done, "not_dead": missed, "by": by}
     text = f"{topology}: {counted(len(done), 'dead letter')} {done_word} by {by}"

@@ -162,7 +162,7 @@ def _rows(path: str) -> Iterator[RejectedRow]:
 
 @dataclass(frozen=True, slots=True)
 class SkipRowsReport:
-    """The rows that were given up, and how many rows the sink got."""
+    """The rows that were given up, how many rows the sink got, and how many its table's triggers dropped."""
 
     topology: str
     txid: int
@@ -170,6 +170,7 @@ class SkipRowsReport:
     state: str
     rows: int
     refused: tuple[RefusedRow, ...]
+    dropped: int
     by: str
     why: str
 
@@ -201,12 +202,13 @@ def skip_rows(topology: str, txid: int, sink: str, *, by: str, why: str, as_json
         identity = SinkIdentity(topology, row.incarnation, sink)
         with closing(described.operate(identity, input_, row.epoch, files)) as session:
             try:
-                refused = session.commit_without_refused(to_prepared(txid, work))
+                result = session.commit_without_refused(to_prepared(txid, work))
             except SinkRefused as error:
                 raise SinkRefused(f"{error.message}. Nothing was given up", **error.details) from error
         with stores.transaction(row) as tx:
             state = rows_given_up(tx, txid)
-    report = SkipRowsReport(topology, txid, sink, state.value, work.rows - len(refused), tuple(refused), by, why)
+    held = work.rows - len(result.refused) - result.dropped
+    report = SkipRowsReport(topology, txid, sink, state.value, held, result.refused, result.dropped, by, why)
     emit(report, as_json=as_json, text=lambda: _skip_rows_text(report))
 
 
@@ -217,8 +219,10 @@ def _skip_rows_text(report: SkipRowsReport) -> None:
         f"{counted(refused, 'row')} that its table refuses {'is a reject' if refused == 1 else 'are rejects'} "
         f"(after its next start: stormproof rejects list {report.topology})"
     )
+    if report.dropped:
+        say(f"the table's triggers dropped {counted(report.dropped, 'row')} of it without an error")
     for row in report.refused[:ROWS_SHOWN]:
-        say(f"  {row.sqlstate or 'dropped'} {row.error}: {row.text}")
+        say(f"  {row.sqlstate or '-'} {row.error}: {row.text}")
     if refused > ROWS_SHOWN:
         say(f"  and {refused - ROWS_SHOWN} more")
     _next_text(report.topology)

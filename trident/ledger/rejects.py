@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
+from stormproof.core.errors import Json
 from stormproof.sinks.protocol import RefusedRow
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Event, Reject, to_reject
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction_states import EventKind, RejectState
+from stormproof.trident.transaction_states import EventKind, OperatorAction, RejectState
 
 _V = TypeVar("_V")
 
@@ -138,24 +140,32 @@ def retrying(tx: Tx, messages: Collection[str]) -> dict[str, frozenset[str]]:
     return {message: frozenset(sinks) for message, sinks in found.items()}
 
 
-def retried(tx: Tx, txid: int, sinks: Collection[str], failed: Collection[str]) -> None:
-    """Record that a batch of retries is committed to the sinks that it was limited to: what it replayed is over there, but
-    for the messages that failed in it.
+def retried(tx: Tx, txid: int, failed: Collection[str] = ()) -> list[Reject]:
+    """Record that a batch of retries has ended: what it replayed is over, but for the messages that failed in it.
+
+    Returns the rejects of sinks to which the batch wrote nothing, since the topology has them no more: they are rejected
+    again, in this batch, and are to be recorded.
     """
-    c, e = t.reject.c, t.event.c
+    c, e, w = t.reject.c, t.event.c, t.txn_sink.c
     replayed = sa.select(e.message).where(
         e.incarnation == tx.run.incarnation, e.txid == txid, e.kind == EventKind.REPLAY.value
     )
-    tx.connection.execute(
-        sa.update(t.reject)
-        .where(
-            c.incarnation == tx.run.incarnation,
-            c.state == RejectState.RETRYING.value,
-            c.sink.in_(list(sinks)),
-            c.message.in_(replayed),
-            c.message.not_in(list(failed)),
-        )
-        .values(state=RejectState.RETRIED.value, retried_in=txid)
+    mine = (
+        c.incarnation == tx.run.incarnation,
+        c.state == RejectState.RETRYING.value,
+        c.message.in_(replayed),
+        c.message.not_in(list(failed)),
+    )
+    written = sa.select(w.sink).where(w.incarnation == tx.run.incarnation, w.txid == txid)
+    gone = of_topology(tx, *mine, c.sink.not_in(written))
+    tx.connection.execute(sa.update(t.reject).where(*mine).values(state=RejectState.RETRIED.value, retried_in=txid))
+    return [_again(one, txid) for one in gone]
+
+
+def _again(one: Reject, txid: int) -> Reject:
+    error = f"when it was retried, the topology had no sink {one.sink!r}; before: {one.error}"
+    return Reject(
+        txid, one.sink, one.message, one.number, one.origin, one.rows, one.sqlstate, error, one.row, one.payload
     )
 
 
@@ -190,6 +200,21 @@ def decide(tx: Tx, ids: Collection[int], after: RejectState, *, by: str, why: st
             .where(t.reject.c.incarnation == tx.run.incarnation, t.reject.c.id.in_(some))
             .values(state=after.value, decided_by=by, decided_why=why, decided_at=tx.clock.now())
         )
+
+
+def drop_retrying(tx: Tx, messages: Collection[str], *, by: str, why: str) -> None:
+    """Record that retried messages, which failed and were dead letters, are dropped: their rejects are, too."""
+    c = t.reject.c
+    for some in _chunks(sorted(messages)):
+        dropped = tx.connection.execute(
+            sa.update(t.reject)
+            .where(c.incarnation == tx.run.incarnation, c.state == RejectState.RETRYING.value, c.message.in_(some))
+            .values(state=RejectState.DROPPED.value, decided_by=by, decided_why=why, decided_at=tx.clock.now())
+            .returning(c.txid, c.sink)
+        )
+        for (txid, sink), number in Counter((int(row.txid), str(row.sink)) for row in dropped).items():
+            detail: dict[str, Json] = {"sink": sink, "rejects": number}
+            events.decided(tx, OperatorAction.DROP_REJECT, by=by, why=why, txid=txid, sink=sink, detail=detail)
 
 
 def sinks_of_batch(tx: Tx, txid: int) -> frozenset[str] | None:
