@@ -189,7 +189,7 @@ def test_the_page_has_every_operation() -> None:
 
 def test_the_code_on_the_page_runs() -> None:
     page = (ROOT / "docs" / "stream_operations.md").read_text()
-    aggregates, extremes, queries = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    aggregates, extremes, ends, queries = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     made: dict[str, object] = {}
     exec(compile(aggregates, "stream_operations.md", "exec"), made)  # noqa: S102 - our own page
     by_size = made["by_size"]
@@ -203,6 +203,11 @@ def test_the_code_on_the_page_runs() -> None:
         ("a", 2, 38.5, 18.0, 20.5),
         ("b", 1, 3.0, 3.0, 3.0),
     ]
+    exec(compile(ends, "stream_operations.md", "exec"), made)  # noqa: S102 - our own page
+    kept = made["t"]
+    assert isinstance(kept, Topology)
+    run = simulate(kept, ["van 7 Bonn", "van 9 Ulm", "van 8 Kiel"], batch_messages=1)
+    assert [tuple(row.values()) for row in run.rows("cars")] == [("van", "Ulm", 9)]
     exec(compile(queries, "stream_operations.md", "exec"), made)  # noqa: S102 - our own page
     asked = made["t"]
     assert isinstance(asked, Topology)
