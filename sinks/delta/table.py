@@ -51,7 +51,7 @@ def require_plain_files(table: DeltaTable, where: str) -> None:
 
 
 def require_more_than_partitions(table: DeltaTable, input_: SinkInput, where: str) -> None:
-    """Refuse rows of partition columns alone where files are adopted: a file without a column holds no row.
+    """Refuse rows of partition columns alone: a file without a column holds no row. Spark says so at the commit.
 
     Raises:
         SinkRefused: names the partition columns.
@@ -59,9 +59,8 @@ def require_more_than_partitions(table: DeltaTable, input_: SinkInput, where: st
     columns = table.metadata().partition_columns
     if not input_.is_by_key and set(input_.schema.names) <= set(columns):
         raise SinkRefused(
-            f"{where}: the table is partitioned by {', '.join(columns)}, and the rows have no other column: a file that "
-            "delta-rs adopts could hold no row of them. Give the rows one more column of the table, or give DeltaSink "
-            "committer='spark'",
+            f"{where}: the table is partitioned by {', '.join(columns)}, and the rows have no other column: a file "
+            "of such a table could hold no row of them. Give the rows one more column of the table",
             columns=[*columns],
         )
 
