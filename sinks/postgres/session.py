@@ -12,7 +12,7 @@ import pyarrow as pa
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput
+from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.postgres import bookkeeping
@@ -64,6 +64,10 @@ class PostgresSession(TableHold, SinkSession):
     def take_over(self, *, create: bool) -> None:
         """As `TableHold.take_over`; and see whether tasks may load."""
         super().take_over(create=create)
+        if self.input.mode is SinkMode.UPSERT:
+            with self.link.transaction() as connection:
+                # Not with the first such row: a role that may make none would block a batch long after its start.
+                bookkeeping.make_superseded(connection)
         if self.contract is SchemaContract.EVOLVE:
             return  # the table may lack columns that only the first batch adds; such a sink has no loads of tasks
         with self.link.transaction() as connection:

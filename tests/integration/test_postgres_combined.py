@@ -92,3 +92,9 @@ def test_a_damaged_file_that_a_task_loaded_is_not_read_where_a_row_is_refused(
         harness.sql("alter table counts drop constraint positive")
         session.commit(transaction, checked=True)
     assert harness.rows() == Counter([("aaaa", 1), ("bbbb", -1)])
+
+
+def test_the_record_of_superseded_rows_is_made_at_the_start(upsert: SinkHarness) -> None:
+    """With the first such row a role that may make no tables would block its batch, long after the start."""
+    upsert.open().close()
+    assert upsert.sql("select to_regclass('stormproof_sink.superseded') is not null") == [(True,)]
