@@ -102,6 +102,14 @@ class Files(Protocol):
         """Give a file another name in its folder."""
         ...
 
+    def link(self, path: str, to: str) -> None:
+        """Give a file a second name in its folder: it is gone once both are removed.
+
+        Raises:
+            FileExistsError: the name is taken.
+        """
+        ...
+
     def sync(self, path: str) -> None:
         """Make a file's content outlive a power loss, whoever wrote it.
 
@@ -179,6 +187,10 @@ class LocalFiles(Files):
     def rename(self, path: str, to: str) -> None:
         """Rename; the folder is not synced."""
         os.rename(path, to)
+
+    def link(self, path: str, to: str) -> None:
+        """Link it; the folder is not synced."""
+        os.link(path, to)
 
     def sync(self, path: str) -> None:
         """Fsync the file."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -19,6 +20,8 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, TaskContext
 from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import SinkProblem
+
+log = logging.getLogger("stormproof.sink")
 
 IsDead: TypeAlias = Callable[[int, int, str], bool]
 """Whether nothing can need a prepared file any more, by its txid, attempt and name."""
@@ -181,6 +184,62 @@ def sweep_folder(
         files_at(directory).remove(os.path.join(directory, name))
     files_at(directory).sync_folder(directory)
     return len(dead)
+
+
+def guard_of(path: str) -> str:
+    """The second name of a prepared file that lies in a table's folder.
+
+    VACUUM removes what the table does not list, and a prepared file is not listed before its commit. It passes over names
+    that begin with an underscore, so the file can be put back from there. Readers of the folder pass over them, too.
+    """
+    return os.path.join(os.path.dirname(path), f"_{os.path.basename(path)}")
+
+
+def put_back(directory: str, files: Sequence[PreparedFile]) -> None:
+    """Give those of these files that were removed their names back, where their second ones are there."""
+    _put_back(directory, [file.path for file in files])
+
+
+def put_back_all(directory: str, incarnation: str) -> None:
+    """The same for every second name of this life."""
+    _put_back(directory, _guarded(directory, incarnation))
+
+
+def remove_guards(directory: str, files: Sequence[PreparedFile]) -> None:
+    """Remove the second names of files that are the table's, or that nothing needs any more."""
+    for file in files:
+        files_at(directory).remove(guard_of(os.path.join(directory, file.path)))
+
+
+def sweep_guards(directory: str, incarnation: str, is_dead: IsDead) -> None:
+    """Remove the second names of dead files."""
+    for name in _guarded(directory, incarnation):
+        prepared = parse_prepared_name(name)
+        if prepared is not None and is_dead(prepared.txid, prepared.attempt, name):
+            files_at(directory).remove(guard_of(os.path.join(directory, name)))
+
+
+def _guarded(directory: str, incarnation: str) -> list[str]:
+    names = [name[1:] for name in files_at(directory).list(directory) if name.startswith("_stormproof-")]
+    found = ((name, parse_prepared_name(name)) for name in names)
+    return [name for name, prepared in found if prepared is not None and prepared.incarnation == incarnation]
+
+
+def _put_back(directory: str, names: Sequence[str]) -> None:
+    store, back = files_at(directory), list[str]()
+    for name in names:
+        path = os.path.join(directory, name)
+        if store.stat(path) is None and store.stat(guard_of(path)) is not None:
+            with suppress(FileExistsError):
+                store.link(guard_of(path), path)
+            back.append(path)
+    if back:
+        store.sync_folder(directory)
+        log.warning(
+            "%d prepared files, such as %s, were removed before their commit, as a VACUUM with a short retention does; they "
+            "were put back",
+            *(len(back), back[0]),
+        )
 
 
 def _of_incarnation(directory: str, incarnation: str) -> Iterator[tuple[str, PreparedName]]:

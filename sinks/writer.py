@@ -28,7 +28,7 @@ from stormproof.sinks.files import NewFile, files_at
 from stormproof.sinks.latest import LatestWriter
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.partitions import PartitionedTaskWriter
-from stormproof.sinks.staging import prepared_name
+from stormproof.sinks.staging import guard_of, prepared_name
 from stormproof.sinks.statistics import FileStatistics
 
 ROW_GROUP_ROWS_MAX: Final = 256 * 1024
@@ -96,9 +96,11 @@ class ParquetTaskWriter:
         *,
         private: bool = True,
         partition: str = "",
+        guarded: bool = False,
     ) -> None:
         self._sink = sink
         self._private = private
+        self._guarded = guarded
         self._partition = partition
         self._directory = directory
         self._files = files_at(directory)
@@ -138,6 +140,9 @@ class ParquetTaskWriter:
         self._parquet.close()
         self._file.sync()
         self._file.close()
+        if self._guarded:
+            path = os.path.join(self._directory, self._name)
+            self._files.link(path, guard_of(path))
         self._files.sync_folder(self._directory)
         failpoint("task.after_file")
         return (
@@ -159,7 +164,10 @@ class ParquetTaskWriter:
             self._parquet.close()
             self._file.close()
         if self._name is not None:
-            self._files.remove(os.path.join(self._directory, self._name))
+            path = os.path.join(self._directory, self._name)
+            self._files.remove(path)
+            if self._guarded:
+                self._files.remove(guard_of(path))
 
     def flush(self) -> None:
         """Write what waits, as a row group; the file is made where it is the first."""
@@ -215,7 +223,8 @@ class FileWriter:
     Delta table's own are not private. `for_bolts` is the sink's resource for bolts. `partitions` are the columns by which a
     task cuts the rows of an append into files. Where `input` is an upsert, a task leaves one row a key, the last one; with
     `names_messages` its file holds the others, too; `undecided` are the columns that do not tell which one is the last
-    (`sinks.latest`). `discards`: a value that its column cannot hold is NULL, where the column takes NULL.
+    (`sinks.latest`). `discards`: a value that its column cannot hold is NULL, where the column takes NULL. `guarded` files
+    have a second name, since the folder is a table's own; see `staging.guard_of`.
     """
 
     sink: str
@@ -229,6 +238,7 @@ class FileWriter:
     names_messages: bool = False
     undecided: tuple[str, ...] = ()
     keeps_messages: bool = True
+    guarded: bool = False
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that this sink cannot hold, with column, value and reason."""
@@ -250,13 +260,22 @@ class FileWriter:
 
     def _opened(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         if not self.partitions:
-            return ParquetTaskWriter(self.sink, self.directory, context, schema, private=self.private)
+            return self._parquet(context, schema, "")
         return PartitionedTaskWriter(
             self.partitions,
             schema,
-            lambda kept, partition: ParquetTaskWriter(
-                self.sink, self.directory, context, kept, private=self.private, partition=partition
-            ),
+            lambda kept, partition: self._parquet(context, kept, partition),
+        )
+
+    def _parquet(self, context: TaskContext, schema: pa.Schema, partition: str) -> ParquetTaskWriter:
+        return ParquetTaskWriter(
+            self.sink,
+            self.directory,
+            context,
+            schema,
+            private=self.private,
+            partition=partition,
+            guarded=self.guarded,
         )
 
     def files_in(self) -> str:

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from deltalake import CommitProperties, DeltaTable
 
 from stormproof.core.clock import SystemClock
-from stormproof.core.sink import SinkInput
+from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.delta.exclusion import alone, make_lock
-from stormproof.sinks.delta.features import AskedCommitter, Committer
+from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.rows import HOOKS, RowsToPut
@@ -37,6 +37,13 @@ class Committers:
         if self._chosen is None or self._chosen[0] != at:
             self._chosen = at, committer_of(table, self._input, self._asked)
         return self._chosen[1]
+
+    def of_files(self, table: DeltaTable) -> Committer:
+        """Who is to rewrite the table's files: what an upsert needs Spark for, this does, too."""
+        if self._asked == "spark":
+            return Committer.SPARK
+        choice = choose(TableFacts.of(table), SinkMode.UPSERT)
+        return Committer.SPARK if choice.refused else choice.committer
 
     def alone(self, committer: Committer) -> AbstractContextManager[None]:
         """Keep others of us from committing meanwhile, where Spark writes to the table; see `exclusion`."""

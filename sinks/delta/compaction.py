@@ -1,8 +1,9 @@
 """Compaction of a Delta table: small files become few large ones, without a change of rows, under the hold of a commit.
 
-delta-rs rewrites the files, or Spark where the table needs it, in one version. Neither of them syncs what it writes, so the
-version is synced here afterwards. A power loss in between may leave the version without its new files. The old ones are
-still there, since only a VACUUM removes them: the next start takes such a version back (`settle_compactions`).
+The files are rewritten by delta-rs (`rewrite`), or by Spark where the table needs it, in one version. Spark syncs nothing
+that it writes, so its version is synced here afterwards. A power loss in between may leave the version without its new
+files. The old ones are still there, since only a VACUUM removes them: the next start takes such a version back
+(`settle_compactions`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from deltalake import CommitProperties
 from deltalake.exceptions import DeltaError
 
 from stormproof.core.errors import Fenced, SinkRefused, StoreUnavailable
@@ -18,11 +18,10 @@ from stormproof.core.failpoint import failpoint
 from stormproof.sinks.abilities import Compaction
 from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.evidence import lost_files
-from stormproof.sinks.delta.failures import is_conflict, may_pass, panics_as_errors, shown
+from stormproof.sinks.delta.failures import is_conflict, may_pass, shown
 from stormproof.sinks.delta.features import Committer
 from stormproof.sinks.delta.log import COMPACTS, LogEntry, Undo, undo_metadata
-from stormproof.sinks.delta.merge_files import written_for
-from stormproof.sinks.delta.rows import HOOKS
+from stormproof.sinks.delta.rewrite import rewrite
 from stormproof.sinks.protocol import SinkProblem
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def compact(hold: TableHold, application: str, epoch: int | None, target_bytes: 
         Fenced: a newer epoch has committed.
     """
     for attempt in range(1, COMPACTION_TRIES_MAX + 1):
-        committer = hold.committer()
+        committer = hold.committers.of_files(hold.load())
         try:
             with hold.committers.alone_with_lock(committer):
                 return _compact_once(hold, application, epoch, committer, target_bytes, attempt)
@@ -82,18 +81,11 @@ def _compact_once(
     if epoch is not None and position is not None and position.commit is not None and position.commit.epoch > epoch:
         raise Fenced(f"{hold.where}: epoch {position.commit.epoch} has committed here, this is epoch {epoch}")
     before = table.version()
-    metadata = {COMPACTS: application}
     failpoint("compact.before")
     if committer is Committer.SPARK:
-        hold.committers.spark.compact(metadata, target_bytes)
+        hold.committers.spark.compact({COMPACTS: application}, target_bytes)
     else:
-        with panics_as_errors():
-            table.optimize.compact(
-                target_size=target_bytes,
-                writer_properties=written_for(table),
-                commit_properties=CommitProperties(custom_metadata=metadata, max_commit_retries=COMPACTION_TRIES_MAX),
-                post_commithook_properties=HOOKS,
-            )
+        rewrite(hold.log, table, application, target_bytes)
     failpoint("compact.after_log_entry")
     made = next((entry for entry in hold.log.on_from(before + 1) if entry.compacts(application)), None)
     if made is None:

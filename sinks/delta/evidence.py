@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from deltalake import DeltaTable
 
-from stormproof.sinks.delta.log import APPLICATION, DeltaLog, LogEntry, OurCommit, Reach
+from stormproof.sinks.delta.log import APPLICATION, AddedFile, DeltaLog, LogEntry, OurCommit, Reach
 from stormproof.sinks.delta.merge_files import lost_block
 from stormproof.sinks.delta.torn import unreadable
 from stormproof.sinks.protocol import Evidence, EvidenceReport
@@ -238,13 +238,30 @@ def _appended(entries: Sequence[LogEntry], commits: dict[int, OurCommit], live: 
     return fate
 
 
+def _rows_of(file: AddedFile) -> int | None:
+    """How many rows readers find in a file; None where the log does not tell."""
+    if file.rows is None or (file.has_deletions and not file.deleted):
+        return None
+    return file.rows - file.deleted
+
+
 def _miscounted(entries: Sequence[LogEntry]) -> list[str]:
     """Versions that say that they change no data, and whose new files have more or fewer rows than the old ones."""
     rows: dict[str, int | None] = {}
+    gone: dict[str, int] = {}
     found: list[str] = []
     for entry in entries:
+        twice = sorted(path for path, data_change in entry.removed if not data_change and path in gone)
+        if twice:
+            found.append(
+                f"{entry.operation} in version {entry.version} replaced {twice[0]}, which version {gone[twice[0]]} had "
+                "replaced: two compactions ran at once, and the rows are there twice"
+            )
+        gone |= {path: entry.version for path, _ in entry.removed}
+        for file in entry.added:
+            gone.pop(file.path, None)
         before = [rows.get(path) for path, _ in entry.removed]
-        rows |= {file.path: None if file.rows is None else file.rows - file.deleted for file in entry.added}
+        rows |= {file.path: _rows_of(file) for file in entry.added}
         if not entry.removed or entry.changes_rows:
             continue
         after = [rows[file.path] for file in entry.added]

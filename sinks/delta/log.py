@@ -88,6 +88,8 @@ class LogEntry:
     """Each as (path, whether data changed): OPTIMIZE removes files without a change of data."""
     changes: tuple[str, ...] = ()
     """The files of its change data feed."""
+    changes_table: bool = False
+    """Whether it changed the table's columns, properties or features."""
 
     @property
     def operation(self) -> str:
@@ -283,6 +285,7 @@ class DeltaLog:
         added: list[AddedFile] = []
         removed: list[tuple[str, bool]] = []
         changes: list[str] = []
+        changes_table = False
         try:
             with self.files.open(self.entry_path(version)) as file:
                 for line in file:
@@ -296,6 +299,8 @@ class DeltaLog:
                             break
                     elif "add" in action:
                         added.append(_added(action["add"]))
+                    elif "metaData" in action or "protocol" in action:
+                        changes_table = True
                     elif "cdc" in action:
                         changes.append(unquote(action["cdc"]["path"]))
                     elif "remove" in action:
@@ -304,7 +309,7 @@ class DeltaLog:
                         )
         except FileNotFoundError:
             return None
-        return LogEntry(version, info, tuple(added), tuple(removed), tuple(changes))
+        return LogEntry(version, info, tuple(added), tuple(removed), tuple(changes), changes_table)
 
 
 def checksum_of(path: str) -> str:

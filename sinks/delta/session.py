@@ -30,7 +30,17 @@ from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
-from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.staging import (
+    IsDead,
+    prepared_batches,
+    put_back,
+    put_back_all,
+    remove_guards,
+    remove_staged,
+    require_files,
+    sweep_folder,
+    sweep_guards,
+)
 from stormproof.sinks.writer import FileWriter
 
 log = logging.getLogger("stormproof.sink")
@@ -86,17 +96,23 @@ class DeltaSession(TableHold, SinkSession):
             discards=self.contract is SchemaContract.DISCARD_VALUE,
             names_messages=bool(self.input.keep),  # which tell the first row of a key
             keeps_messages=False,
+            guarded=not self.input.is_by_key,
         )
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts; never one that the table's log has adopted."""
-        return sweep_folder(self._directory, self.identity.incarnation, is_dead, self.adopted)
+        swept = sweep_folder(self._directory, self.identity.incarnation, is_dead, self.adopted)
+        if not self.input.is_by_key:
+            sweep_guards(self._directory, self.identity.incarnation, is_dead)
+        return swept
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """The files of a fold may go, and those that Spark has copied; adopted files are the table's own."""
         copied = self.committer() is Committer.SPARK and not self.has_adopted(transaction)
         if self.input.is_by_key or copied:
             remove_staged(self._directory, self.identity.incarnation, transaction.txid)
+        if not self.input.is_by_key:
+            remove_guards(self._directory, transaction.files)
         if self._compact_every is not None:
             self._compact_at_times(self._compact_every)
 
@@ -106,7 +122,9 @@ class DeltaSession(TableHold, SinkSession):
         return compact(self, self.identity.application_id, epoch, target_bytes)
 
     def settle(self) -> None:
-        """See `compaction.settle_compactions`."""
+        """Put back prepared files that a VACUUM took, and see `compaction.settle_compactions`."""
+        if not self.input.is_by_key:
+            put_back_all(self._directory, self.identity.incarnation)
         settle_compactions(self, self.identity.application_id)
 
     def _compact_at_times(self, every: int) -> None:
@@ -137,6 +155,8 @@ class _PreparedRows(RowsToPut):
     opened_ns: int = field(default_factory=time.time_ns)
 
     def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
+        if not self.input.is_by_key:
+            put_back(self.directory, transaction.files)
         adopts = (
             require_table(table, self.input, where, self.committer) is Committer.DELTA_RS and not self.input.is_by_key
         )
@@ -195,8 +215,13 @@ class _PreparedRows(RowsToPut):
 
     def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         """Adopt the files, or merge their rows."""
-        if not self.input.is_by_key or transaction.rows == 0:
+        if not self.input.is_by_key:
+            put_back(self.directory, transaction.files)
             adopt_files(table, [self._add_action(file) for file in transaction.files if file.rows], properties)
+            put_back(self.directory, transaction.files)  # up to the log entry a VACUUM may have taken them
+            return
+        if transaction.rows == 0:
+            adopt_files(table, [], properties)
             return
         schema = self.input.schema
         batches = prepared_batches(self.directory, transaction.files, schema.names)

@@ -65,7 +65,9 @@ class DeltaSink(Sink):
 
     With `compact_every` the driver compacts the table after so many batches, once a batch is committed: small files become
     large ones, and no row changes. The next commit waits for it; a failure is logged, and costs no batch. `stormproof
-    compact` does the same by hand. The old files stay until a VACUUM removes them.
+    compact` does the same by hand. The old files stay until a VACUUM removes them. Let no other program compact such a table
+    by delta-rs (1.6.6): two compactions at once, of which the later one is by delta-rs, leave its rows there twice. Ours
+    looks whether the files are still the table's, and so does Spark's; the audit names such a version.
 
     Guarantee:
         Exactly-once with one driver a topology, by the transaction identifier in the table's log. Delta's own conflict

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,6 +21,7 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.log import COMPACTS, DeltaLog
 from stormproof.sinks.delta.merge_files import written_for
+from stormproof.sinks.delta.rewrite import rewrite
 from stormproof.sinks.delta.rows import merge_rows
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkSession
@@ -221,6 +225,50 @@ def test_a_compaction_that_loses_against_another_begins_again(append: SinkHarnes
     assert append.rows() == Counter({("b", 2): 1, ("c", 4): 1, ("x", 7): 1})
 
 
+def test_two_compactions_at_once_double_no_row(append: SinkHarness) -> None:
+    """Between the reading of the table and our log entry, another one replaces the same files."""
+    session = opened(append)
+    put(append, session, range(1, 4))
+    rows, met = append.rows(), list[str]()
+
+    def strike(name: str) -> None:
+        met.append(name)
+        if met == ["compact.before"]:
+            DeltaTable(append.delta_path).optimize.compact()
+
+    with watched(strike):
+        assert session.compact().version is None
+    assert met.count("compact.before") == 2
+    require_sound(append, rows, range(1, 4))
+
+
+def test_control_two_compactions_by_delta_rs_double_the_rows_and_the_audit_says_so(append: SinkHarness) -> None:
+    session = opened(append)
+    put(append, session, range(1, 4))
+    rows, late = append.rows(), DeltaTable(append.delta_path)
+    session.compact()
+    late.optimize.compact()
+    assert append.rows() == rows + rows
+    (problem,) = session.evidence(1, None).problems
+    assert re.search(
+        "OPTIMIZE in version 5 replaced .*, which version 4 had replaced: .* the rows are there twice", problem
+    )
+
+
+def test_a_partitioned_table_is_compacted_by_partition(tmp_path: Path) -> None:
+    path, schema = tmp_path / "t", pa.schema([pa.field("p", pa.string()), pa.field("at", pa.timestamp("us", "UTC"))])
+    rows = [{"p": p, "at": datetime(2020, 1, day, tzinfo=UTC)} for day in (1, 2) for p in ("a b/%c", "é=", None)]
+    for row in rows:
+        write_deltalake(path, pa.Table.from_pylist([row], schema), mode="append", partition_by=["p", "at"][:1])
+    assert rewrite(DeltaLog(str(path)), DeltaTable(path), "x", None) == len(rows)
+    table = DeltaTable(path)
+    assert len(table.file_uris()) == 3
+    key = str
+    assert sorted(table.to_pyarrow_table().to_pylist(), key=key) == sorted(rows, key=key)
+    assert table.to_pyarrow_table(filters=[("p", "=", "é=")]).num_rows == 2
+    assert rewrite(DeltaLog(str(path)), table, "x", None) is None
+
+
 def test_a_driver_of_an_older_epoch_leaves_the_table_alone(append: SinkHarness) -> None:
     older, newer = opened(append, 1), opened(append, 2)
     put(append, newer, range(1, 4))
@@ -288,3 +336,80 @@ def test_control_a_compaction_that_drops_a_file_is_found(append: SinkHarness, mo
     entry.write_text("".join(json.dumps(action) + "\n" for action in actions))
     problems = opened(append, 2).evidence(1, None).problems
     assert problems == ("OPTIMIZE in version 4 says that it changed no data, and wrote 3 rows in place of 4",)
+
+
+# VACUUM
+
+
+def vacuum(harness: SinkHarness) -> list[str]:
+    found = DeltaTable(harness.delta_path).vacuum(0, enforce_retention_duration=False, dry_run=False, full=True)
+    return [name for name in found if name.startswith("stormproof-")]
+
+
+def second_names(harness: SinkHarness) -> set[str]:
+    return {path.name for path in harness.delta_path.glob("_stormproof-*")}
+
+
+@pytest.mark.parametrize("at", ["delta.after_check", "delta.after_log_entry", "before", "before a start"])
+def test_a_vacuum_without_retention_costs_no_prepared_file(append: SinkHarness, at: str) -> None:
+    session = opened(append)
+    put(append, session, range(1, 2))
+    transaction = append.prepare(session, 2, 1, BATCHES[1], tasks=2)
+    taken: list[str] = []
+
+    def strike(name: str) -> None:
+        if name == at:
+            taken.extend(vacuum(append))
+
+    if at.startswith("before"):
+        strike(at)
+        session = opened(append, 2) if at == "before a start" else session
+    with watched(strike):
+        assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
+    session.finished(transaction)
+    assert len(taken) == (0 if at == "delta.after_log_entry" else len(transaction.files))
+    require_sound(append, Counter({("a", 1): 1, ("b", 2): 1, ("a", 3): 1}), range(1, 3))
+
+
+def test_a_vacuum_before_the_log_entry_and_a_kill_behind_it_lose_nothing(append: SinkHarness) -> None:
+    session = opened(append)
+    transaction = append.prepare(session, 1, None, BATCHES[0])
+
+    real = DeltaTable.create_write_transaction
+
+    def adopted_and_killed(*given: Any, **named: Any) -> None:
+        vacuum(append)
+        real(*given, **named)
+        raise FailpointReached("killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stormproof.sinks.delta.rows.DeltaTable.create_write_transaction", adopted_and_killed)
+        with pytest.raises(FailpointReached):
+            session.commit(transaction, checked=True)
+    again = opened(append, 2)
+    assert again.commit(transaction, checked=True).outcome is CommitOutcome.ALREADY_HELD
+    require_sound(append, Counter({("a", 1): 1, ("b", 2): 1}), range(1, 2))
+
+
+def test_second_names_go_with_their_batch_and_with_dead_attempts(append: SinkHarness) -> None:
+    session = opened(append)
+    dead = append.prepare(session, 1, None, BATCHES[1], attempt=1)
+    live = append.prepare(session, 1, None, BATCHES[0], attempt=2)
+    following = append.prepare(session, 2, 1, BATCHES[1])
+    files = [file.path for one in (dead, live, following) for file in one.files]
+    assert second_names(append) == {f"_{path}" for path in files}
+    session.commit(live, checked=True)
+    session.finished(live)
+    session.sweep(lambda txid, attempt, _name: (txid, attempt) == (1, 1))
+    assert second_names(append) == {f"_{file.path}" for file in following.files}
+
+
+def test_control_without_second_names_a_vacuum_takes_the_batch(
+    append: SinkHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stormproof.sinks.delta.session.put_back", lambda *_: None)
+    session = opened(append)
+    transaction = append.prepare(session, 1, None, BATCHES[0])
+    assert vacuum(append) == [file.path for file in transaction.files]
+    with pytest.raises(SinkRefused, match="is missing"):
+        session.commit(transaction, checked=True)

@@ -1,0 +1,210 @@
+"""Rewriting a Delta table's small files into large ones, and the log entry that puts these in their place.
+
+delta-rs rewrites, in a table of its own over links to the files. The entry is put here and not by delta-rs: two compactions
+by delta-rs at once take the same files out and both put their rows in, and no error is raised. So a file is replaced only
+while it is the table's; files and entry are synced before the entry has its name, so that a power loss takes neither.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable, Field, Schema
+from deltalake.transaction import AddAction
+
+from stormproof.sinks.delta.failures import OTHERS_CHANGED, panics_as_errors
+from stormproof.sinks.delta.log import COMPACTS, DeltaLog
+from stormproof.sinks.delta.merge_files import written_for
+from stormproof.sinks.partitions import as_text
+
+FOLDER: Final = "_stormproof-compact-"
+"""Prefix of the folders in which files are rewritten; readers and VACUUM pass over such names."""
+
+TARGET_BYTES: Final = 100 * 1024 * 1024
+LEFT_OVER_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Small:
+    """A file to rewrite; `path` as the log spells it."""
+
+    path: str
+    bytes: int
+    rows: int | None
+    partition: dict[str, str | None]
+
+
+def rewrite(log: DeltaLog, table: DeltaTable, application: str, target_bytes: int | None) -> int | None:
+    """Rewrite the small files of a loaded table; returns the version that was put, None where there is nothing to do.
+
+    Raises:
+        OSError: another writer replaced some of the files meanwhile (see `failures.is_conflict`), or the machine lacks
+            something; the table is as it was.
+        DeltaError: a file cannot be read.
+    """
+    small = _small_files(table, target_bytes or _target_of(table))
+    if not small:
+        return None
+    with _folder_in(log) as folder:
+        entry = _rewritten(log, table, small, folder, target_bytes or _target_of(table))
+        adds = [action["add"] for action in entry if "add" in action]
+        gone = [small[int(unquote(a["remove"]["path"]).removesuffix(".parquet"))] for a in entry if "remove" in a]
+        if not gone:
+            return None
+        _require_rows(adds, gone)
+        moved = _move(log, adds, folder)
+    try:
+        return _put(log, table, application, adds, gone)
+    except BaseException:
+        for path in moved:
+            log.files.remove(path)
+        raise
+
+
+def _target_of(table: DeltaTable) -> int:
+    told = table.metadata().configuration.get("delta.targetFileSize", "")
+    return int(told) if told.isdigit() else TARGET_BYTES
+
+
+def _small_files(table: DeltaTable, target_bytes: int) -> list[_Small]:
+    """Files below the size, of partitions that have more than one of them."""
+    actions = table.get_add_actions(flatten=True)
+    columns = table.metadata().partition_columns
+    values = {name: _texts(actions.column(f"partition.{name}")) for name in columns}
+    paths, sizes = actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist()
+    rows = actions.column("num_records").to_pylist()
+    by_partition: dict[tuple[str | None, ...], list[_Small]] = defaultdict(list)
+    for at, (path, size, number) in enumerate(zip(paths, sizes, rows, strict=True)):
+        if size < target_bytes and "://" not in path and not path.startswith("file:"):
+            partition = {name: values[name][at] for name in columns}
+            by_partition[tuple(partition.values())].append(_Small(path, size, number, partition))
+    return [file for files in by_partition.values() if len(files) > 1 for file in files]
+
+
+def _texts(values: Any) -> list[str | None]:
+    """A partition column's values as the log spells them."""
+    found: list[str | None] = as_text(pa.chunked_array(values).combine_chunks()).to_pylist()
+    return found
+
+
+@contextmanager
+def _folder_in(log: DeltaLog) -> Generator[str]:
+    """A folder on the table's file system; those that crashes left behind are removed."""
+    for name in log.files.list(log.table):
+        path = os.path.join(log.table, name)
+        if name.startswith(FOLDER) and time.time() - os.stat(path).st_mtime > LEFT_OVER_S:
+            shutil.rmtree(path, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=FOLDER, dir=log.table) as folder:
+        yield folder
+
+
+def _rewritten(
+    log: DeltaLog, table: DeltaTable, small: list[_Small], folder: str, target_bytes: int
+) -> list[dict[str, Any]]:
+    """Have delta-rs compact them in a table of their own; its log entry."""
+    columns = table.metadata().partition_columns
+    plain = Schema([Field(f.name, f.type, nullable=f.nullable) for f in table.schema().fields])
+    adds: list[Any] = []
+    for number, file in enumerate(small):
+        path = log.local_path(unquote(file.path))
+        assert path is not None
+        os.symlink(os.path.abspath(path), os.path.join(folder, f"{number}.parquet"))
+        adds.append(AddAction(f"{number}.parquet", file.bytes, file.partition, 0, data_change=True, stats="{}"))
+    with panics_as_errors():
+        made = DeltaTable.create(folder, plain, partition_by=columns)
+        made.create_write_transaction(adds, "append", made.schema(), columns)
+        made = DeltaTable(folder)
+        version = made.version()
+        made.optimize.compact(target_size=target_bytes, writer_properties=written_for(made))
+    if DeltaTable(folder).version() == version:
+        return []
+    with log.files.open(DeltaLog(folder).entry_path(version + 1)) as written:
+        return [json.loads(line) for line in written]
+
+
+def _require_rows(adds: list[dict[str, Any]], gone: list[_Small]) -> None:
+    came = sum(int(json.loads(add["stats"])["numRecords"]) for add in adds)
+    counted = [file.rows for file in gone]
+    if None not in counted and came != (went := sum(n or 0 for n in counted)):
+        raise ValueError(f"the new files have {came} rows, the old ones {went}; nothing was put into the table")
+
+
+def _move(log: DeltaLog, adds: list[dict[str, Any]], folder: str) -> list[str]:
+    """Move the new files into the table's folder, synced; their paths. The log says which partition is whose."""
+    moved: list[str] = []
+    for add in adds:
+        written = os.path.join(folder, unquote(add["path"]))
+        add["path"] = os.path.basename(written)
+        moved.append(os.path.join(log.table, add["path"]))
+        log.files.sync(written)
+        log.files.rename(written, moved[-1])
+    log.files.sync_folder(log.table)
+    return moved
+
+
+def _put(log: DeltaLog, table: DeltaTable, application: str, adds: list[dict[str, Any]], gone: list[_Small]) -> int:
+    entry = _entry(application, adds, gone)
+    ours = {unquote(file.path) for file in gone}
+    version = table.version()
+    while True:
+        version += 1
+        _require_untouched(log, version, ours)
+        try:
+            log.files.put_new(log.entry_path(version), entry)
+        except FileExistsError:
+            _require_untouched(log, version, ours)
+            continue
+        log.files.sync_folder(log.folder)
+        return version
+
+
+def _require_untouched(log: DeltaLog, version: int, ours: set[str]) -> None:
+    """Refuse where this version took one of the files, or changed the table's columns or features."""
+    entry = log.entry(version)
+    if entry is None:
+        return
+    if entry.changes_table or not ours.isdisjoint(path for path, _ in entry.removed):
+        raise OSError(f"{OTHERS_CHANGED}: version {version} ({entry.operation}) took its files")
+
+
+def _entry(application: str, adds: list[dict[str, Any]], gone: list[_Small]) -> bytes:
+    now_ms = time.time_ns() // 1_000_000
+    metrics = {"numFilesAdded": len(adds), "numFilesRemoved": len(gone)}
+    info = {
+        "timestamp": now_ms,
+        "operation": "OPTIMIZE",
+        "operationParameters": {"predicate": "[]"},
+        "operationMetrics": metrics,
+        "engineInfo": "stormproof",
+        COMPACTS: application,
+    }
+    actions: list[dict[str, Any]] = [{"commitInfo": info}]
+    for file in gone:
+        actions.append(
+            {
+                "remove": {
+                    "path": file.path,
+                    "deletionTimestamp": now_ms,
+                    "dataChange": False,
+                    "extendedFileMetadata": True,
+                    "partitionValues": file.partition,
+                    "size": file.bytes,
+                }
+            }
+        )
+    actions += [
+        {"add": {**{k: v for k, v in add.items() if v is not None}, "dataChange": False, "modificationTime": now_ms}}
+        for add in adds
+    ]
+    return "".join(f"{json.dumps(action)}\n" for action in actions).encode()
