@@ -115,10 +115,10 @@ class Soak:
     def differences(self, told: dict[str, Any]) -> dict[str, tuple[Counter[Any], Counter[Any]]]:
         """By table, the rows that it has too many and too few, by what went in."""
         all_ours = [row for batch in self.ours for row in batch]
-        last = {}
+        last = dict[int, int]()
         for row in all_ours:
             last[row[0]] = max(row[2], last.get(row[0], 0))
-        differences = {}
+        differences = dict[str, tuple[Counter[Any], Counter[Any]]]()
         for name, rows in self._tables().items():
             theirs = [(FIRST + n, FIRST + n) for n in range(told["written"][name])]
             ours = [(id_, v) for id_, _, v in all_ours] if name.endswith("append") else list(last.items())
@@ -128,7 +128,7 @@ class Soak:
         return differences
 
     def _tables(self) -> dict[str, list[Row]]:
-        found = {}
+        found = dict[str, list[Row]]()
         for name in TABLES:
             rows = DeltaTable(self.folder / "lake" / name).to_pyarrow_table().to_pylist()
             found[name] = [(row["id"], row["day"], row["v"]) for row in rows]

@@ -52,7 +52,7 @@ def main() -> None:
             if table in TABLES:
                 _again(partial(append, folder / "lake" / table, row))
             else:
-                connection.execute(f"insert into {table} (id, day, v) values (%s, %s, %s)", (row, 0, row))  # type: ignore[arg-type]  # pyright: ignore
+                connection.execute(f"insert into {table} (id, day, v) values (%s, %s, %s)", (row, 0, row))  # pyright: ignore
             written[table] += 1
             time.sleep(rng.random() * PAUSE_S)
     print(json.dumps({"written": written, "optimized": optimized}))
