@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 import pyarrow as pa
 
 from stormproof.core.errors import Json, TopologyError
-from stormproof.core.folds import AnyFold, fold_to_json
+from stormproof.core.folds import AnyFold, ByOrder, Fold, SetTruncated, SetUnion, fold_to_json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.kind import SourceKind
 
@@ -95,6 +95,8 @@ APPEND_AND_FOLD: Final = frozenset({SinkMode.APPEND, SinkMode.FOLD})
 """The modes that a state serves."""
 EVERY_MODE: Final = frozenset(SinkMode)
 """The modes that the sinks of this package serve."""
+EVERY_FOLD: Final[frozenset[type[AnyFold]]] = frozenset({Fold, ByOrder, SetUnion, SetTruncated})
+"""The kinds of folds that the sinks of this package serve."""
 
 
 TableKey: TypeAlias = tuple[Hashable, ...]
@@ -125,6 +127,11 @@ class SinkSpec(Protocol):
     def modes(self) -> frozenset[SinkMode]:
         """The modes that it serves; a topology that needs another one is refused before `check` is asked."""
         return frozenset({SinkMode.APPEND})
+
+    @property
+    def fold_kinds(self) -> frozenset[type[AnyFold]]:
+        """The kinds of folds that it serves where it folds; a topology that needs another one is refused likewise."""
+        return frozenset({Fold})
 
     def input_of(self, rows: SinkInput) -> SinkInput:
         """What becomes of a stream's rows here, where the sink itself says so: its mode, key and order.
@@ -158,10 +165,10 @@ class SinkSpec(Protocol):
 
 
 def require_mode(sink: SinkSpec, input_: SinkInput) -> None:
-    """Refuse a sink that does not serve the mode of its rows.
+    """Refuse a sink that does not serve the mode of its rows, or a fold of them.
 
     Raises:
-        TopologyError: names the sink, the mode and the modes that it serves.
+        TopologyError: names the sink, the mode and the modes that it serves; or the column and its fold.
     """
     if input_.mode not in sink.modes:
         served = " and ".join(sorted(sink.modes)) or "none"
@@ -170,6 +177,16 @@ def require_mode(sink: SinkSpec, input_: SinkInput) -> None:
             "state: .persistent_aggregate(..., state=...) folds, .partition_persist(..., MapSetter(), keys=[...]) upserts",
             sink=sink.name,
             mode=input_.mode.value,
+        )
+    if input_.mode is not SinkMode.FOLD:
+        return
+    unknown = [name for name, fold in input_.folds.items() if type(fold) not in sink.fold_kinds]
+    if unknown:
+        raise TopologyError(
+            f"sink {sink.name!r} ({sink.target}) cannot fold column {unknown[0]!r} ({input_.folds[unknown[0]]}); it serves "
+            "sums, minima and maxima. Use a sink of this package, or another aggregate",
+            sink=sink.name,
+            column=unknown[0],
         )
 
 

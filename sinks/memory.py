@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from stormproof.core.arguments import require_function, require_object, require_path
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
+from stormproof.core.folds import AnyFold
 from stormproof.core.forks import OneProcess
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.files import NOWHERE
 from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
 from stormproof.sinks.latest import put_rows
@@ -183,6 +184,11 @@ class MemorySink(Sink):
     def modes(self) -> frozenset[SinkMode]:
         """All."""
         return EVERY_MODE
+
+    @property
+    def fold_kinds(self) -> frozenset[type[AnyFold]]:
+        """All."""
+        return EVERY_FOLD
 
     def input_of(self, rows: SinkInput) -> SinkInput:
         """By `mode`."""

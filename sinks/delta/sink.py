@@ -14,9 +14,10 @@ from deltalake.exceptions import DeltaError
 from stormproof.core.arguments import require_path, shown
 from stormproof.core.arguments import require_whole as require_number
 from stormproof.core.errors import Json, SinkRefused, TopologyError, UsageError
+from stormproof.core.folds import AnyFold
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.checks import CONSTRAINT
 from stormproof.sinks.delta.column_types import check_types
@@ -130,6 +131,11 @@ class DeltaSink(Sink):
     def modes(self) -> frozenset[SinkMode]:
         """All."""
         return EVERY_MODE
+
+    @property
+    def fold_kinds(self) -> frozenset[type[AnyFold]]:
+        """All."""
+        return EVERY_FOLD
 
     def input_of(self, rows: SinkInput) -> SinkInput:
         """By `mode`."""

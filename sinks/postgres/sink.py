@@ -6,9 +6,10 @@ from pathlib import Path
 
 from stormproof.core.arguments import require_path, require_whole
 from stormproof.core.errors import Json, SettingsError, TopologyError
+from stormproof.core.folds import AnyFold
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.postgres.connection import asked
@@ -103,6 +104,11 @@ class PostgresSink(Sink):
     def modes(self) -> frozenset[SinkMode]:
         """All."""
         return EVERY_MODE
+
+    @property
+    def fold_kinds(self) -> frozenset[type[AnyFold]]:
+        """All."""
+        return EVERY_FOLD
 
     def input_of(self, rows: SinkInput) -> SinkInput:
         """By `mode`."""

@@ -9,9 +9,9 @@ import pytest
 from support.sink_harness import APPEND, FOLD
 
 from stormproof.core.errors import CannotTell, Json, TopologyError, UsageError
-from stormproof.core.folds import Fold
+from stormproof.core.folds import ByOrder, End, Fold, SetUnion
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, SinkMode, require_mode
+from stormproof.core.sink import SinkInput, SinkMode, SinkSpec, require_mode
 from stormproof.sinks import registry
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.registry import SinkAddress, describe_sink, described_sink, register_sink
@@ -108,6 +108,23 @@ def test_a_mode_that_a_sink_lacks_is_refused_by_name() -> None:
     ):
         with pytest.raises(TopologyError, match=said):
             require_mode(sink, input_)
+
+
+class SumsAlone(Kept):
+    """Folds, and says nothing of how."""
+
+    fold_kinds = SinkSpec.fold_kinds
+
+
+def test_a_fold_that_a_sink_does_not_know_is_refused_by_name() -> None:
+    require_mode(SumsAlone("a"), FOLD)
+    for fold, said in ((SetUnion(3), "union of sets of at most 3"), (ByOrder(End.LAST, ("n",)), "last by n")):
+        folds = SinkInput.for_fold(SCHEMA, ("word",), {"n": fold})
+        require_mode(Kept("a"), folds)
+        with pytest.raises(
+            TopologyError, match=rf"sink 'a' \(memory:a\) cannot fold column 'n' \({said}\); it serves sums"
+        ):
+            require_mode(SumsAlone("a"), folds)
 
 
 def test_only_a_fold_has_folds() -> None:

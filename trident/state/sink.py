@@ -12,12 +12,12 @@ from stormproof.core.arguments import require_object, require_path
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.failpoint import failpoint
-from stormproof.core.folds import Fold
+from stormproof.core.folds import AnyFold, Fold
 from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.fields import can_be_key
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import APPEND_AND_FOLD, SinkInput, SinkMode, TableKey
+from stormproof.core.sink import APPEND_AND_FOLD, EVERY_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.core.source.kind import SourceKind
 from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.folding import require_unique_keys
@@ -140,6 +140,11 @@ class StateSink(Sink):
     def modes(self) -> frozenset[SinkMode]:
         """Append and fold: it takes a stream's rows and an aggregate's, and its updater decides what becomes of them."""
         return APPEND_AND_FOLD
+
+    @property
+    def fold_kinds(self) -> frozenset[type[AnyFold]]:
+        """All: `check` says which of them its state cannot merge."""
+        return EVERY_FOLD
 
     @property
     def may_lose_files(self) -> bool:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from stormproof.core.clock import Clock
 from stormproof.core.errors import Fenced
 from stormproof.core.failpoint import failpoint
+from stormproof.core.folds import AnyFold
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.pending.numbered import range_of
@@ -82,6 +83,11 @@ class SimulatedSink(Sink):
     def modes(self) -> frozenset[SinkMode]:
         """The sink's own."""
         return self.spec.modes
+
+    @property
+    def fold_kinds(self) -> frozenset[type[AnyFold]]:
+        """The sink's own."""
+        return self.spec.fold_kinds
 
     def input_of(self, rows: SinkInput) -> SinkInput:
         """The sink's own."""
