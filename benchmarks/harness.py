@@ -25,7 +25,8 @@ Progress = Callable[[int, int], None]
 class Case:
     """One thing to measure. `theirs` is a number where it was measured elsewhere.
 
-    `pairs_factor` is for cases whose percentiles need more runs than a median does.
+    `pairs_factor` is for cases whose percentiles need more runs than a median does, `pairs_most` for those of which each
+    run says the same, and takes long.
     """
 
     key: str
@@ -35,6 +36,8 @@ class Case:
     ours: Run
     theirs: Run | float
     pairs_factor: int = 1
+    pairs_most: int | None = None
+    warm_ups: int = WARM_UPS
     shows_p99: bool = False
 
 
@@ -44,8 +47,8 @@ Figure = Callable[["Workbench"], Iterator[AbstractContextManager[Case]]]
 
 def measure(case: Case, pairs: int, progress: Progress = lambda done, total: None) -> Result:
     """Warm both sides up, then run them in pairs; who goes first changes from pair to pair."""
-    wanted = pairs * case.pairs_factor
-    total = WARM_UPS + wanted
+    wanted = min(pairs * case.pairs_factor, case.pairs_most or pairs * case.pairs_factor)
+    total = case.warm_ups + wanted
     measured: list[Pair] = []
     for number in range(total):
         if isinstance(case.theirs, (int, float)):
@@ -56,7 +59,7 @@ def measure(case: Case, pairs: int, progress: Progress = lambda done, total: Non
         else:
             ours = case.ours()
             theirs = case.theirs()
-        if number >= WARM_UPS:
+        if number >= case.warm_ups:
             measured.append(Pair(ours, theirs))
         progress(number + 1, total)
     return Result(

@@ -24,6 +24,7 @@ TITLES = {
     "P10": "one bad message in 10,000, beside none",
     "P12": "rows into Postgres, beside plain binary COPY and Spark's JDBC writer",
     "P13": "rows upserted by key, beside COPY with ON CONFLICT and MERGE INTO by Spark",
+    "P14": "the driver's memory with batches of 10 million rows, beside batches of a tenth",
     "groupings": "words through an exchange by each grouping, beside Spark's repartition",
     "in-flight": "four batches in flight, beside one",
     "verdicts": "a verdict a message, beside one a batch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.batches import p1a, p1b, p2, p6
+from benchmarks.driver_memory import p14
 from benchmarks.failures import p10, verdicts
 from benchmarks.flat import p9
 from benchmarks.from_queue import p1q
@@ -31,6 +32,7 @@ FIGURES: dict[str, Figure] = {
     "P10": p10,
     "P12": p12,
     "P13": p13,
+    "P14": p14,
     "groupings": groupings,
     "in-flight": in_flight,
     "verdicts": verdicts,
