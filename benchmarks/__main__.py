@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is asked for; 0 whether or not the goals are met, which the JSON says, 130 when interrupted."""
     options = parse(arguments)
     # Only now: they import Spark, which a wrong argument should not wait for.
-    from benchmarks.postgres_loads import JDBC
+    from benchmarks.appends import JDBC
     from benchmarks.registry import FIGURES
     from benchmarks.workbench import Workbench
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.appends import p12
 from benchmarks.batches import p1a, p1b, p2, p6
 from benchmarks.driver_memory import p14
 from benchmarks.failures import p10, verdicts
@@ -13,7 +14,6 @@ from benchmarks.in_flight import in_flight
 from benchmarks.latency import p5
 from benchmarks.main_job import p3, p4
 from benchmarks.pending import p8
-from benchmarks.postgres_loads import p12
 from benchmarks.queue_reads import p7
 from benchmarks.upserts import p13
 

@@ -1,4 +1,4 @@
-"""P12: rows appended to Postgres exactly once, beside plain binary COPY and beside Spark's JDBC writer."""
+"""P12: rows appended exactly once, to Postgres beside plain binary COPY and Spark's JDBC writer, to Delta beside Spark's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
 from typing import Final
 from unittest import mock
 
@@ -14,6 +15,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 from pgpq import ArrowToPostgresBinaryEncoder
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
@@ -27,6 +29,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres import embedded
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, TaskContext, transaction_digest
+from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
 
@@ -169,8 +172,42 @@ def against_jdbc(
             )
 
 
+@contextmanager
+def against_delta_writer(bench: Workbench, sentences: int, name: str) -> Generator[Case]:
+    """A whole batch, from Parquet files to a committed version, beside Spark's own append to a Delta table."""
+    corpus, table, plain = bench.corpus(sentences), bench.path("words"), bench.path("plain")
+    topology = words_as_rows(
+        bench.unused("main"), RepeatedParquet(bench.unused("parquet"), corpus), DeltaSink(table, name="words")
+    )
+    batches = dict.fromkeys((table, plain), 0)
+
+    def counted(path: Path, run: Callable[[], float]) -> float:
+        batches[path] += 1
+        return run()
+
+    def write() -> None:
+        lines = bench.rival_session.read.schema("line string").parquet(str(corpus.folder))
+        words = lines.select(F.explode(F.split("line", " ")).alias("word"))
+        words.write.format("delta").mode("append").save(str(plain))
+
+    with bench.stepping(topology, Guarantee.EXACTLY_ONCE, corpus.messages) as stepper:
+        yield Case(
+            key=f"P12-delta@{name}",
+            title=f"{name} words, each a row, from Parquet files into a Delta table, exactly-once; df.write.format('delta')",
+            unit=Unit.SECONDS,
+            goal=Goal(ratio=0.6),
+            ours=lambda: counted(table, stepper.seconds),
+            theirs=lambda: counted(plain, lambda: timed(write)),
+        )
+    for path, times in batches.items():
+        held = DeltaTable(path).to_pyarrow_dataset().count_rows()
+        require_total(held, times * sentences * WORDS_IN_SENTENCE, str(path.name))
+
+
 def p12(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
     """The cases of P12."""
+    for sentences, name in ((100, "1k"), (10_000, "100k"), (500_000, "5M")):
+        yield against_delta_writer(bench, sentences, name)
     with serving(bench) as database:
         for rows, name in ((1_000, "1k"), (100_000, "100k"), (5_000_000, "5M")):
             yield against_copy(bench, database, rows, name, 1)
