@@ -169,7 +169,7 @@ def _replace(owner: object, name: str, value: object) -> None:
 
 def late_rows_win() -> None:
     """An upsert replaces what is there, though it is later."""
-    _replace(rows, "later_condition", lambda _: sql.SQL("true"))
+    _replace(rows, "later_condition", lambda *_: sql.SQL("true"))
 
 
 # What the checks of a state rest on
