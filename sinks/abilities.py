@@ -92,3 +92,18 @@ class SupportsCompact(Protocol):
             SinkRefused: the table refuses it.
         """
         ...
+
+
+@runtime_checkable
+class SupportsVacuum(Protocol):
+    """A session whose table keeps files of earlier versions until somebody removes them."""
+
+    def vacuum(self, retained_hours: int | None = None, *, dry_run: bool = False) -> Sequence[str]:
+        """Remove the files that the table let go of so many hours ago (None: as the table says), and no prepared file.
+        Returns them; with `dry_run` they stay.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+            SinkRefused: the files are needed still, or the table refuses it.
+        """
+        ...

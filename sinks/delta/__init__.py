@@ -12,6 +12,7 @@ on or takes the lost version back.
 | `log`, `newest`, `evidence` | what does the table's log say of our txids; what is its newest version |
 | `committers`, `spark`, `exclusion`, `label` | who writes, with which label, and alone where Spark does |
 | `compaction`, `rewrite` | how do small files become few large ones, and what if a power loss takes those |
+| `vacuum` | which files does the table no longer need |
 | `claims` | which topology has claimed the table |
 | `evolve` | how does a table get the columns that its rows have |
 | `opening`, `table`, `column_types`, `locate` | how is a table made and opened; is it fit; do two paths mean one |

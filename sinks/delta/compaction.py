@@ -125,6 +125,26 @@ def settle_compactions(hold: TableHold, application: str) -> None:
         _take_back(hold, application, entry.version, lost[0])
 
 
+def require_settled(hold: TableHold, application: str) -> None:
+    """Refuse where a compaction since the last commit lost its files: their rows are in the old ones alone.
+
+    Raises:
+        SinkRefused: names the version and the way on.
+    """
+    newest = hold.load().version()
+    for entry in _since_last_commit(hold, application, newest):
+        whole = hold.log.entry(entry.version)
+        lost = [] if whole is None else lost_files(hold.log, whole, hold.log.tail(newest), decode=True)
+        if lost:
+            raise SinkRefused(
+                f"{hold.where}: version {entry.version}, a compaction, lost {lost[0]}, and its rows are only in the files "
+                f"that it replaced. Start the topology, which takes it back, or RESTORE the table to version "
+                f"{entry.version - 1}",
+                problem=SinkProblem.FILE_LOST,
+                files=list(lost),
+            )
+
+
 def _since_last_commit(hold: TableHold, application: str, newest: int) -> list[LogEntry]:
     found: list[LogEntry] = []
     undone: set[int] = set()

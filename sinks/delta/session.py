@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,6 +27,7 @@ from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
+from stormproof.sinks.delta.vacuum import vacuum
 from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.partitions import partition_values
@@ -120,6 +122,10 @@ class DeltaSession(TableHold, SinkSession):
         """See `compaction.compact`."""
         epoch = None if self._reading else self._epoch_held
         return compact(self, self.identity.application_id, epoch, target_bytes)
+
+    def vacuum(self, retained_hours: int | None = None, *, dry_run: bool = False) -> Sequence[str]:
+        """See `vacuum.vacuum`."""
+        return vacuum(self, self.identity.application_id, retained_hours, dry_run=dry_run)
 
     def settle(self) -> None:
         """Put back prepared files that a VACUUM took, and see `compaction.settle_compactions`."""

@@ -48,6 +48,7 @@ _SETTINGS: Final = {
     "spark.sql.decimalOperations.allowPrecisionLoss": "false",  # a sum keeps its digits behind the point
 }
 
+_RETENTION_CHECK: Final = "spark.databricks.delta.retentionDurationCheck.enabled"
 _SIZES: Final = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
 
 _GLOB: Final = re.compile(r"[\\*?\[\]{}]")
@@ -138,6 +139,19 @@ class SparkCommitter:
             finally:
                 for name in _SIZES:
                     session.conf.unset(name)
+
+    def vacuum(self, retained_hours: int | None, *, dry_run: bool) -> list[str]:
+        """VACUUM; returns the paths of the files that go. They are removed in a second pass, so that they can be named."""
+        hours = "" if retained_hours is None else f" RETAIN {retained_hours} HOURS"
+        with self._labelled(None, {}) as session:
+            session.conf.set(_RETENTION_CHECK, "false")
+            try:
+                found = session.sql(f"VACUUM {self._sql_name}{hours} DRY RUN").collect()
+                if not dry_run:
+                    session.sql(f"VACUUM {self._sql_name}{hours}").collect()
+            finally:
+                session.conf.unset(_RETENTION_CHECK)
+        return [str(row[0]) for row in found]
 
     def set_property(self, name: str, value: str) -> None:
         """Set a table property."""

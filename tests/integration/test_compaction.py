@@ -413,3 +413,35 @@ def test_control_without_second_names_a_vacuum_takes_the_batch(
     assert vacuum(append) == [file.path for file in transaction.files]
     with pytest.raises(SinkRefused, match="is missing"):
         session.commit(transaction, checked=True)
+
+
+def test_the_sinks_own_vacuum_takes_what_the_table_let_go_of_and_no_prepared_file(harness: SinkHarness) -> None:
+    session = opened(harness)
+    put(harness, session, range(1, 4))
+    session.compact()
+    rows, before = harness.rows(), DeltaTable(harness.delta_path).version()
+    waiting = harness.prepare(session, 4, 3, BATCHES[3])
+    assert session.vacuum() == []  # younger than a week
+    named = session.vacuum(0, dry_run=True)
+    assert named
+    assert all((harness.delta_path / path).exists() for path in named)
+    assert sorted(session.vacuum(0)) == sorted(named)
+    assert not any((harness.delta_path / path).exists() for path in named)
+    assert not any(file.path in "".join(named) for file in waiting.files)
+    assert DeltaTable(harness.delta_path).version() > before
+    assert harness.rows() == rows
+    assert session.commit(waiting, checked=True).outcome is CommitOutcome.APPLIED
+    require_sound(harness, harness.rows(), range(1, 5))
+
+
+def test_no_vacuum_where_a_power_loss_took_a_compactions_files(append: SinkHarness) -> None:
+    """The files that it replaced have the rows."""
+    session = opened(append)
+    put(append, session, range(1, 4))
+    rows = append.rows()
+    session.compact()
+    hurt(newest_file(append), "missing")
+    with pytest.raises(SinkRefused, match=r"a compaction, lost .*Start the topology"):
+        session.vacuum(0)
+    opened(append, 2)
+    require_sound(append, rows, range(1, 4))

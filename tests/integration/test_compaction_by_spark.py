@@ -36,6 +36,10 @@ def test_spark_compacts_a_table_with_deletion_vectors(spark: SparkSession, tmp_p
     assert (done.removed, done.added) == (3, 1)
     assert len(DeltaTable(harness.delta_path).file_uris()) < 4
     assert read(spark, harness) == rows
+    named = session.vacuum(0, dry_run=True)
+    assert named
+    assert sorted(session.vacuum(0)) == sorted(named)
+    assert read(spark, harness) == rows
     again = harness.open(2)
     report = again.evidence(1, None)
     assert report.problems == ()

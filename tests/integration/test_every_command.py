@@ -67,6 +67,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "retry": (NAME, "1"),
     "run": (TARGET, "--engine", "inline", "--until-idle"),
     "status": (NAME,),
+    "vacuum": (NAME, "--dry-run"),
 }
 ELSEWHERE: Final = {"psql", "db url", "queue adopt", "jars", "init", "ledger release-table"}
 """Commands with tests of their own screens; called here where they need no more than a database."""

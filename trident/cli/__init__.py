@@ -9,7 +9,7 @@
 | `operate` | `retry`, `ledger adopt`, `ledger accept-change` |
 | `skip`, `prune` | `ledger skip`, also with `--rows`; `ledger prune` |
 | `adopt_table`, `release_table` | `ledger adopt-table`, `ledger release-table` |
-| `upkeep` | `compact` |
+| `upkeep` | `compact`, `vacuum` |
 | `schema` | `ledger migrate`, `check`, `sql` |
 | `queue` | `queue put`, `peek`, `stats`, `list`, `adopt` |
 | `doctor`, `doctor_database` | `doctor`: what a run needs, and which right the role lacks |

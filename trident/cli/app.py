@@ -200,6 +200,30 @@ def compact(
 
 
 @app.command()
+def vacuum(
+    topology: TopologyName,
+    sink: Annotated[
+        str | None, typer.Argument(metavar="SINK", help="One sink's table; default: every Delta table.")
+    ] = None,
+    *,
+    retain_hours: Annotated[
+        int | None,
+        typer.Option(min=1, help="Keep what the table let go of since. Default: the table's own, else a week."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Name the files, and remove none.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the files that a Delta sink's table no longer needs: those of versions from before a compaction or a MERGE.
+
+    No prepared file goes, and the driver may run meanwhile. Versions older than the retention can no longer be read. Exit
+    status: 0 if all tables were vacuumed, 1 if one of them was not. Example: stormproof vacuum orders --dry-run
+    """
+    from stormproof.trident.cli.upkeep import vacuum_tables
+
+    vacuum_tables(topology, sink, retained_hours=retain_hours, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
 def doctor(
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Also start Spark (some seconds).")] = True,
     kind: Annotated[

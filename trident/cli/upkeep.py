@@ -1,13 +1,13 @@
-"""`compact`: the care of the files of a topology's tables, beside its driver or without one."""
+"""`compact` and `vacuum`: the care of the files of a topology's tables, beside its driver or without one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
 from stormproof.core.errors import CannotTell, SinkRefused, StoreUnavailable, UsageError
-from stormproof.sinks.abilities import SupportsCompact
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.abilities import SupportsCompact, SupportsVacuum
+from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.cli.layout import counted
@@ -17,63 +17,117 @@ from stormproof.trident.cli.stores import Stores, opened
 _MIB = 1024 * 1024
 
 
+class _NoFiles(Exception):
+    """The sink's table has no files of its own."""
+
+
 def compact_tables(topology: str, sink: str | None, *, target_mib: int | None, as_json: bool) -> None:
     """Compact one sink's table, or those of every sink that has files; tables that fail are named, and the others go on.
 
     Raises:
         UsageError: there is no such topology or sink, or the sink's table has no files to compact.
     """
+
+    def compact(session: SinkSession) -> Mapping[str, object]:
+        if not isinstance(session, SupportsCompact):
+            raise _NoFiles
+        done = session.compact(None if target_mib is None else target_mib * _MIB)
+        return {
+            "version": done.version,
+            "files_removed": done.removed,
+            "files_added": done.added,
+            "tries": done.tries,
+        }
+
+    _each_table(topology, sink, "compact", "compacting", compact, _compacted, as_json=as_json)
+
+
+def vacuum_tables(topology: str, sink: str | None, *, retained_hours: int | None, dry_run: bool, as_json: bool) -> None:
+    """Remove the files that one sink's table, or those of every sink, let go of; otherwise as `compact_tables`."""
+
+    def vacuum(session: SinkSession) -> Mapping[str, object]:
+        if not isinstance(session, SupportsVacuum):
+            raise _NoFiles
+        return {"files": sorted(session.vacuum(retained_hours, dry_run=dry_run)), "dry_run": dry_run}
+
+    doing = "looking for files that no version needs" if dry_run else "removing files that no version needs"
+    _each_table(topology, sink, "vacuum", doing, vacuum, _vacuumed, as_json=as_json)
+
+
+def _each_table(
+    topology: str,
+    sink: str | None,
+    what: str,
+    doing: str,
+    work: Callable[[SinkSession], Mapping[str, object]],
+    text: Callable[[Mapping[str, object]], str],
+    *,
+    as_json: bool,
+) -> None:
     with opened() as stores:
         row = stores.topology(topology)
         bindings = stores.bindings(row) if sink is None else {sink: stores.binding(row, sink)}
-        reports = [_compact(stores, row, binding, target_mib, asked=sink is not None) for binding in bindings.values()]
+        reports = [_report(stores, row, b, doing, work, asked=sink is not None) for b in bindings.values()]
     done = [report for report in reports if report is not None]
-    emit({"topology": topology, "tables": done}, as_json=as_json, text=lambda: _text(topology, done))
+    if sink is not None and not done:
+        raise UsageError(
+            f"topology {topology!r}: sink {sink!r} ({bindings[sink].target}) has no files to {what}: only Delta tables have",
+            sink=sink,
+        )
+    emit({"topology": topology, "tables": done}, as_json=as_json, text=lambda: _text(topology, what, done, text))
     if any(report["error"] is not None for report in done):
         finish(Exit.FAILED)
 
 
-def _compact(
-    stores: Stores, row: TopologyRow, binding: SinkBinding, target_mib: int | None, *, asked: bool
+def _report(
+    stores: Stores,
+    row: TopologyRow,
+    binding: SinkBinding,
+    doing: str,
+    work: Callable[[SinkSession], Mapping[str, object]],
+    *,
+    asked: bool,
 ) -> Mapping[str, object] | None:
     identity = SinkIdentity(row.name, row.incarnation, binding.sink)
     report: dict[str, object] = {"sink": binding.sink, "table": binding.target, "error": None}
     try:
         with closing(open_for_inspection(identity, binding, stores.database)) as session:
-            if not isinstance(session, SupportsCompact):
-                if asked:
-                    raise UsageError(
-                        f"topology {row.name!r}: sink {binding.sink!r} ({binding.target}) has no files to compact: only "
-                        "Delta tables have",
-                        sink=binding.sink,
-                    )
-                return None
-            note(f"{binding.sink} ({binding.target}): compacting ...")
-            done = session.compact(None if target_mib is None else target_mib * _MIB)
+            if isinstance(session, SupportsCompact | SupportsVacuum):
+                note(f"{binding.sink} ({binding.target}): {doing} ...")
+            return {**report, **work(session)}
+    except _NoFiles:
+        return None
     except CannotTell as error:
         if asked:
             raise
         return {**report, "error": str(error)}
     except (SinkRefused, StoreUnavailable) as error:
         return {**report, "error": str(error)}
-    return {
-        **report,
-        "version": done.version,
-        "files_removed": done.removed,
-        "files_added": done.added,
-        "tries": done.tries,
-    }
 
 
-def _text(topology: str, reports: Sequence[Mapping[str, object]]) -> None:
+def _text(
+    topology: str,
+    what: str,
+    reports: Sequence[Mapping[str, object]],
+    text: Callable[[Mapping[str, object]], str],
+) -> None:
     if not reports:
-        say(f"{topology} has no table with files to compact")
+        say(f"{topology} has no table with files to {what}")
     for report in reports:
-        name = f"{topology}: sink {report['sink']} ({report['table']})"
-        if report["error"] is not None:
-            say(f"{name}: {report['error']}")
-        elif report["version"] is None:
-            say(f"{name}: no small files, nothing to do")
-        else:
-            files = counted(int(str(report["files_removed"])), "file")
-            say(f"{name}: {files} became {report['files_added']}, in version {report['version']}; no row changed")
+        said = text(report) if report["error"] is None else str(report["error"])
+        say(f"{topology}: sink {report['sink']} ({report['table']}): {said}")
+
+
+def _compacted(report: Mapping[str, object]) -> str:
+    if report["version"] is None:
+        return "no small files, nothing to do"
+    files = counted(int(str(report["files_removed"])), "file")
+    return f"{files} became {report['files_added']}, in version {report['version']}; no row changed"
+
+
+def _vacuumed(report: Mapping[str, object]) -> str:
+    found = report["files"]
+    assert isinstance(found, list)
+    if not report["dry_run"]:
+        return f"{counted(len(found), 'file')} removed"
+    return "".join([f"{counted(len(found), 'file')} would go", *(f"\n  {path}" for path in found)])
