@@ -49,6 +49,9 @@ _SETTINGS: Final = {
 }
 
 _RETENTION_CHECK: Final = "spark.databricks.delta.retentionDurationCheck.enabled"
+_LISTING_TASKS: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+"""VACUUM lists folders in so many tasks, however few folders there are; by default in 10,000."""
+_SHUFFLE_TASKS: Final = "spark.sql.shuffle.partitions"
 _SIZES: Final = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
 
 _GLOB: Final = re.compile(r"[\\*?\[\]{}]")
@@ -144,13 +147,21 @@ class SparkCommitter:
         """VACUUM; returns the paths of the files that go. They are removed in a second pass, so that they can be named."""
         hours = "" if retained_hours is None else f" RETAIN {retained_hours} HOURS"
         with self._labelled(None, {}) as session:
-            session.conf.set(_RETENTION_CHECK, "false")
+            tasks = str(4 * session.sparkContext.defaultParallelism)
+            settings = {_RETENTION_CHECK: "false", _LISTING_TASKS: tasks, _SHUFFLE_TASKS: tasks}
+            before = {name: session.conf.get(name, None) for name in settings}
+            for name, value in settings.items():
+                session.conf.set(name, value)
             try:
                 found = session.sql(f"VACUUM {self._sql_name}{hours} DRY RUN").collect()
                 if not dry_run:
                     session.sql(f"VACUUM {self._sql_name}{hours}").collect()
             finally:
-                session.conf.unset(_RETENTION_CHECK)
+                for name, old in before.items():
+                    if old is None:
+                        session.conf.unset(name)
+                    else:
+                        session.conf.set(name, old)
         return [str(row[0]) for row in found]
 
     def set_property(self, name: str, value: str) -> None:

@@ -76,6 +76,7 @@ def check_postgres(connection: psycopg.Connection, table: str, given: list[pa.Ta
 
 @pytest.mark.postgres
 @pytest.mark.spark
+@pytest.mark.timeout(900)  # with --all Spark reads 300 tables
 def test_every_reader_finds_what_pandas_computes(
     tmp_path: Path, database: Database, spark: SparkSession, seed: int, request: pytest.FixtureRequest
 ) -> None:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 VARIABLE = "SPARK_SUBMIT_OPTS"
 ARCHIVE = Path(__file__).parents[2] / "build" / "tests.jsa"
-# Code that is compiled once, and less well; a garbage collector without threads of its own.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Code that is compiled once, and less well; a garbage collector without threads of its own. Such code has 48 MiB by default:
+# a JVM that has run a hundred tests stops to compile.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 MAKING_S = 600
 
