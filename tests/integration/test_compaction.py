@@ -47,10 +47,11 @@ def opened(harness: SinkHarness, epoch: int = 1) -> DeltaSession:
 
 
 def put(harness: SinkHarness, session: SinkSession, txids: range) -> PreparedTransaction:
+    prepared: list[PreparedTransaction] = []
     for txid in txids:
-        transaction = harness.prepare(session, txid, txid - 1 or None, BATCHES[txid - 1])
-        session.commit(transaction, checked=True)
-    return transaction
+        prepared.append(harness.prepare(session, txid, txid - 1 or None, BATCHES[txid - 1]))
+        session.commit(prepared[-1], checked=True)
+    return prepared[-1]
 
 
 def foreign(harness: SinkHarness, *words: str) -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,18 @@ COMMITS = int(os.environ.get("FOREIGN_COMMITS", "20"))
 QUERY = str(uuid.UUID(int=12))
 KEYS = 40
 Row = tuple[int, int, int]
+
+
+class _Calling(logging.Handler):
+    """Calls a function with each record."""
+
+    def __init__(self, function: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__()
+        self._function = function
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Call it."""
+        self._function(record)
 
 
 class Soak:
@@ -79,7 +91,7 @@ class Soak:
         function(Handout(QUERY, lambda: pa.table(columns, schema=SCHEMA), SCHEMA), number)
 
     @contextmanager
-    def _beside(self, kind: str) -> Iterator[dict[str, Any]]:
+    def _beside(self, kind: str) -> Generator[dict[str, Any]]:
         told: dict[str, Any] = {}
         command = [sys.executable, foreign_writer.__file__, kind, str(self.folder), self.database.adbc_uri, "5"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
@@ -95,14 +107,13 @@ class Soak:
             told.update(json.loads(out.splitlines()[-1]))
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
-        class Count(logging.Handler):
-            def emit(_, record: logging.LogRecord) -> None:
-                text = record.getMessage()
-                self.lost_to_others += "tried again" in text or "begins again" in text
-                self.compacted += "in version" in text and "files are" in text
+    def _counted(self) -> Generator[None]:
+        def count(record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            self.lost_to_others += "tried again" in text or "begins again" in text
+            self.compacted += "in version" in text and "files are" in text
 
-        log, handler = logging.getLogger("stormproof.sink"), Count()
+        log, handler = logging.getLogger("stormproof.sink"), _Calling(count)
         level = log.level
         log.setLevel(logging.INFO)
         log.addHandler(handler)
