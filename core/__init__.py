@@ -22,6 +22,7 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | `pulse` | how far is a task, and which message does it have in hand; does a job hang |
 | `forks` | what may a fork of a driver or a function do |
 | `job`, `sink` | what is one attempt at one batch; what does a task know of a sink |
+| `lineage` | which transaction and which message made a row; messages' ids as columns |
 | `folds`, `ordered_rows` | how is a value merged with the one that a sink holds; which row of a group is first or last |
 | `python_to_arrow`, `arrow_compute`, `arrays` | how do values become columns |
 | `failpoint`, `clock` | where can a test kill a run; where does time come from |

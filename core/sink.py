@@ -16,6 +16,7 @@ import pyarrow as pa
 from stormproof.core.errors import Json, TopologyError
 from stormproof.core.folds import AnyFold, ByOrder, Fold, SetTruncated, SetUnion, fold_to_json
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.lineage import Lineage
 from stormproof.core.source.kind import SourceKind
 
 
@@ -40,6 +41,9 @@ class SinkInput:
     Of an upsert, `order_by` names the columns by which one row of a key is later than another; empty: every row replaces
     the one that is there. `delete_when` is the column that marks a deleted key. `keep` names the columns that an update
     leaves alone.
+
+    The columns of `lineage` are the last ones of `schema`. Rows come without them up to the sink's writer. They are no part
+    of what a row says: they decide nothing in an upsert, and no key.
     """
 
     schema: pa.Schema
@@ -49,6 +53,7 @@ class SinkInput:
     order_by: tuple[str, ...] = ()
     delete_when: str | None = None
     keep: tuple[str, ...] = ()
+    lineage: Lineage | None = None
 
     def __post_init__(self) -> None:
         if bool(self.folds) != (self.mode is SinkMode.FOLD):
@@ -89,6 +94,13 @@ class SinkInput:
             return {}
         rule: dict[str, Json] = {"order_by": [*self.order_by], "delete_when": self.delete_when, "keep": [*self.keep]}
         return {"mode": self.mode.value, **rule}
+
+    @property
+    def described_lineage(self) -> dict[str, Json]:
+        """The names of the lineage columns, as ledger and graph keep them; empty where there are none."""
+        if self.lineage is None:
+            return {}
+        return {"lineage": {"txid": self.lineage.txid, "message": self.lineage.message}}
 
 
 APPEND_AND_FOLD: Final = frozenset({SinkMode.APPEND, SinkMode.FOLD})

@@ -10,6 +10,7 @@
 | `writer`, `statistics`, `partitions` | how does a task write a prepared file, with which statistics, for which partition |
 | `staging`, `files` | how are prepared files named, checked, read and removed; how are files reached |
 | `row_rule`, `latest` | what do a sink's `mode`, `key` and `order_by` say; which row of a key is the last |
+| `lineage` | which transaction and which message made a row: the columns that say so |
 | `contract`, `discards` | where rows and table differ: is the table changed, or a value left out |
 | `limits`, `leaves`, `folding` | what can a column hold, and what lies inside a nested one; what can be folded |
 | `rejects` | which messages does a commit reject where a table refuses a row |

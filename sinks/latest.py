@@ -44,10 +44,11 @@ def compared_columns(input_: SinkInput, undecided: Sequence[str] = ()) -> tuple[
     They are the columns of `order_by`, the delete marker, and, for rows that are equal in those, all others in the order of
     the schema: the greater value wins. NULL is less than any value, and NaN less than any number. Text is compared by its
     bytes. Columns of types without a common order, and those that an update leaves alone, decide nothing; nor do those that
-    are `undecided`, since the table keeps their values otherwise than they come.
+    are `undecided`, since the table keeps their values otherwise than they come, nor the lineage columns.
     """
     first = (*input_.order_by, *(() if input_.delete_when is None else (input_.delete_when,)))
-    used = {*input_.keys, *input_.keep, *first, *undecided}
+    lineage = () if input_.lineage is None else input_.lineage.columns.names
+    used = {*input_.keys, *input_.keep, *first, *undecided, *lineage}
     return (*first, *(f.name for f in input_.schema if f.name not in used and has_order(f.type)))
 
 

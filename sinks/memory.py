@@ -20,6 +20,7 @@ from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
 from stormproof.core.folds import AnyFold
 from stormproof.core.forks import OneProcess
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.files import NOWHERE
@@ -153,6 +154,7 @@ class MemorySink(Sink):
         order_by: Columns | None = None,
         delete_when: str | None = None,
         keep: Columns | None = None,
+        lineage: Lineage | bool = False,
         store: MemoryTable | None = None,
         staging: str | Path | None = None,
         refuse: Callable[[dict[str, Any]], str | None] | None = None,
@@ -165,7 +167,7 @@ class MemorySink(Sink):
         if refuse is not None:
             require_function(where, "refuse", refuse, "lambda row: 'too long' if len(row['word']) > 9 else None")
         self._name = name
-        self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep)
+        self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep, lineage)
         self.refuse = refuse
         self.store = MemoryTable() if store is None else store
         self._staging = _own_folder(self) if staging is None else str(Path(staging).absolute())

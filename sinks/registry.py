@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from stormproof.core.errors import CannotTell, Json, UsageError
 from stormproof.core.folds import fold_from_json
+from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.protocol import Sink
@@ -109,6 +110,7 @@ def describe_sink(
         "keys": [*input_.keys],
         "folds": input_.described_folds,
         **input_.upsert_rule,
+        **input_.described_lineage,
         "schema": base64.b64encode(input_.schema.serialize().to_pybytes()).decode("ascii"),
         "files": files,
         **sink.description(input_),
@@ -163,7 +165,15 @@ def _input_of(sink: str, description: Mapping[str, Json]) -> SinkInput:
         _names(description.get("order_by")),
         None if description.get("delete_when") is None else str(description["delete_when"]),
         _names(description.get("keep")),
+        _lineage_of(description.get("lineage")),
     )
+
+
+def _lineage_of(found: Json) -> Lineage | None:
+    if not isinstance(found, dict):
+        return None
+    txid, message = found.get("txid"), found.get("message")
+    return Lineage(None if txid is None else str(txid), None if message is None else str(message))
 
 
 def _names(found: Json) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What a sink's own arguments say becomes of its rows: `mode`, `key`, `order_by`, `delete_when`, `keep`."""
+"""What a sink's own arguments say becomes of its rows: `mode`, `key`, `order_by`, `delete_when`, `keep`, `lineage`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pyarrow as pa
 from stormproof.core.arguments import shown
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.fields import require_key
+from stormproof.core.lineage import Lineage
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.latest import has_order
+from stormproof.sinks.lineage import given_lineage, with_lineage
 
 Columns: TypeAlias = str | Sequence[str]
 """One column's name, or several."""
@@ -30,6 +32,7 @@ class RowRule:
     order_by: tuple[str, ...] = ()
     delete_when: str | None = None
     keep: tuple[str, ...] = ()
+    lineage: Lineage | None = None
 
     @classmethod
     def given(
@@ -40,6 +43,7 @@ class RowRule:
         order_by: Columns | None,
         delete_when: str | None,
         keep: Columns | None,
+        lineage: Lineage | bool = False,
     ) -> RowRule:
         """Check a sink's arguments.
 
@@ -51,13 +55,14 @@ class RowRule:
             modes = ", ".join(repr(m.value) for m in SinkMode)
             raise TopologyError(f"{where}: mode={shown(mode)} is none; use {modes}, or leave it out")
         mode = None if mode is None else SinkMode(mode)
+        stored = given_lineage(where, lineage)
         given = {"key": key, "order_by": order_by, "delete_when": delete_when, "keep": keep}
         if mode is not SinkMode.UPSERT:
             for name, value in given.items():
                 if value is not None:
                     how = "without a mode" if mode is None else f"with mode={mode.value!r}"
                     raise TopologyError(f"{where}: {name} {how}: only mode='upsert' takes it", argument=name)
-            return cls(mode)
+            return cls(mode, lineage=stored)
         if key is None:
             raise TopologyError(f"{where}: an upsert needs key=, the column or columns that name a row: key='id'")
         if order_by is None:
@@ -74,14 +79,19 @@ class RowRule:
             () if order_by == ANY else column_names(where, "order_by", order_by),
             delete_when,
             () if keep is None else column_names(where, "keep", keep),
+            stored,
         )
 
     def applied(self, rows: SinkInput, where: str) -> SinkInput:
         """What becomes of a stream's rows.
 
         Raises:
-            TopologyError: the stream is a persistent aggregate, and the mode is no fold; or the other way round.
+            TopologyError: the stream is a persistent aggregate, and the mode is no fold; or the other way round; or they
+                cannot have such lineage columns.
         """
+        return with_lineage(self._by_mode(rows, where), self.lineage, where)
+
+    def _by_mode(self, rows: SinkInput, where: str) -> SinkInput:
         if self.mode is None or self.mode is rows.mode:
             return rows
         if rows.mode is SinkMode.FOLD:

@@ -8,6 +8,8 @@ import hashlib
 import json
 from typing import Final
 
+import pyarrow as pa
+
 from stormproof.core.errors import Json, TopologyError
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.components import (
@@ -38,6 +40,7 @@ from stormproof.core.graph.plan import (
 )
 from stormproof.core.graph.topology import TopologyGraph, by_key
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.lineage import Lineage, ShownIds
 from stormproof.core.schema import to_ddl
 from stormproof.core.sink import SinkInput
 
@@ -75,7 +78,43 @@ def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
         ackers=topology.ackers,
         message_timeout_s=topology.message_timeout_s,
         serial=any(isinstance(c, BoltComponent) and c.reads_state for c in topology.components),
+        shown_ids=_shown_ids(topology),
     )
+
+
+def _shown_ids(topology: TopologyGraph) -> ShownIds | None:
+    """What makes messages' ids inside tasks; None where no sink stores them.
+
+    Raises:
+        TopologyError: a source has none, or one whose ids are others than its `shown_id`.
+    """
+    storing = [
+        component.name
+        for component in topology.components
+        if isinstance(component, SinkComponent) and (component.input.lineage or Lineage(None, None)).message is not None
+    ]
+    if not storing:
+        return None
+    for spout in topology.spouts:
+        ids = spout.source.shown_ids()
+        if ids is None:
+            raise TopologyError(
+                f"sink {storing[0]!r} stores messages' ids, and the source of spout {spout.name!r} has none for whole "
+                "columns: give the source a method shown_ids(); or store the txid alone, with lineage=Lineage(message=None)",
+                sink=storing[0],
+                component=spout.name,
+            )
+        numbers, origins = pa.array([0, 7, 123_456]), pa.array([0, 0, 89])
+        made = ids.shown(numbers, origins).to_pylist()
+        asked = [spout.source.shown_id(*pair) for pair in zip(numbers.to_pylist(), origins.to_pylist(), strict=True)]
+        if made != asked:
+            raise TopologyError(
+                f"sink {storing[0]!r} stores messages' ids, and the source of spout {spout.name!r} shows message 123456 of "
+                f"origin 89 as {asked[-1]!r} by shown_id() and as {made[-1]!r} by shown_ids(): override both, alike",
+                sink=storing[0],
+                component=spout.name,
+            )
+    return topology.source.shown_ids()
 
 
 def _spouts_behind(topology: TopologyGraph, sink: SinkComponent) -> list[Spout]:
@@ -204,7 +243,7 @@ class _Compiler:
             key = f"{parent.name}/{stream}>{component.name}#{number}"
             match component:
                 case SinkComponent():
-                    nodes[stage][key] = WriteNode(component.name)
+                    nodes[stage][key] = WriteNode(component.name, component.input.lineage)
                 case Aggregate() if not component.local:
                     group = _group_of(component)
                     edge = self._edge(stage, parent, stream, component, group, subscription)
@@ -298,5 +337,6 @@ def _described(component: Component) -> list[Json]:
 
 
 def _rule_of(input_: SinkInput) -> list[Json]:
-    rule = input_.upsert_rule
-    return [rule, [*input_.keys]] if rule else []
+    rule, lineage = input_.upsert_rule, input_.described_lineage
+    described: list[Json] = [rule, [*input_.keys]] if rule else []
+    return [*described, lineage] if lineage else described

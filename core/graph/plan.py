@@ -14,6 +14,7 @@ from stormproof.core.graph.components import OperationKind, UserFunction
 from stormproof.core.graph.grouping import Grouping
 from stormproof.core.graph.join import JoinOn
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.lineage import Lineage, ShownIds
 from stormproof.core.sink import SinkInput, SinkSpec
 from stormproof.core.source.protocol import Decoder
 
@@ -101,9 +102,10 @@ class SendNode:
 
 @dataclass(frozen=True, slots=True)
 class WriteNode:
-    """Rows end in a sink."""
+    """Rows end in a sink, with the columns of `lineage` behind their own."""
 
     sink: str
+    lineage: Lineage | None = None
 
 
 Node: TypeAlias = OperationNode | BoltNode | CombineNode | GatherNode | JoinSideNode | JoinNode | SendNode | WriteNode
@@ -174,7 +176,7 @@ class Plan:
     `decoders` has one for each spout. `ackers` is the number of acker tasks where each message gets a verdict of its own
     (None: one a core). `fingerprint` is equal for plans of the same shape, names, schemas and sinks, whatever their
     functions. `serial`: its jobs read a state that earlier batches change, so a batch runs only after the one before it is
-    committed.
+    committed. `shown_ids` makes messages' ids inside tasks, where a sink stores them.
     """
 
     topology: str
@@ -187,3 +189,4 @@ class Plan:
     ackers: int | None = None
     message_timeout_s: float | None = None
     serial: bool = False
+    shown_ids: ShownIds | None = None

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.lineage import OriginIds, ShownIds
 from stormproof.core.pending.audit import NumberedAudit, SliceAudit
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.source.kind import SourceKind
@@ -118,6 +119,10 @@ class Connector(Source):
     ) -> str:
         """A message's id as people see it: ``ORIGIN-N``."""
         return f"{origin}-{message}"
+
+    def shown_ids(self) -> ShownIds | None:
+        """``ORIGIN-N``. A connector that overrides `shown_id` overrides this, too."""
+        return OriginIds()
 
     @classmethod
     def number_of(cls, shown: str) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@
 | `iterator`, `memory` | a client of the user's own as a source; messages in memory |
 | `iterator_client` | what does the user's iterator give, and what is it told |
 | `group`, `spouts` | several spouts as one source; how their messages and seeds are told apart |
+| `spout_ids` | messages' ids as a column, where there are several spouts |
 | `decode` | how does a payload become tuples, and when does it not decode |
 | `backoff` | how long does a failed message wait for its retry |
 | `dead_letter` | what is recorded of a dead letter; when a message becomes one, `stormproof.core.pending` decides |

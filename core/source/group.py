@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from stormproof.core.errors import Fenced, Json, PositionMismatch, TopologyError, UsageError
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.lineage import ShownIds
 from stormproof.core.message import MessageFailure, MessageId
 from stormproof.core.postgres.database import Database
 from stormproof.core.preflight import Probe
@@ -31,6 +32,7 @@ from stormproof.core.source.protocol import (
     SliceReader,
     Source,
 )
+from stormproof.core.source.spout_ids import SpoutIds
 from stormproof.core.source.spouts import (
     SPOUTS_MAX,
     group_name,
@@ -176,6 +178,12 @@ class SourceGroup(Source):
         """``SPOUT:`` and the id as the spout's source shows it."""
         member, id_ = self._of(message)
         return shown(member.spout, member.source.shown_id(id_, origin))
+
+    def shown_ids(self) -> ShownIds | None:
+        """The same for whole columns, where every spout's source has it."""
+        members = [(member.spout, member.source.shown_ids()) for member in self._members]
+        known = tuple((spout, ids) for spout, ids in members if ids is not None)
+        return SpoutIds(known) if len(known) == len(members) else None
 
     def probes(self) -> tuple[Probe, ...]:
         """What the spouts' readers need inside executors."""

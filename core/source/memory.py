@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, cast
 from stormproof.core.arguments import error_prefix, require_object, require_text, shown
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import UsageError
+from stormproof.core.lineage import NumberIds, ShownIds
 from stormproof.core.pending.audit import NumberedAudit
 from stormproof.core.pending.memory import MemoryPendingStore, MemorySliceReader
 from stormproof.core.pending.numbered import NumberedSource
@@ -60,6 +61,10 @@ class InMemory(NumberedSource):
         """A message's number."""
         del origin
         return str(message)
+
+    def shown_ids(self) -> ShownIds:
+        """The numbers."""
+        return NumberIds()
 
     @classmethod
     def number_of(cls, shown: str) -> tuple[int, int] | None:

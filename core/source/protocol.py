@@ -49,6 +49,7 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.lineage import ShownIds
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
 from stormproof.core.preflight import Probe
@@ -229,6 +230,12 @@ class Source(Protocol):
     def shown_id(self, message: int, origin: int) -> str:
         """A message's id as people see it."""
         ...
+
+    def shown_ids(self) -> ShownIds | None:
+        """`shown_id` for whole columns, inside tasks: for every message it gives the same id. By default there is none, and
+        a sink that stores messages' ids (`Lineage`) is refused behind this source.
+        """
+        return None
 
     def probes(self) -> tuple[Probe, ...]:
         """What its readers need inside executors, for the preflight; by default nothing. No connection is made."""

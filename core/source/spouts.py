@@ -48,6 +48,11 @@ def id_of(key: int) -> tuple[int, int]:
     return key & (SPOUTS_MAX - 1), key >> _SHIFT
 
 
+def indexes_and_ids_of(keys: Rows) -> tuple[Rows, Rows]:
+    """The same of many keys."""
+    return keys & (SPOUTS_MAX - 1), keys >> _SHIFT
+
+
 def _require_within_limit(id_: int, spout: str) -> None:
     if not -ID_LIMIT <= id_ < ID_LIMIT:
         raise UsageError(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stormproof.core.graph.plan import CombineNode, SendNode, StagePlan, WriteNode
 from stormproof.core.job import Job
+from stormproof.core.lineage import ShownIds
 from stormproof.core.sink import SinkWriter, TaskContext
 from stormproof.core.source.protocol import Decoder, SliceReader
 
@@ -36,6 +37,7 @@ class StageJob:
     careful: bool = False
     parallelism: int = 1
     resources: Mapping[str, object] = field(default_factory=dict[str, object])
+    shown_ids: ShownIds | None = None
 
 
 def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
@@ -62,6 +64,7 @@ def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
             careful=job.careful,
             parallelism=parallelism,
             resources={} if plan is None or not plan.reads_state else resources,
+            shown_ids=job.plan.shown_ids,
         )
         if number == 0:
             part = replace(part, decoders=job.plan.decoders, readers=job.readers, excluded=job.excluded)

@@ -26,7 +26,7 @@ from stormproof.core.task.groups import rows_with_keys
 from stormproof.core.task.keyhash import task_numbers
 from stormproof.core.task.passage import End, Failed, Passage, Tuples, shown_row
 from stormproof.core.task.router import Router
-from stormproof.core.task.row_messages import with_messages
+from stormproof.core.task.row_messages import message_columns, single_messages, with_columns
 from stormproof.core.tracking.anchors import Anchors
 from stormproof.core.tracking.share import signed, split_one
 
@@ -85,7 +85,7 @@ class Ends:
             tuples = check.tuples if mask is None else check.tuples.only(mask)
             if isinstance(node, WriteNode):
                 if tuples.rows.num_rows:
-                    self._write(node.sink, tuples)
+                    self._write(node, tuples)
                     self._account.ack(tuples.anchors)
             elif key in self._waiting:
                 if tuples.rows.num_rows:
@@ -127,11 +127,20 @@ class Ends:
         for writer in self._writers.values():
             writer.discard()
 
-    def _write(self, sink: str, tuples: Tuples) -> None:
-        rows = tuples.rows
-        if self._part.writers[sink].names_messages:
-            rows = with_messages(rows, tuples.anchors, self._account.messages)
-        self._writer(sink, rows.schema).write(rows)
+    def _write(self, node: WriteNode, tuples: Tuples) -> None:
+        rows, lineage = tuples.rows, node.lineage
+        named = self._part.writers[node.sink].names_messages
+        if named or lineage is not None:
+            messages = message_columns(tuples.anchors, self._account.messages)
+            if lineage is not None:
+                rows = lineage.added_to(rows, self._part.context.txid, lambda: self._message_ids(messages))
+            if named:
+                rows = with_columns(rows, messages)
+        self._writer(node.sink, rows.schema).write(rows)
+
+    def _message_ids(self, messages: pa.RecordBatch) -> pa.Array:
+        assert self._part.shown_ids is not None
+        return self._part.shown_ids.shown(*single_messages(messages))
 
     def _writer(self, sink: str, schema: pa.Schema) -> TaskWriter:
         writer = self._writers.get(sink)

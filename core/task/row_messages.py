@@ -1,4 +1,4 @@
-"""Puts the numbers of a row's messages behind its own columns, so that a sink can tell whose row its table refuses."""
+"""Names the messages of rows: so a sink can tell whose row its table refuses, and store who made a row."""
 
 from __future__ import annotations
 
@@ -7,18 +7,38 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
+from stormproof.core.arrow_compute import pc
 from stormproof.core.sink import MESSAGE_COLUMNS
 from stormproof.core.tracking.anchors import MANY, MANY_ORIGIN, Anchors, MessageTable
 
 
 def with_messages(rows: pa.RecordBatch, anchors: Anchors, messages: MessageTable) -> pa.RecordBatch:
     """The rows with `MESSAGE_COLUMNS` behind their own."""
+    return with_columns(rows, message_columns(anchors, messages))
+
+
+def with_columns(rows: pa.RecordBatch, messages: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with these columns behind their own."""
+    schema = pa.schema([*rows.schema, *messages.schema])
+    return pa.RecordBatch.from_arrays([*rows.columns, *messages.columns], schema=schema)
+
+
+def single_messages(messages: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+    """Number and origin of each row's one message; the number is NULL where a row has none, or several."""
+    number, origin, others = messages.columns
+    if others.null_count < len(others):
+        number = pc.if_else(pc.is_null(others), number, None)
+    return number, origin
+
+
+def message_columns(anchors: Anchors, messages: MessageTable) -> pa.RecordBatch:
+    """The `MESSAGE_COLUMNS` of rows with these anchors."""
     number, origin = _named(anchors, messages)
     if anchors.row is None:
         first = [_of(number, origin == MANY_ORIGIN), pa.array(origin)]
-        others = pa.nulls(rows.num_rows, MESSAGE_COLUMNS.field(2).type)
+        others = pa.nulls(anchors.rows, MESSAGE_COLUMNS.field(2).type)
     else:
-        starts = np.searchsorted(anchors.row, np.arange(rows.num_rows + 1))
+        starts = np.searchsorted(anchors.row, np.arange(anchors.rows + 1))
         counts = np.diff(starts)
         none = counts == 0
         at = np.where(none, 0, starts[:-1])
@@ -26,8 +46,7 @@ def with_messages(rows: pa.RecordBatch, anchors: Anchors, messages: MessageTable
             number, origin = np.zeros(1, np.int64), np.zeros(1, np.int64)
         first = [_of(number[at], none | (origin[at] == MANY_ORIGIN)), _of(origin[at], none)]
         others = _others(anchors.row, starts, counts, number, origin)
-    schema = pa.schema([*rows.schema, *MESSAGE_COLUMNS])
-    return pa.RecordBatch.from_arrays([*rows.columns, *first, others], schema=schema)
+    return pa.RecordBatch.from_arrays([*first, others], schema=MESSAGE_COLUMNS)
 
 
 def _named(anchors: Anchors, messages: MessageTable) -> tuple[Rows, Rows]:

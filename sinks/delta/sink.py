@@ -16,6 +16,7 @@ from stormproof.core.arguments import require_whole as require_number
 from stormproof.core.errors import Json, SinkRefused, TopologyError, UsageError
 from stormproof.core.folds import AnyFold
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.contract import SchemaContract
@@ -48,6 +49,9 @@ class DeltaSink(Sink):
     `delete_when` names a boolean column: where it is true the key is deleted. The row stays, with its marker, so that an
     older row cannot bring the key back; readers filter by the marker. `keep` names columns that are written when a key is
     new and left alone afterwards. ``order_by="any"``: every batch replaces what earlier ones wrote.
+
+    `lineage`: each row is stored with the txid of its transaction and the id of its message, in the columns ``_txid`` and
+    ``_message_id``, or as `Lineage` names them (docs/sinks.md).
 
     `schema_contract` says what becomes of columns and values that the table cannot hold. ``"freeze"``: a column is refused
     by name when the sink is opened, and a value fails its message. ``"evolve"``: the table gets the columns that it lacks,
@@ -88,6 +92,7 @@ class DeltaSink(Sink):
         order_by: Columns | None = None,
         delete_when: str | None = None,
         keep: Columns | None = None,
+        lineage: Lineage | bool = False,
         schema_contract: SchemaContract | str = SchemaContract.FREEZE,
         name: str | None = None,
         staging: str | Path | None = None,
@@ -106,7 +111,7 @@ class DeltaSink(Sink):
             raise UsageError(f"{where}: no committer {shown(committer)}; known: {known}")
         if staging is not None:
             require_path(where, "staging", staging)
-        self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep)
+        self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep, lineage)
         self._contract = SchemaContract.given(where, schema_contract)
         self._path = text if "://" in text else str(Path(text).absolute())
         self._name = f"delta.{Path(text).name}" if name is None else name

@@ -12,6 +12,7 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.checks import dividing
 from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose, refusal
 from stormproof.sinks.limits import ColumnLimit, Limits
+from stormproof.sinks.lineage import require_lineage_takes_null
 
 CHECKPOINT_INTERVAL: Final = 100
 """Delta's default of 10 writes the table's whole state at every tenth commit, which is too often for small batches."""
@@ -107,6 +108,7 @@ def _require_columns(table: DeltaTable, input_: SinkInput, where: str) -> None:
                 table_type=_type_name(found.type),
                 rows_type=_type_name(asked.type),
             )
+    require_lineage_takes_null(input_, {f.name for f in table.schema().fields if not f.nullable}, where)
     for name, field in there.items():
         if not field.nullable and not _is_filled(field):
             raise SinkRefused(

@@ -8,6 +8,7 @@ from stormproof.core.arguments import require_path, require_whole
 from stormproof.core.errors import Json, SettingsError, TopologyError
 from stormproof.core.folds import AnyFold
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.contract import SchemaContract
@@ -56,6 +57,7 @@ class PostgresSink(Sink):
         order_by: Columns | None = None,
         delete_when: str | None = None,
         keep: Columns | None = None,
+        lineage: Lineage | bool = False,
         schema_contract: SchemaContract | str = SchemaContract.FREEZE,
         name: str | None = None,
         database: Database | str | None = None,
@@ -67,7 +69,7 @@ class PostgresSink(Sink):
             require_whole(where, "parallel_load_rows", parallel_load_rows, 1)
         self._parallel_load_rows = parallel_load_rows
         self._table = TableName.parse(table)
-        self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep)
+        self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep, lineage)
         self._contract = SchemaContract.given(where, schema_contract)
         if parallel_load_rows is not None and self._contract is not SchemaContract.FREEZE:
             raise TopologyError(
@@ -166,6 +168,7 @@ class PostgresSink(Sink):
             order_by=self._rule.given_order,
             delete_when=self._rule.delete_when,
             keep=self._rule.keep or None,
+            lineage=self._rule.lineage or False,
             schema_contract=self._contract,
             name=self._name,
             database=self._database or database,

@@ -19,6 +19,7 @@ from stormproof.core.postgres.rights import quoted
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.leaves import is_list, is_string
 from stormproof.sinks.limits import ColumnLimit, Limits
+from stormproof.sinks.lineage import require_lineage_takes_null
 from stormproof.sinks.postgres.wire import UUID_PATTERN, Form, column_type, formed, is_uuid
 
 _INTEGERS: Final[Mapping[str, pa.DataType]] = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
@@ -271,6 +272,7 @@ def require_table(table: Table, input_: SinkInput, where: str) -> None:
                 rows_type=str(field.type),
             )
         _require_comparable(field, column, input_, where)
+    require_lineage_takes_null(input_, {column.name for column in table.columns if column.not_null}, where)
     for column in there.values():
         if column.not_null and not column.has_default and not column.generated:
             raise SinkRefused(

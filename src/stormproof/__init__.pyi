@@ -42,6 +42,7 @@ from .core.graph.aggregators import (
 )
 from .core.graph.components import OutputStream as OutputStream, Subscription as Subscription
 from .core.guarantee import Guarantee as Guarantee
+from .core.lineage import Lineage as Lineage, ShownIds as ShownIds
 from .core.message import FailureReason as FailureReason, MessageFailure as MessageFailure
 from .core.pending.batches import batches_of as batches_of
 from .core.pending.journal import Delivery as Delivery

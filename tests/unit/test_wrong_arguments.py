@@ -28,6 +28,7 @@ from stormproof import (
     DeltaSink,
     FileSource,
     IteratorSource,
+    Lineage,
     MapSetter,
     MemoryMap,
     MemorySink,
@@ -768,6 +769,10 @@ def rules(sink: type) -> dict[str, list[Case]]:
             ]
             for name in ("key", "order_by", "keep")
         },
+        "lineage": [
+            (made(lineage=w), "'x'.*: lineage(=.*: use True, or Lineage|: .* is no column's name|: name one or two)")
+            for w in ("", 3, None, len, Lineage, Lineage(None, None), Lineage("a", "A"), Lineage(""), Lineage("a", len))
+        ],
         "delete_when": [
             (made(delete_when=w), "delete_when=.* is no column's name; name a") for w in ("", 3, ["d"], len)
         ],

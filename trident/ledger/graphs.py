@@ -80,6 +80,7 @@ def graph_of(plan: Plan, source: str) -> Graph:
             "keys": [*input_.keys],
             "folds": input_.described_folds,
             **input_.upsert_rule,
+            **input_.described_lineage,
         }
         for name, input_ in plan.sinks.items()
     }

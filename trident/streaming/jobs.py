@@ -129,7 +129,7 @@ class ExactlyOnce(SinkStream):
             self._rolled.discard(opened)
             self._count_suppressed(current)
             return OnceResult(key, outcome, opened, 0, times.ms)
-        written = self._write(current, frame, opened.txid, 1, times)
+        written = self._write(current, frame, opened, 1, times)
         if isinstance(written, JobFailed):
             steps.abort(opened.txid, TxnCause.JOB_FAILED, str(written))
             return written

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.lineage import NumberIds, ShownIds
 from stormproof.core.message import MessageFailure
 from stormproof.core.source.decode import BytesDecoder
 from stormproof.core.source.kind import SourceKind
@@ -56,6 +57,10 @@ class OneMessageSource(Source):
         """The micro-batch's number among those that were taken."""
         del origin
         return str(message)
+
+    def shown_ids(self) -> ShownIds:
+        """The numbers. Rows that are written have `shown_message`: a job's key instead of its number."""
+        return NumberIds()
 
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Nothing to make ready."""
@@ -124,6 +129,12 @@ def slice_of_key(key: str, txid: int, seed: int) -> Slice:
     """The slice that is a job; its number is its txid."""
     position: dict[str, Json] = {"key": key, "number": txid}
     return Slice(position, one_message(txid, seed), 0)
+
+
+def shown_message(slice_: Slice) -> str:
+    """What is one message, as `audit message` knows it: a job's key, or a micro-batch's number."""
+    position = slice_.position
+    return str(position["key"]) if "key" in position else str(position["number"])
 
 
 def one_message(number: int, seed: int) -> Expectation:

@@ -15,6 +15,7 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.core.sink import TaskContext, files_of
+from stormproof.sinks.lineage import one_message_writer
 from stormproof.sinks.preview import Rehearsal, RowsPreview, TableAction, TablePreview
 from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.trident.audit.ledger import AuditLedger
@@ -139,7 +140,11 @@ def rehearsed(
         waits = any(txn.txid == view.taken and txn.state is not TxnState.COMMITTED for txn in view.unresolved)
         outcome = DryRunOutcome.ROLL_FORWARD if waits else DryRunOutcome.SUPPRESS
         return DryRun(name, key, outcome, view.taken, None, _sinks(plan, previews, {}), _notes(view))
-    writers = {sink: Rehearsal(preview.writer) for sink, preview in previews.items() if preview.writer is not None}
+    writers = {
+        sink: Rehearsal(one_message_writer(preview.writer, plan.sinks[sink], key))
+        for sink, preview in previews.items()
+        if preview.writer is not None
+    }
     rows, found, problems = None, dict[str, RowsPreview](), tuple[str, ...]()
     if writers:
         written = frames.write(frame, writers, TaskContext(_NO_LIFE, view.last_txid + 1, 1, 0), schema)

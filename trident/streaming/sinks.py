@@ -23,6 +23,7 @@ from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkMode, SinkSpec, TaskContext
 from stormproof.core.source.protocol import Slice, Source
 from stormproof.core.tracking.outcome import FailedIn
+from stormproof.sinks.lineage import one_message_writer
 from stormproof.trident.coordinator import SEED_BITS
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.job_keys import source_of
@@ -34,7 +35,7 @@ from stormproof.trident.recovery import recover
 from stormproof.trident.statistics import RecoveryReport
 from stormproof.trident.steps import Opened, Steps
 from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, StepTimes
-from stormproof.trident.streaming.one_message import OneMessageSource, one_message, slice_of
+from stormproof.trident.streaming.one_message import OneMessageSource, one_message, shown_message, slice_of
 from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 from stormproof.trident.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
 
@@ -158,7 +159,7 @@ class SinkStream(ForeachBatch):
             times.mark("read_in_vain")
             self._count_suppressed(current)
             return StreamResult(query, batch, outcome, (opened.txid,), 0, times.ms)
-        written = self._write(current, frame, opened.txid, attempt, times)
+        written = self._write(current, frame, opened, attempt, times)
         if isinstance(written, JobFailed):
             return written
         if written.problems:
@@ -184,14 +185,18 @@ class SinkStream(ForeachBatch):
         self.statistics = replace(self.statistics, suppressed=self.statistics.suppressed + len(current.sessions))
 
     def _write(
-        self, current: OpenQuery, frame: Frame, txid: int, attempt: int, times: StepTimes
+        self, current: OpenQuery, frame: Frame, opened: Opened, attempt: int, times: StepTimes
     ) -> Written | JobFailed:
         """Compute the rows and write them to files, by one job."""
         schema = self._schema
         assert schema is not None
-        writers = {name: session.writer() for name, session in current.sessions.items()}
+        message = shown_message(opened.slice)
+        writers = {
+            name: one_message_writer(session.writer(), current.plan.sinks[name], message)
+            for name, session in current.sessions.items()
+        }
         try:
-            context = TaskContext(current.run.incarnation, txid, attempt, 0)
+            context = TaskContext(current.run.incarnation, opened.txid, attempt, 0)
             written = self._frames.write(self._gathered(current.plan, frame), writers, context, schema)
         except JobFailed as error:
             return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from stormproof.core.errors import UsageError
@@ -36,6 +37,19 @@ class SliceCases:
         assert (slice_.retry, slice_.replayed, slice_.deaths) == (False, (), 0)
         assert slice_.bytes == 6 or not harness.exact_bytes
         assert messages_of(source, slice_) == messages  # the same each time
+
+    def test_shown_ids_of_a_column_are_those_of_each_message(self, harness: SourceHarness) -> None:
+        """`shown_ids`, where the source has it, gives the id that `shown_id` gives, and NULL for no number."""
+        harness.put(numbered(3))
+        source = harness.view()
+        messages = messages_of(source, open_slice(source))
+        ids = source.shown_ids()
+        if ids is None:
+            return
+        numbers = pa.array([None, *(int(message.id) for message in messages)], pa.int64())
+        origins = pa.array([0, *(message.origin for message in messages)], pa.int64())
+        shown = [source.shown_id(message.id, message.origin) for message in messages]
+        assert ids.shown(numbers, origins).to_pylist() == [None, *shown]
 
     def test_tokens_depend_on_the_seed_and_the_expectation_follows(self, harness: SourceHarness) -> None:
         """Another seed makes other tokens, `excluded` leaves messages out, and `expect` says what is found then."""

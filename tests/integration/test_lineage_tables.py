@@ -1,0 +1,180 @@
+"""Lineage columns in Delta and Postgres: each row names its transaction and its message, after kills and by every writer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Field, Schema, write_deltalake
+from deltalake.schema import PrimitiveType
+from support.crashes import KILLED, Cell, run_driver
+from support.operated import Operated
+from support.streams import ArrowFrames, Handout
+from support.topologies import source_of
+
+from stormproof import DeltaSink, Lineage, PostgresSink, Topology, count, exactly_once
+from stormproof.core.errors import SinkRefused
+from stormproof.core.postgres.database import Database
+from stormproof.core.settings import Settings
+from stormproof.sinks.protocol import Sink
+
+pytestmark = pytest.mark.postgres
+NAME = "traced"
+LINES = [b"0|a,1;b,1", b"1|a,3", b"2|c,1;b,2;a,2", b"3|c,4", b"4|d,1", b"5|", b"6|b,9;d,2"]
+SCHEMA = "k string, at bigint, made string"
+UPSERT: dict[str, Any] = {"mode": "upsert", "key": "k", "order_by": "at"}
+
+
+def rows_of(line: str) -> list[tuple[str, int, str]]:
+    number, _, pieces = line.partition("|")
+    return [(k, int(at), number) for k, at in (one.split(",") for one in pieces.split(";") if one)]
+
+
+def sinks_of(folder: Path, database: Database, **more: Any) -> list[Sink]:
+    """An append and an upsert of each kind."""
+    return [
+        DeltaSink(folder / "lake" / "added", lineage=True, **more),
+        DeltaSink(folder / "lake" / "newest", **UPSERT, lineage=True, **more),
+        PostgresSink("added", database=database, lineage=True, **more),
+        PostgresSink("newest", database=database, **UPSERT, lineage=True, **more),
+    ]
+
+
+def build(cell: Cell) -> Topology:
+    t = Topology(NAME)
+    rows = t.stream("lines", source_of(cell.queue, cell.database)).flat_map(rows_of, "line", schema=SCHEMA)
+    rows.into(*sinks_of(cell.folder, cell.database))
+    rows.group_by("k").persistent_aggregate(n=count()).into(
+        PostgresSink("counted", database=cell.database, lineage=Lineage(message=None))
+    )
+    return t
+
+
+def delta(folder: Path, table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = DeltaTable(folder / "lake" / table).to_pyarrow_table().to_pylist()
+    return found
+
+
+def postgres(operated: Operated, table: str) -> list[dict[str, Any]]:
+    rows = operated.sql(f"select to_jsonb(t) from {table} t")
+    return [row for (row,) in rows]
+
+
+@pytest.fixture
+def traced(operated: Operated) -> Operated:
+    return replace(operated, cell=replace(operated.cell, build=build, batch_messages=2))
+
+
+def test_rows_name_their_message_and_transaction(traced: Operated) -> None:
+    """Drivers are killed before and after a commit of each kind; what recovery writes has the same values."""
+    traced.put(*LINES)
+    queue = source_of(traced.cell.queue, traced.cell.database)
+    try:
+        queue.subscribe("reader", 1)
+        shown = {one.payload[:1].decode(): one.shown_id for one in queue.peek(100)}
+    finally:
+        queue.close()
+    for place in ("delta.after_log_entry", "postgres.after_rows"):
+        assert run_driver(traced.cell, f"{place}=kill@2") == KILLED
+    traced.run(build(traced.cell))
+
+    wanted = [row for line in LINES for row in rows_of(line.decode())]
+    txid_of = dict[str, int]()
+    for found in (delta(traced.cell.folder, "added"), postgres(traced, "added")):
+        assert Counter((r["k"], r["at"], r["made"]) for r in found) == Counter(wanted)
+        assert all(r["_message_id"] == shown[r["made"]] for r in found)
+        txid_of = {r["_message_id"]: r["_txid"] for r in found}
+        committed = dict(traced.sql("select txid, rows from stormproof.txn_sink where sink = 'postgres.added'"))
+        assert Counter(r["_txid"] for r in found) == Counter({n: rows for n, rows in committed.items() if rows})
+    last = {k: max(row for row in wanted if row[0] == k) for k in "abcd"}
+    for found in (delta(traced.cell.folder, "newest"), postgres(traced, "newest")):
+        assert {r["k"]: (r["k"], r["at"], r["made"]) for r in found} == last
+        assert all(r["_message_id"] == shown[r["made"]] and r["_txid"] == txid_of[r["_message_id"]] for r in found)
+    newest = {k: max(txid_of[shown[made]] for key, _, made in wanted if key == k) for k in "abcd"}
+    assert {r["k"]: r["_txid"] for r in postgres(traced, "counted")} == newest
+    joined = traced.sql(
+        "select a._message_id, x.state from added a join stormproof.txn x on x.txid = a._txid"
+        " join stormproof.topology t on t.incarnation = x.incarnation and t.name = 'traced'"
+    )  # as docs/sinks.md has it
+    assert Counter(joined) == Counter((r["_message_id"], "committed") for r in postgres(traced, "added"))
+    traced.verify()
+
+
+def rows_from(operated: Operated, *sinks: Sink) -> Topology:
+    t = Topology(NAME)
+    stream = t.stream("lines", source_of(operated.cell.queue, operated.cell.database))
+    stream.flat_map(rows_of, "line", schema=SCHEMA).into(*sinks)
+    return t
+
+
+def test_a_table_without_the_columns_is_refused_or_gets_them(operated: Operated) -> None:
+    """By `schema_contract`. The rows that are there have NULL."""
+    folder, database = operated.cell.folder, operated.cell.database
+    write_deltalake(folder / "lake" / "added", pa.table({"k": ["z"], "at": [1], "made": ["-"]}))
+    operated.sql("create table added (k text, at bigint, made text); insert into added values ('z', 1, '-')")
+    operated.put(b"0|a,1")
+    for sink in (sinks_of(folder, database)[0], sinks_of(folder, database)[2]):
+        with pytest.raises(SinkRefused, match="the table has no column '_txid'"):
+            operated.run(rows_from(operated, sink))
+    added = sinks_of(folder, database, schema_contract="evolve")
+    operated.run(rows_from(operated, added[0], added[2]))
+    for found in (delta(folder, "added"), postgres(operated, "added")):
+        assert {r["k"]: r["_txid"] is None or r["_message_id"] is None for r in found} == {"z": True, "a": False}
+    operated.verify()
+
+
+def test_a_column_that_takes_no_null_is_refused(operated: Operated) -> None:
+    """A file with a NULL would be adopted by Delta as it is."""
+    folder, database = operated.cell.folder, operated.cell.database
+    fields = [
+        Field("k", PrimitiveType("string")),
+        Field("at", PrimitiveType("long")),
+        Field("made", PrimitiveType("string")),
+    ]
+    id_ = Field("_message_id", PrimitiveType("string"), nullable=False)
+    DeltaTable.create(folder / "lake" / "added", Schema([*fields, Field("_txid", PrimitiveType("long")), id_]))
+    operated.sql("create table added (k text, at bigint, made text, _txid bigint, _message_id text not null)")
+    for sink in (sinks_of(folder, database)[0], sinks_of(folder, database)[2]):
+        with pytest.raises(SinkRefused, match="column '_message_id' is NOT NULL"):
+            operated.run(rows_from(operated, sink))
+
+
+def test_a_group_has_its_txid_alone(operated: Operated) -> None:
+    sink = PostgresSink("groups", database=operated.cell.database, lineage=True)
+    t = Topology(NAME)
+    lines = t.stream("lines", source_of(operated.cell.queue, operated.cell.database))
+    lines.flat_map(rows_of, "line", schema=SCHEMA).group_by("k").agg(n=count()).into(sink)
+    operated.put(*LINES[:2])
+    operated.run(t)
+    found = sorted((r["k"], r["n"], r["_txid"], r["_message_id"]) for r in postgres(operated, "groups"))
+    assert found == [("a", 2, 1, None), ("b", 1, 1, None)]
+
+
+def test_a_job_writes_its_key(operated: Operated) -> None:
+    """And a dry run tells the bytes of its files with the columns."""
+    folder, database = operated.cell.folder, operated.cell.database
+    settings = Settings(database_url=database.sqlalchemy_url.render_as_string(hide_password=False), home=folder)
+
+    def frame(*ks: str) -> Handout:
+        table = pa.table({"k": [*ks], "at": [1] * len(ks)})
+        return Handout("", lambda: table, table.schema)
+
+    with exactly_once(*sinks_of(folder, database), name="daily", settings=settings, frames=ArrowFrames()) as write:
+        told = write.dry_run(frame("a", "b"), "monday")
+        write.once(frame("a", "b"), "monday")
+        write.once(frame("c", "a"), "tuesday")
+    wanted = {("a", 1, "monday"), ("b", 1, "monday"), ("c", 2, "tuesday"), ("a", 2, "tuesday")}
+    for found in (delta(folder, "added"), postgres(operated, "added")):
+        assert {(r["k"], r["_txid"], r["_message_id"]) for r in found} == wanted
+    for found in (delta(folder, "newest"), postgres(operated, "newest")):
+        assert {(r["k"], r["_txid"], r["_message_id"]) for r in found} == wanted - {("a", 2, "tuesday")}
+    files = operated.sql(
+        "select sink, sum((f ->> 'bytes')::bigint) from stormproof.txn_sink, jsonb_array_elements(files) f"
+        " where txid = 1 group by sink"
+    )
+    assert {sink.sink: sink.rows.bytes for sink in told.sinks} == {name: int(size) for name, size in files}
+    operated.command("audit", "verify", "daily")
