@@ -124,6 +124,47 @@ class Rehearsal:
         return self.of.resource()
 
 
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """Stands for the writer of a sink that has none without being opened: it takes every row, and keeps and counts none."""
+
+    sink: str
+
+    @property
+    def names_messages(self) -> bool:
+        """No."""
+        return False
+
+    def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
+        """None is refused, as far as can be told."""
+        del rows
+        return ()
+
+    def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
+        """A writer for one task."""
+        del context, schema
+        return _NoTask()
+
+    def files_in(self) -> str | None:
+        """It has no folder."""
+        return None
+
+    def resource(self) -> object | None:
+        """Nothing."""
+        return None
+
+
+class _NoTask:
+    def write(self, rows: pa.RecordBatch) -> None:
+        del rows
+
+    def close(self) -> Sequence[PreparedFile]:
+        return ()
+
+    def discard(self) -> None:
+        return
+
+
 class _RehearsedTask:
     def __init__(self, writer: SinkWriter, task: TaskWriter) -> None:
         self._writer = writer

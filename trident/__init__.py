@@ -21,7 +21,7 @@
 | `read_already` | how does at-most-once run a retry, whose payload is gone with its confirm |
 | `blocked_error`, `outages` | what is said of a batch that a sink refuses; how long is a store that is away waited for |
 | `tuning`, `latency_tuner` | how large is a batch, and how many are in flight; how is that tuned to a latency |
-| `dry_run` | what would a commit do |
+| `dry_run`, `start_preview`, `topology_rehearsal` | what would a commit, a start, the next batch do |
 | `run_log`, `statistics` | what does a run log, and count |
 | `prune`, `queue_adoption`, `grants` | how is the ledger pruned; how does a queue change its server; GRANTs |
 """

@@ -20,8 +20,12 @@ class DryRunOutcome(StrEnum):
     """The key is written: nothing would be computed or written."""
     ROLL_FORWARD = "would roll forward"
     """The key's content is fixed: it would be completed from its files."""
+    WAIT = "would wait"
+    """There is no message to open, and nothing speaks against a start."""
     CANNOT_TELL = "cannot tell"
-    """A sink has no preview, or its table cannot be read; nothing speaks against a commit at the others."""
+    """A source cannot be read without taking its messages, a bolt reads a state, a sink has no preview, or its table cannot
+    be read; nothing speaks against a commit at the others.
+    """
     REFUSE = "would refuse"
     """A table cannot take the rows, or a row is refused: nothing would be written."""
 
@@ -118,6 +122,54 @@ class DryRun:
             "outcome": self.outcome.value,
             "txid": self.txid,
             "rows": self.rows,
+            "sinks": [sink.to_json() for sink in self.sinks],
+            "notes": [*self.notes],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyDryRun:
+    """What the next batch of a topology would do; `str` of it is for people, `to_json` for programs. Nothing was done.
+
+    `txid` is the next one. `messages` were read: at most one batch, of those that were never opened. `failed` of them fail;
+    there are some `examples`. `unread` says why messages of a source were not read. `notes` says what a start would do
+    before.
+    """
+
+    name: str
+    outcome: DryRunOutcome
+    txid: int
+    messages: int
+    failed: int
+    sinks: tuple[DryRunSink, ...]
+    examples: tuple[str, ...] = ()
+    unread: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def refused(self) -> bool:
+        """Whether a start would be refused."""
+        return self.outcome is DryRunOutcome.REFUSE
+
+    def __str__(self) -> str:
+        read = f"{self.messages:,} messages read, {self.failed:,} would fail"
+        lines = [f"dry run of topology {self.name}: {self.outcome}, txid {self.txid}; {read}"]
+        lines += [f"  failed: {text}" for text in self.examples]
+        lines += [f"  not read: {self.unread}"] if self.unread else []
+        for sink in self.sinks:
+            lines += sink.lines()
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def to_json(self) -> dict[str, Json]:
+        """The same for programs."""
+        return {
+            "name": self.name,
+            "outcome": self.outcome.value,
+            "txid": self.txid,
+            "messages": self.messages,
+            "failed": self.failed,
+            "examples": [*self.examples],
+            "unread": self.unread,
             "sinks": [sink.to_json() for sink in self.sinks],
             "notes": [*self.notes],
         }

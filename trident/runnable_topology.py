@@ -11,6 +11,7 @@ from stormproof.core.guarantee import Guarantee
 
 if TYPE_CHECKING:
     from stormproof.core.settings import Settings
+    from stormproof.trident.dry_run import TopologyDryRun
     from stormproof.trident.explain import Explanation
     from stormproof.trident.options import RunOptions
     from stormproof.trident.run import RunArguments
@@ -82,6 +83,33 @@ class RunnableTopology(TopologyGraph):
         from stormproof.trident.run import run
 
         return run(self, self._chosen(guarantee), **arguments)
+
+    def dry_run(self, guarantee: Guarantee | str | None = None, *, settings: Settings | None = None) -> TopologyDryRun:
+        """What a start and its first batch would do now. Nothing is done: `str` of the result is for people, `to_json` for
+        programs.
+
+        At most one batch of messages that were never opened is read, and not taken; all operators run in this process, and
+        rows are checked as the sinks' writers check them, counted, and dropped. A source whose messages cannot be read
+        without being taken is named (`unread`), and so is a sink without a preview.
+
+        Guarantee:
+            No message, lease, row, file, folder, table, claim or entry of the ledger is taken, made or changed, and no
+            running driver is fenced, whatever the answer, and wherever the call is killed. It needs no right to write.
+
+        Not guaranteed:
+            That the next batch is this one: messages that were returned or are due for a retry come first, the tables' own
+            rules (`TablePreview.can_refuse`) are named and not tried, and others may write meanwhile. Messages that share
+            tuples with failed ones are not told apart. Operators that read a state are not run. The user's own functions
+            run, with what they do by themselves. An embedded Postgres that stands is started.
+
+        Raises:
+            TopologyError: it cannot run under this guarantee, or a function of it cannot be sent to a worker.
+            JobFailed: the job failed.
+            StoreUnavailable: a store does not answer.
+        """
+        from stormproof.trident.topology_rehearsal import rehearsed_topology
+
+        return rehearsed_topology(self, self._chosen(guarantee), settings=settings)
 
     def _chosen(self, guarantee: Guarantee | str | None) -> Guarantee | None:
         return None if guarantee is None else as_guarantee(guarantee, f"topology {self.name!r}")

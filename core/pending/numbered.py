@@ -14,7 +14,8 @@ from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.rows import At, PendingRows
 from stormproof.core.pending.slice_position import even_bounds, expectation_of
 from stormproof.core.pending.source import PendingSource
-from stormproof.core.source.protocol import Expectation, Limit, SliceReader
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.protocol import Expectation, Limit, SliceReader, SourcePreview
 
 _PAYLOAD_ROWS: Final = 10_000
 """Rows of a record batch where payloads are read again."""
@@ -109,6 +110,10 @@ class NumberedSource(PendingSource):
         del cursor
         ids = np.arange(*range_of(at), dtype=np.int64)
         return expectation_of(ids[~np.isin(ids, np.fromiter(excluded, np.int64))] if excluded else ids, seed)
+
+    def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
+        """From the position on, by `stop` and `reader`: these must only look."""
+        return self._preview_next(subscription, limit, database)
 
     def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
         """Readers of the range."""

@@ -128,6 +128,10 @@ class PostgresPendingStore:
         self._named = self._default()
         return self._named
 
+    def is_known(self, database: Database | None) -> bool:
+        """Whether a database is given here, or was named or lent before; one that would be made first is none."""
+        return database is not None or self._named is not None or bool(self._lent)
+
     def bind(self, database: Database) -> None:
         """Use this database, where none was named."""
         self._lent.setdefault(database.redacted, database)

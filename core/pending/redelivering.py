@@ -20,7 +20,7 @@ from stormproof.core.pending.rows import At
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.decode import Unit, decoder_for
-from stormproof.core.source.protocol import Limit, SliceReader
+from stormproof.core.source.protocol import Limit, SliceReader, SourcePreview
 
 log = logging.getLogger("stormproof.source")
 
@@ -118,6 +118,11 @@ class RedeliveringSource(NumberedSource):
         view = super().for_run(database)
         view._handles = {}
         return view
+
+    def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
+        """None: the server gives a message to whoever receives it."""
+        del subscription, limit, database
+        return SourcePreview(why=f"{self.where}: its server hands messages out, so reading them would take them")
 
     def look(self, epoch: int) -> None:
         """Receive messages, and write them down; confirm what is owed.

@@ -304,6 +304,10 @@ class PendingStore(Protocol):
         """The same for one run: with connections of its own, in `database` where none is named."""
         ...
 
+    def is_known(self, database: Database | None) -> bool:
+        """Whether there is a store to ask, where a run has this database (None: none yet)."""
+        ...
+
     def bind(self, database: Database) -> None:
         """Use this database, where none is named."""
         ...

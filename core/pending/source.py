@@ -14,7 +14,7 @@ from random import Random
 from typing import Final, Self
 
 from stormproof.core.arguments import require_text, require_whole
-from stormproof.core.errors import Fenced, Json, UsageError
+from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
 from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.pending.connector import Connector
 from stormproof.core.pending.cutting import SliceCutter
@@ -33,6 +33,7 @@ from stormproof.core.source.protocol import (
     Resolution,
     Slice,
     SliceReader,
+    SourcePreview,
 )
 from stormproof.core.tracking.share import signed
 
@@ -104,6 +105,28 @@ class PendingSource(Connector):
     def close(self) -> None:
         """Let connections go; the next use makes others."""
         self._store.close()
+
+    def _preview_next(self, subscription: str | None, limit: Limit, database: Database | None) -> SourcePreview:
+        """`preview` for a connector whose `start`, `check`, `next` and `parts` only look."""
+        if not self._store.is_known(database):
+            return SourcePreview(why=f"{self.where} keeps what is pending in a database, and there is none yet")
+        view = copy.copy(self) if database is None else self.for_run(database)
+        try:
+            return view._unopened(Subscriber(self.KIND, self.key, subscription or ""), limit)
+        except PositionMismatch as mismatch:
+            return SourcePreview(why=mismatch.message, refused=True)
+        except UsageError as error:
+            return SourcePreview(why=error.message)
+        finally:
+            view.close()
+
+    def _unopened(self, who: Subscriber, limit: Limit) -> SourcePreview:
+        with self._store.rows(who) as rows:
+            position = rows.position() or self.start(rows.cursor)
+            found = self.next(self.check(who, position, rows.cursor), limit, 0, rows.cursor)
+        if found is None:
+            return SourcePreview()
+        return SourcePreview(self.parts(found.piece.at, 1), found.piece.messages)
 
     def look_at(self, subscription: str) -> None:
         """Act for a subscription that is there already, without its epoch: for its dead letters."""

@@ -31,6 +31,7 @@ from stormproof.core.source.protocol import (
     Slice,
     SliceReader,
     Source,
+    SourcePreview,
 )
 from stormproof.core.source.spout_ids import SpoutIds
 from stormproof.core.source.spouts import (
@@ -184,6 +185,17 @@ class SourceGroup(Source):
         members = [(member.spout, member.source.shown_ids()) for member in self._members]
         known = tuple((spout, ids) for spout, ids in members if ids is not None)
         return SpoutIds(known) if len(known) == len(members) else None
+
+    def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
+        """The next messages of every spout that can be read so, each up to the limit; `why` names the others."""
+        readers, messages, why, refused = list[SliceReader](), 0, list[str](), False
+        for member in self._members:
+            own = None if subscription is None else member_subscription(subscription, member.spout)
+            found = member.source.preview(own, limit, database)
+            readers += [SpoutReader(member.spout, member.index, reader) for reader in found.readers]
+            messages, refused = messages + found.messages, refused or found.refused
+            why += [f"spout {member.spout!r}: {found.why}"] if found.why else []
+        return SourcePreview(tuple(readers), messages, "; ".join(why), refused)
 
     def probes(self) -> tuple[Probe, ...]:
         """What the spouts' readers need inside executors."""

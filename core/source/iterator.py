@@ -26,7 +26,16 @@ from stormproof.core.source.decode import Unit
 from stormproof.core.source.iterator_client import Item, IteratorClient
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.memory import InMemory
-from stormproof.core.source.protocol import READER_SCHEMA, Expectation, Lease, Limit, Resolution, Slice, SliceReader
+from stormproof.core.source.protocol import (
+    READER_SCHEMA,
+    Expectation,
+    Lease,
+    Limit,
+    Resolution,
+    Slice,
+    SliceReader,
+    SourcePreview,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,11 @@ class IteratorSource(InMemory):
                 "the client's own acknowledgement as confirm=, or run at-most-once"
             )
         return None
+
+    def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
+        """None: what an iterator has given is taken."""
+        del subscription, limit, database
+        return SourcePreview(why=f"{self.where}: an iterator gives each item once, so reading it would take them")
 
     def for_run(self, database: Database) -> Self:
         """The object itself: an iterator gives each message once, so it serves one topology."""

@@ -19,9 +19,10 @@ from stormproof.core.pending.audit import NumberedAudit
 from stormproof.core.pending.memory import MemoryPendingStore, MemorySliceReader
 from stormproof.core.pending.numbered import NumberedSource
 from stormproof.core.pending.rows import At, Subscriber
+from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.decode import Unit, decoder_for
-from stormproof.core.source.protocol import Limit, SliceReader
+from stormproof.core.source.protocol import Limit, SliceReader, SourcePreview
 
 
 class _MemoryAudit(NumberedAudit):
@@ -130,6 +131,10 @@ class MemorySource(InMemory):
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Act for this subscription from now on, or for that of the view; created if it is missing."""
         super().subscribe(self._view_of or subscription, epoch)
+
+    def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
+        """For that subscription, or for that of the view."""
+        return super().preview(self._view_of or subscription, limit, database)
 
     def stop(self, cursor: Any) -> int:
         """The number of messages."""

@@ -135,6 +135,20 @@ class Backlog:
     oldest_ready_age_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SourcePreview:
+    """Messages that a source would hand out next, for a dry run: nobody has taken them.
+
+    `readers` read them. `why` says why none can be read in this way, or not those of every spout; `refused`: the start of
+    a run would be refused for it.
+    """
+
+    readers: tuple[SliceReader, ...] = ()
+    messages: int = 0
+    why: str = ""
+    refused: bool = False
+
+
 # ---- how it is read, inside executors
 
 READER_SCHEMA = pa.schema(
@@ -245,6 +259,19 @@ class Source(Protocol):
         """Whether `tx` is a transaction in this source's own store; by default never."""
         del tx
         return False
+
+    def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
+        """The next messages that were never opened, for a dry run; those that wait for a retry are not among them.
+
+        Nothing is taken, made, changed or locked, here or at a server behind the source. By default that cannot be done,
+        and `why` says so. `subscription` None: there is none yet. `database` is the run's, for a source that names none
+        itself; None: there is none yet.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        del subscription, limit, database
+        return SourcePreview(why=f"{type(self).__name__} {self.name!r} cannot be read without taking its messages")
 
     # -- the run
 

@@ -80,6 +80,7 @@ from .core.source.protocol import (
     Slice as Slice,
     SliceReader as SliceReader,
     Source as Source,
+    SourcePreview as SourcePreview,
 )
 from .sinks.delta import DeltaSink as DeltaSink
 from .sinks.memory import MemorySink as MemorySink
@@ -112,7 +113,12 @@ from .trident.aggregate import (
     min_ as min_,
     sum_ as sum_,
 )
-from .trident.dry_run import DryRun as DryRun, DryRunOutcome as DryRunOutcome, DryRunSink as DryRunSink
+from .trident.dry_run import (
+    DryRun as DryRun,
+    DryRunOutcome as DryRunOutcome,
+    DryRunSink as DryRunSink,
+    TopologyDryRun as TopologyDryRun,
+)
 from .trident.explain import Explanation as Explanation
 from .trident.run import RunArguments as RunArguments, run as run
 from .trident.state.delta import DeltaMap as DeltaMap

@@ -497,6 +497,9 @@ TOPOLOGY: Final[Mapping[str, Mapping[str, Sequence[Case]]]] = {
     "Topology.explain": {
         "guarantee": [(lambda: words().topology.explain("twice"), "topology 't': no guarantee 'twice'; known: at-m")],
     },
+    "Topology.dry_run": {
+        "guarantee": [(lambda: words().topology.dry_run("twice"), "topology 't': no guarantee 'twice'; known: at-m")],
+    },
     "Topology.run": {
         "guarantee": [(lambda: words().topology.run("twice"), "topology 't': no guarantee 'twice'; known: at-m")],
         "engine": [

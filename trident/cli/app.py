@@ -97,6 +97,10 @@ def run(
     ] = None,
     engine: Annotated[str, typer.Option(help="spark, or inline: in this process, for trying things out.")] = "spark",
     max_batches: Annotated[int | None, typer.Option(min=1, help="End after this many batches.")] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what a start and its first batch would do, in this process; do nothing."),
+    ] = False,
     log_format: Annotated[
         str | None,
         typer.Option(help="text: a short line a batch; json: one object a line; default: auto, by the terminal."),
@@ -106,7 +110,8 @@ def run(
     """Run a topology: from its source to its sinks, batch by batch, until idle or stopped.
 
     Exit status: 0 if it ended by itself, 130 if a signal stopped it, 3 if another driver took over, 1 after an error, 2 if
-    it cannot start as it is called. Example: stormproof run mine.py:words --param lake=lake --until-idle
+    it cannot start as it is called. With --dry-run: 0 if it would commit or wait, 1 if it would be refused, 4 if that cannot
+    be told. Example: stormproof run mine.py:words --param lake=lake --until-idle
     """
     from stormproof.trident.cli.run import run_topology
 
@@ -117,6 +122,7 @@ def run(
         engine=engine,
         until_idle=until_idle,
         max_batches=max_batches,
+        dry_run=dry_run,
         as_json=as_json,
         batch_messages=max_messages,
         batch_bytes=max_bytes,

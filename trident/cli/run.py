@@ -16,8 +16,10 @@ from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import logging_to_stderr
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
 from stormproof.trident.cli.run_text import Progress, run_text
+from stormproof.trident.dry_run import DryRunOutcome
 from stormproof.trident.run import EngineChoice, driver, options_of
 from stormproof.trident.statistics import BatchResult
+from stormproof.trident.topology_rehearsal import rehearsed_topology
 
 if TYPE_CHECKING:
     from types import FrameType, ModuleType
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 ENGINES: Final = ("spark", "inline")
 STOPPED_BY_SIGNAL: Final = "signal"
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_DRY_RUN_ENDS: Final = {DryRunOutcome.REFUSE: Exit.FAILED, DryRunOutcome.CANNOT_TELL: Exit.CANNOT_TELL}
 ONE_SIGNAL_S: Final = 0.3
 """Two signals within this time count as one: whoever ends a process group often signals process and group."""
 
@@ -37,6 +40,7 @@ def run_topology(
     engine: str,
     until_idle: bool,
     max_batches: int | None,
+    dry_run: bool,
     as_json: bool,
     **chosen: float | str | None,
 ) -> None:
@@ -44,6 +48,10 @@ def run_topology(
     engine_choice = _engine(engine)
     settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
     topology, module = load_topology(target, parameters)
+    if dry_run:
+        told = rehearsed_topology(topology, None if guarantee is None else as_guarantee(guarantee), settings=settings)
+        emit(told.to_json(), as_json=as_json, text=lambda: say(str(told)))
+        finish(_DRY_RUN_ENDS.get(told.outcome, Exit.DONE))
     promised = as_guarantee(guarantee or topology.guarantee or "exactly-once")
     with logging_to_stderr(settings.log_level, settings.log_format) as progress, Stopping() as stopping:
         if engine_choice == "spark":

@@ -25,7 +25,7 @@ from stormproof.core.source.files.formats import scan
 from stormproof.core.source.files.ranges import RegisteredFiles
 from stormproof.core.source.files.rows import RowDecoder
 from stormproof.core.source.files.source import FileSource
-from stormproof.core.source.protocol import Backlog, Decoded, Decoder
+from stormproof.core.source.protocol import Backlog, Decoded, Decoder, Limit, SourcePreview
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,11 @@ class MicroBatches(FileSource):
         """The columns of a micro-batch that are kept."""
         assert self._columns is not None
         return self._columns
+
+    def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
+        """None: a streaming query brings the messages."""
+        del subscription, limit, database
+        return SourcePreview(why=f"{self.where}: its messages come with a streaming query")
 
     def look(self, epoch: int) -> None:
         """Do nothing: files come through `register`, and each is checked when it is read."""

@@ -33,7 +33,7 @@ from stormproof.core.source.files.identity import as_registered, renamed_from
 from stormproof.core.source.files.ranges import RegisteredFiles
 from stormproof.core.source.files.reader import FileSliceReader
 from stormproof.core.source.files.rows import RowDecoder, edited, unpack
-from stormproof.core.source.protocol import Decoder, Limit, SliceReader
+from stormproof.core.source.protocol import Decoder, Limit, SliceReader, SourcePreview
 
 log = logging.getLogger("stormproof.source")
 
@@ -210,6 +210,21 @@ class FileSource(NumberedSource):
             placed = replace(file, number=self._files.newest + 1, first_id=self._files.stop)
             entries.insert(rows.cursor, who, placed)
         self._files.append(placed)
+
+    def _unopened(self, who: Subscriber, limit: Limit) -> SourcePreview:
+        """With the files that are there and not registered yet, as far as they are needed: these are read, and stay so."""
+        with self._store.rows(who) as rows:
+            known = RegisteredFiles(entries.registered(rows.cursor, who, self._format))
+            first = next_of(rows.position() or self.start(rows.cursor))
+        there = {file.path for file in known}
+        for path in self._found():
+            if known.stop >= first + max(1, limit.messages):
+                break
+            if path not in there and renamed_from(known, path, self._schema) is None:
+                file = scan(path, self._format, self._schema)
+                known.append(replace(file, number=known.newest + 1, first_id=known.stop))
+        self._files = known
+        return super()._unopened(who, limit)
 
     # ---- the connector
 

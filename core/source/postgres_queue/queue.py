@@ -42,7 +42,7 @@ from stormproof.core.source.postgres_queue.position import NOTHING, Position, Ra
 from stormproof.core.source.postgres_queue.produce import Receipt, copy_in, lines_from
 from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
 from stormproof.core.source.postgres_queue.server import check_server, look
-from stormproof.core.source.protocol import Backlog, Expectation, Limit, SliceReader
+from stormproof.core.source.protocol import Backlog, Expectation, Limit, SliceReader, SourcePreview
 
 _LOG = logging.getLogger("stormproof.queue")
 
@@ -210,6 +210,10 @@ class PostgresQueue(PendingSource):
         """Act for a subscription that is there already, without its epoch and its position: for its dead letters."""
         self._acts_for["subscription"] = subscription
         super().look_at(subscription)
+
+    def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
+        """By the snapshot of now, as `open` cuts a slice."""
+        return self._preview_next(subscription, limit, database)
 
     def start(self, cursor: psycopg.Cursor[Any]) -> At:
         """Before the first message, or behind all that is there now."""

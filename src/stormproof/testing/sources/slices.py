@@ -51,6 +51,21 @@ class SliceCases:
         shown = [source.shown_id(message.id, message.origin) for message in messages]
         assert ids.shown(numbers, origins).to_pylist() == [None, *shown]
 
+    def test_a_preview_takes_nothing(self, harness: SourceHarness) -> None:
+        """`preview`, where the source has it, reads the messages that `open` gives then, and `open` gives them all."""
+        harness.put([b"a", b"", b"c"])
+        source = harness.view()
+        found = source.preview(None, ANY)
+        if found.why:
+            assert not found.readers
+            return
+        read = [
+            id_ for one in found.readers for rows in one.read(SEED, frozenset(), 10) for id_ in rows["id"].to_pylist()
+        ]
+        messages = messages_of(source, open_slice(source))
+        assert payloads_of(messages) == [b"a", b"", b"c"]
+        assert (found.messages, read) == (3, [message.id for message in messages])
+
     def test_tokens_depend_on_the_seed_and_the_expectation_follows(self, harness: SourceHarness) -> None:
         """Another seed makes other tokens, `excluded` leaves messages out, and `expect` says what is found then."""
         harness.put(numbered(5))

@@ -1,0 +1,225 @@
+"""A dry run of a topology says what its first batch would do, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.crashes import KILLED, Cell, run_driver
+from support.operated import Operated
+from support.topologies import source_of
+from support.untouched import everything
+
+from stormproof import (
+    DeltaSink,
+    DryRunOutcome,
+    FileSource,
+    IteratorSource,
+    MemoryMap,
+    MemorySink,
+    MicroBatches,
+    PostgresSink,
+    TableAction,
+    Topology,
+    TopologyDryRun,
+    count,
+)
+from stormproof.core.settings import Settings
+from stormproof.core.source.protocol import Source
+from stormproof.trident import start_preview
+
+pytestmark = pytest.mark.postgres
+NAME = "rehearsed"
+LINES = [b"a b", b"c fail", b"d d", b"e"]
+
+
+def words_of(line: str) -> list[str]:
+    if "fail" in line:
+        raise ValueError("not this one")
+    return line.split()
+
+
+def build(cell: Cell) -> Topology:
+    t = Topology(NAME)
+    words = t.stream("lines", source_of(cell.queue, cell.database)).flat_map(words_of, "line", schema="word string")
+    words.into(DeltaSink(cell.folder / "lake" / "words"), PostgresSink("words", database=cell.database))
+    words.group_by("word").persistent_aggregate(n=count()).into(PostgresSink("counts", database=cell.database))
+    return t
+
+
+@pytest.fixture
+def rehearsed(operated: Operated) -> Operated:
+    return replace(operated, cell=replace(operated.cell, build=build, batch_messages=100))
+
+
+def settings_of(operated: Operated, **more: Any) -> Settings:
+    url = operated.cell.database.sqlalchemy_url.render_as_string(hide_password=False)
+    return Settings(database_url=url, home=operated.cell.folder / "home", **{"batch_messages": 100, **more})
+
+
+def dry(operated: Operated, built: Topology | None = None, **more: Any) -> TopologyDryRun:
+    """A dry run, after which everything is as it was."""
+    cell = operated.cell
+    before = everything(cell.folder, cell.database)
+    told = (built or build(cell)).dry_run(settings=settings_of(operated, **more))
+    assert everything(cell.folder, cell.database) == before
+    return told
+
+
+def rows_of(told: TopologyDryRun) -> dict[str, tuple[int, int]]:
+    return {one.sink: (one.rows.rows, one.rows.files) for one in told.sinks}
+
+
+def test_what_it_says_is_what_happens(rehearsed: Operated) -> None:
+    """Before the first run, and for the messages that came after it."""
+    rehearsed.put(*LINES)
+    told = dry(rehearsed)
+    assert (told.outcome, told.txid, told.messages, told.failed) == (DryRunOutcome.COMMIT, 1, 4, 1)
+    assert {one.table.action for one in told.sinks} == {TableAction.CREATE}
+    assert "at words_of, error: ValueError: not this one" in told.examples[0]
+    ran = rehearsed.run(build(rehearsed.cell))
+    assert ran.messages == 3
+    prepared = rehearsed.sql("select sink, rows from stormproof.txn_sink where txid = 1")
+    assert {sink: rows for sink, (rows, _) in rows_of(told).items()} == dict(prepared)
+
+    assert dry(rehearsed).outcome is DryRunOutcome.WAIT
+    rehearsed.put(b"f g", b"h")
+    told = dry(rehearsed)
+    assert (told.messages, rows_of(told)["postgres.words"][0], told.outcome) == (2, 3, DryRunOutcome.COMMIT)
+    assert {one.table.action for one in told.sinks} == {TableAction.USE}
+    assert dry(rehearsed, batch_messages=1).messages == 1
+
+
+def test_beside_a_killed_driver(rehearsed: Operated) -> None:
+    """What is prepared is said to come first, and nobody is fenced."""
+    rehearsed.put(*LINES)
+    assert run_driver(rehearsed.cell, "prepare.after=kill") == KILLED
+    told = dry(rehearsed)
+    assert any("txid 1 is prepared: a start would complete it first" in note for note in told.notes)
+    assert any("has not ended in order" in note for note in told.notes)
+    assert told.txid == 2
+
+
+def test_a_table_that_cannot_take_the_rows_is_refused(rehearsed: Operated) -> None:
+    rehearsed.put(*LINES)
+    rehearsed.sql("create table words (word integer)")
+    told = dry(rehearsed)
+    assert told.refused
+    (refusing,) = [one for one in told.sinks if one.table.action is TableAction.REFUSE]
+    assert "integer in the table and string in the rows" in refusing.table.why
+
+
+def test_a_row_that_its_column_cannot_hold_fails_its_message(rehearsed: Operated) -> None:
+    rehearsed.put(b"a", b"long-word b")
+    rehearsed.sql("create table words (word varchar(3))")
+    told = dry(rehearsed)
+    assert (told.messages, told.failed) == (2, 1)
+    assert rows_of(told) == {"delta.words": (1, 1), "postgres.words": (1, 1), "postgres.counts": (1, 1)}
+
+
+def lines_into(source: Source) -> Topology:
+    t = Topology(NAME)
+    t.stream("lines", source).flat_map(words_of, "line", schema="word string").into(MemorySink("m"))
+    return t
+
+
+def test_files_are_read_and_not_registered(operated: Operated) -> None:
+    folder = operated.cell.folder / "in"
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        (folder / f"{name}.txt").write_text(f"{name} 1\n{name} 2\n")
+    source = FileSource(folder, "text", name="files", database=operated.cell.database)
+    built = lines_into(source)
+    assert (dry(operated, built).messages, dry(operated, built, batch_messages=3).messages) == (6, 3)
+    operated.run(lines_into(source))
+    (folder / "d.txt").write_text("d\n")
+    assert dry(operated, built).messages == 1
+
+
+def iterated(cell: Cell) -> Source:
+    del cell
+    return IteratorSource("lines", [b"a"], confirm=lambda ids: None)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (iterated, "an iterator gives each item once"),
+        (lambda _: MicroBatches("lines", "line string"), "its messages come with a streaming query"),
+    ],
+)
+def test_a_source_that_cannot_be_read_so_is_named(
+    operated: Operated, make: Callable[[Cell], Source], said: str
+) -> None:
+    t = Topology(NAME, guarantee="at-least-once")
+    t.stream("lines", make(operated.cell)).into(MemorySink("m"))
+    told = dry(operated, t)
+    assert (told.outcome, told.messages) == (DryRunOutcome.CANNOT_TELL, 0)
+    assert said in told.unread
+
+
+def test_of_several_spouts_those_that_can_be_read_are(operated: Operated) -> None:
+    operated.put(*LINES[2:])
+    t = Topology(NAME, guarantee="at-least-once")
+    queued = t.stream("queued", source_of(operated.cell.queue, operated.cell.database))
+    queued.merge(t.stream("given", iterated(operated.cell))).into(MemorySink("m"))
+    told = dry(operated, t)
+    assert (told.messages, rows_of(told)) == (2, {"m": (2, 1)})
+    assert told.unread.startswith("spout 'given': ")
+
+
+def test_a_state_has_no_preview(operated: Operated) -> None:
+    operated.put(b"a")
+    t = Topology(NAME)
+    t.stream("lines", source_of(operated.cell.queue, operated.cell.database)).group_by("line").persistent_aggregate(
+        state=MemoryMap(), n=count()
+    )
+    told = dry(operated, t)
+    assert (told.outcome, told.messages) == (DryRunOutcome.CANNOT_TELL, 1)
+
+
+def test_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No embedded Postgres is made to look into."""
+    monkeypatch.delenv("STORMPROOF_DATABASE_URL", raising=False)
+    t = Topology(NAME)
+    t.stream("lines", FileSource(tmp_path / "in", "text", name="files")).into(DeltaSink(tmp_path / "lake" / "t"))
+    told = t.dry_run(settings=Settings(home=tmp_path / "home"))
+    assert told.outcome is DryRunOutcome.CANNOT_TELL
+    assert "keeps what is pending in a database, and there is none yet" in told.unread
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command(rehearsed: Operated) -> None:
+    rehearsed.put(*LINES)
+    file = rehearsed.cell.folder / "mine.py"
+    file.write_text(
+        "from stormproof import PostgresQueue, PostgresSink, Topology\n"
+        f"topology = Topology('{NAME}')\n"
+        f"lines = topology.stream('lines', PostgresQueue('{rehearsed.cell.queue}', schema='line string'))\n"
+        "lines.into(PostgresSink('lines'))\n"
+    )
+    target = f"{file}:topology"
+    told = rehearsed.command("run", target, "--dry-run")
+    assert (told["outcome"], told["messages"], told["sinks"][0]["rows"]["rows"]) == ("would commit", 4, 4)
+    assert "would create the table" in rehearsed.text("run", target, "--dry-run", "--max-messages", "2")
+    rehearsed.sql("create table lines (line integer)")
+    assert rehearsed.command("run", target, "--dry-run", status=1)["outcome"] == "would refuse"
+    assert rehearsed.sql("select count(*) from stormproof.topology") == [(0,)]
+
+
+def test_control_a_dry_run_that_takes_messages_is_seen(rehearsed: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsed.put(*LINES)
+    whole = start_preview.look
+
+    def taking(*given: Any) -> Any:
+        source = source_of(rehearsed.cell.queue, rehearsed.cell.database)
+        source.subscribe("life", 1)
+        source.close()
+        return whole(*given)
+
+    monkeypatch.setattr("stormproof.trident.topology_rehearsal.look", taking)
+    with pytest.raises(AssertionError):
+        dry(rehearsed)

@@ -1,0 +1,170 @@
+"""What a start would find: what the ledger says of a name, and each sink of its table. For dry runs: nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import sqlalchemy as sa
+
+from stormproof.core.clock import SystemClock
+from stormproof.core.errors import PositionMismatch
+from stormproof.core.graph.plan import Plan
+from stormproof.core.postgres.database import Database
+from stormproof.core.settings import Settings
+from stormproof.sinks.preview import RowsPreview, TableAction, TablePreview
+from stormproof.sinks.protocol import Sink, SinkIdentity
+from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.dry_run import DryRunSink
+from stormproof.trident.ledger import job_keys, lives
+from stormproof.trident.ledger.bindings import Bound
+from stormproof.trident.ledger.database import ledger_engine
+from stormproof.trident.ledger.graphs import Graph, compared
+from stormproof.trident.ledger.rows import Run, Txn
+from stormproof.trident.ledger.streams import SCHEMA
+from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.opening import sinks_of
+from stormproof.trident.transaction_states import TxnState
+
+NO_LIFE: Final = "dry-run"
+"""Stands for the life that a first start would make; no life is called so."""
+
+_NEEDED: Final = (("topology", "UPDATE"), ("txn", "INSERT"), ("txn_sink", "INSERT"))
+_NEEDED_FOR_KEYS: Final = (*_NEEDED, ("job_key", "INSERT"))
+"""Rights without which no run and no job gets through."""
+_MAY: Final = sa.text("select has_table_privilege(:table, :right)")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """What the ledger says of a name, and of a job's key; as it is here where it has never seen the name."""
+
+    incarnation: str | None = None
+    taken: int | None = None
+    last_txid: int = 0
+    unresolved: tuple[Txn, ...] = ()
+    bound: Mapping[str, Bound] = field(default_factory=dict[str, Bound])
+    adopted: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    refusal: str = ""
+    """Why the ledger would refuse the start."""
+    may_run: bool = False
+    """Whether its newest driver has not ended in order, so that it may run now."""
+
+
+def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[LedgerView, Database | None]:
+    """Read the ledger; `key` None: of a topology. An embedded Postgres that was never started is not made: then there is
+    no database.
+
+    Raises:
+        StoreUnavailable: the database does not answer.
+        UsageError: a streaming query uses the name.
+    """
+    if settings.uses_embedded and not (settings.home / "postgres" / "data").exists():
+        return LedgerView(notes=("there is no ledger yet: the first start makes an embedded Postgres",)), None
+    database = settings.resolve_database()
+    engine = ledger_engine(database)
+    try:
+        with AuditLedger(engine).snapshot() as ledger:
+            if not job_keys.has_table(ledger.connection):
+                note = (
+                    "the database has no ledger, or one of an older version; a start needs: stormproof ledger migrate"
+                )
+                return LedgerView(notes=(note,)), database
+            if key is not None:
+                job_keys.require_use(ledger.connection, name, by_key=True)
+            missing = _missing_rights(ledger.connection, _NEEDED if key is None else _NEEDED_FOR_KEYS)
+            if name not in [topology.name for topology in ledger.topologies()]:
+                return LedgerView(refusal=missing), database
+            topology = ledger.topology(name)
+            incarnation = topology.incarnation
+            bound = {
+                b.sink: Bound(name, b.sink, b.target, b.table_id, ledger.last_held(incarnation, b.sink))
+                for b in ledger.sinks(incarnation)
+            }
+            view = LedgerView(
+                incarnation,
+                None if key is None else job_keys.find(ledger.connection, incarnation, key),
+                ledger.last_txid(incarnation) or 0,
+                tuple(ledger.unresolved(incarnation)),
+                bound,
+                lives.adopted_by(ledger.connection, incarnation),
+                refusal=missing
+                or _refusal(
+                    Tx(ledger.connection, Run(name, incarnation, topology.epoch + 1, None), SystemClock()), graph
+                ),
+                may_run=topology.stopped_at is None,
+            )
+            return view, database
+    finally:
+        engine.dispose()
+
+
+def _missing_rights(connection: sa.Connection, needed: Sequence[tuple[str, str]]) -> str:
+    """Why this role could not write to the ledger; a dry run itself needs only to read it."""
+    found = [
+        f"{right} on {SCHEMA}.{table}"
+        for table, right in needed
+        if not connection.execute(_MAY, {"table": f"{SCHEMA}.{table}", "right": right}).scalar_one()
+    ]
+    return f"this role cannot write to the ledger: it lacks {', '.join(found)}; see: stormproof doctor" if found else ""
+
+
+def _refusal(tx: Tx, graph: Graph) -> str:
+    try:
+        compared(tx, graph)
+    except PositionMismatch as mismatch:
+        return mismatch.message
+    return ""
+
+
+def plan_placed(plan: Plan, database: Database, settings: Settings) -> Plan:
+    """The plan as a run would have it."""
+    return replace(plan, sink_specs=tuple(sink.placed(database, settings.staging_path) for sink in sinks_of(plan)))
+
+
+def sinks_told(
+    plan: Plan, previews: Mapping[str, TablePreview], rows: Mapping[str, RowsPreview]
+) -> tuple[DryRunSink, ...]:
+    """What is told of each sink, in the topology's order."""
+    return tuple(
+        DryRunSink(s.name, s.target, plan.sinks[s.name].mode.value, previews[s.name], rows.get(s.name, RowsPreview()))
+        for s in plan.sink_specs
+    )
+
+
+def table_of(sink: Sink, plan: Plan, view: LedgerView, name: str, database: Database | None) -> TablePreview:
+    """The sink's own word, and the ledger's on which table it must be, as a start would have it."""
+    identity = SinkIdentity(name, view.incarnation or NO_LIFE, sink.name)
+    found = sink.preview(identity, plan.sinks[sink.name], database)
+    bound = view.bound.get(sink.name)
+    why = ""
+    if bound is not None and found.action is TableAction.CREATE and not sink.is_new_in_process:
+        why = bound.is_gone(sink.target).message
+    elif bound is not None and found.table_id not in (None, bound.table_id):
+        why = bound.is_another(sink.target, found.table_id or "").message
+    elif bound is None and set(found.other_lives) - view.adopted:
+        life = min(set(found.other_lives) - view.adopted)
+        why = (
+            f"sink {sink.name!r}: {sink.target} was written or claimed by another life, {life}; to write beside it: "
+            f"stormproof ledger adopt {name} {life}"
+        )
+    return replace(found, action=TableAction.REFUSE, why=why, writer=None) if why else found
+
+
+def notes_of(view: LedgerView) -> tuple[str, ...]:
+    """What a start would do first, and what else a person has to know."""
+    notes = list(view.notes)
+    for txn in view.unresolved:
+        if txn.state is TxnState.OPEN:
+            notes.append(
+                f"txid {txn.txid} is open: its driver was killed, or runs now; a start would fence it and abort it"
+            )
+        elif txn.state is TxnState.BLOCKED:
+            notes.append(
+                f"txid {txn.txid} is blocked: a start would try it again, and stop there if it is refused again"
+            )
+        else:
+            notes.append(f"txid {txn.txid} is {txn.state}: a start would complete it first")
+    return tuple(notes)
