@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -236,3 +237,78 @@ def test_an_error_names_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
         simulate(words(), LINES, seed=77)
     assert any("seed=77" in note for note in caught.value.__notes__)
     assert "seed=3" in repr(simulate(words(), [], seed=3))
+
+
+# -- rows that a table refuses -----------------------------------------------------------------------------------------
+
+
+def into_two(lineage: bool = False) -> Topology:
+    t = Topology("two")
+    lines = t.stream("lines", MemorySource("lines"))
+    made = lines.flat_map(lambda line: [(w, line) for w in line.split()], "line", schema="word string, line string")
+    made.into(MemorySink("strict", lineage=lineage), MemorySink("plain"))
+    return t
+
+
+def in_lines(run: Simulation, sink: str) -> Counter[object]:
+    return Counter(row["line"] for row in run.rows(sink))
+
+
+def whole(lines: Sequence[str]) -> Counter[object]:
+    return Counter(line for line in lines for _ in line.split())
+
+
+def test_a_refused_row_rejects_its_message_at_that_sink() -> None:
+    lines = [f"{n} x{n} y{n}" for n in range(6)]
+    run = simulate(into_two(), lines, faults=Faults(at=(Fault(FaultKind.REFUSE, "strict", 5),)), batch_messages=3)
+    (rejected,) = run.rejected
+    kept = [line for number, line in enumerate(lines) if number != rejected.number]
+    assert (rejected.spout, rejected.sink) == ("lines", "strict")
+    assert (in_lines(run, "strict"), in_lines(run, "plain")) == (whole(kept), whole(lines))
+    assert Counter(m.end for m in run.messages) == {End.ACKED: 5, End.REJECTED: 1}
+    assert (run.statistics.rejected, run.statistics.struck) == (1, {"refuses": 1})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_message_is_rejected_whole_whoever_dies(seed: int) -> None:
+    """Under all other faults, too; and each seed gives the same run again."""
+    lines = [f"{n} x{n} y{n}" for n in range(12)]
+    faults = replace(MANY, refuses={"strict": 0.1})
+    run = simulate(into_two(), lines, seed=seed, faults=faults, max_attempts=100, batch_messages=4)
+    refused = {one.number for one in run.rejected}
+    assert in_lines(run, "strict") == whole([line for n, line in enumerate(lines) if n not in refused])
+    assert in_lines(run, "plain") == whole(lines)
+    assert {m.number for m in run.ended(End.REJECTED)} == refused
+    assert simulate(into_two(), lines, seed=seed, faults=faults, max_attempts=100, batch_messages=4) == run
+
+
+def test_control_a_rejected_row_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that leaves out the refused row, and not the others of its message."""
+    lines = [f"{n} x{n} y{n}" for n in range(6)]
+    monkeypatch.setattr("stormproof.sinks.rejects.Rejects.close", lambda _: False)
+    run = simulate(into_two(), lines, faults=Faults(at=(Fault(FaultKind.REFUSE, "strict", 5),)), batch_messages=3)
+    (rejected,) = run.rejected
+    assert in_lines(run, "strict") != whole([line for n, line in enumerate(lines) if n != rejected.number])
+
+
+def test_the_last_row_of_a_key_that_is_refused_gives_way_to_the_one_before() -> None:
+    t = Topology("newest")
+    rows = t.stream("lines", MemorySource("lines")).map(lambda n: ("k", int(n)), "line", schema="k string, n int")
+    rows.into(MemorySink("newest", mode="upsert", key="k", order_by="n"))
+    run = simulate(t, ["1", "2", "3"], faults=Faults(at=(Fault(FaultKind.REFUSE, "newest"),)))
+    assert run.rows("newest") == ({"k": "k", "n": 2},)
+    assert [one.number for one in run.rejected] == [2]
+
+
+def test_groups_are_never_refused() -> None:
+    t = Topology("counts")
+    t.stream("lines", MemorySource("lines")).group_by("line").persistent_aggregate(n=count()).into(MemorySink("counts"))
+    run = simulate(t, ["a", "b", "a"], faults=Faults(refuses=1.0))
+    assert Counter({row["line"]: row["n"] for row in run.rows("counts")}) == {"a": 2, "b": 1}
+    assert run.rejected == ()
+
+
+def test_lineage_names_the_simulated_messages() -> None:
+    lines = ["a b", "c", "d a"]
+    run = simulate(into_two(lineage=True), lines, seed=3, faults=MANY, max_attempts=100, batch_messages=2)
+    assert {(row["line"], row["_message_id"]) for row in run.rows("strict")} == {("a b", "0"), ("c", "1"), ("d a", "2")}

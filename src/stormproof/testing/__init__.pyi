@@ -4,6 +4,7 @@ from .faults import Event as Event, Fault as Fault, FaultKind as FaultKind, Faul
 from .simulation import (
     End as End,
     MessageFailed as MessageFailed,
+    RejectedMessage as RejectedMessage,
     SimulatedMessage as SimulatedMessage,
     Simulation as Simulation,
     SimulationStatistics as SimulationStatistics,

@@ -25,6 +25,8 @@ class FaultKind(StrEnum):
     """A function or bolt fails a tuple (`FailTuple`). Place: the component."""
     REJECT = "rejects"
     """A sink cannot hold a row. Place: the sink."""
+    REFUSE = "refuses"
+    """A sink's table refuses a row at its commit: the row's message is rejected there. Place: the sink."""
     MISREAD = "misreads"
     """A reader skips one message and gives another one twice. Place: the spout."""
     DROP = "drops"
@@ -61,6 +63,7 @@ class Faults:
     raises: Rate = 0.0
     fails: Rate = 0.0
     rejects: Rate = 0.0
+    refuses: Rate = 0.0
     misreads: Rate = 0.0
     drops: Rate = 0.0
     duplicates: Rate = 0.0

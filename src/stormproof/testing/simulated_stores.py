@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -33,12 +33,14 @@ from stormproof.sinks.protocol import (
     EvidenceReport,
     Held,
     PreparedTransaction,
+    RefusedRow,
     Sink,
     SinkIdentity,
     SinkSession,
     decide,
 )
 from stormproof.testing.faults import Chance, FaultKind
+from stormproof.testing.simulated_refusals import RefusingTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class _Applied:
     attempt: int
     digest: str
     rows: pa.Table
+    refused: tuple[RefusedRow, ...] = ()
 
 
 class SimulatedSink(Sink):
@@ -67,6 +70,10 @@ class SimulatedSink(Sink):
         self.staged: dict[str, _Staged] = {}
         self.applied: list[_Applied] = []
         self.epoch = 0
+        self.refusing = (
+            RefusingTable(spec.name, input_, chance) if chance.possible(FaultKind.REFUSE, spec.name) else None
+        )
+        """The table's own rule; None: it takes every row, and nothing is written to a disk."""
         self._files = 0
 
     @property
@@ -131,11 +138,16 @@ class SimulatedSink(Sink):
 
     # The driver's side.
 
-    def add(self, batch: int, attempt: int, digest: str, files: Sequence[PreparedFile]) -> None:
-        """Take prepared rows; they also stay prepared."""
-        tables = [self.staged[file.path].rows for file in files]
-        rows = pa.concat_tables([self.input.schema.empty_table(), *tables])
-        self.applied.append(_Applied(batch, attempt, digest, rows))
+    def add(self, transaction: PreparedTransaction, attempt: int) -> tuple[RefusedRow, ...]:
+        """Take prepared rows, which also stay prepared; gives those that it refuses."""
+        refused = tuple[RefusedRow, ...]()
+        if self.refusing is None:
+            tables = [self.staged[file.path].rows for file in transaction.files]
+            rows = pa.concat_tables([self.input.schema.empty_table(), *tables])
+        else:
+            rows, refused = self.refusing.taken(transaction)
+        self.applied.append(_Applied(transaction.txid, attempt, transaction.digest, rows, refused))
+        return refused
 
     def placed(self, database: Database, staging: Path) -> SimulatedSink:
         """This sink: it needs neither."""
@@ -182,13 +194,16 @@ class SimulatedWriter:
 
     def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         """A writer for one task."""
+        refusing = self.store.refusing
+        if refusing is not None:
+            return _FilesTask(self.store, context, refusing.open_task(context, schema, self.limits))
         writer = SimulatedTaskWriter(self.store, context, schema)
         return LatestWriter(writer, self.store.input) if self.store.input.mode is SinkMode.UPSERT else writer
 
     @property
     def names_messages(self) -> bool:
-        """No."""
-        return False
+        """Where its table may refuse rows."""
+        return self.store.refusing is not None
 
     def files_in(self) -> None:
         """None: what is prepared is in memory."""
@@ -221,6 +236,27 @@ class SimulatedTaskWriter(TaskWriter):
     def discard(self) -> None:
         """Forget what was written."""
         self.rows.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _FilesTask(TaskWriter):
+    """The same for a sink whose table may refuse rows: the rows are in files."""
+
+    store: SimulatedSink
+    context: TaskContext
+    writer: TaskWriter
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self.writer.write(rows)
+
+    def close(self) -> Sequence[PreparedFile]:
+        files = self.writer.close()
+        for file in files:
+            self.store.staged[file.path] = _Staged(self.context, self.store.input.schema.empty_table())
+        return files
+
+    def discard(self) -> None:
+        self.writer.discard()
 
 
 class SimulatedSession(SinkSession):
@@ -265,10 +301,9 @@ class SimulatedSession(SinkSession):
         if self._epoch != sink.epoch:
             raise Fenced(f"sink {sink.name!r}: epoch {sink.epoch} holds it", epoch=self._epoch)
         if checked and decide(self._identity, transaction, self.held()) is Decision.SKIP:
-            return ALREADY_HELD
+            return replace(ALREADY_HELD, refused=sink.applied[-1].refused)
         attempt = max((sink.staged[file.path].context.attempt for file in transaction.files), default=0)
-        sink.add(transaction.txid, attempt, transaction.digest, transaction.files)
-        return APPLIED
+        return replace(APPLIED, refused=sink.add(transaction, attempt))
 
     def sweep(self, is_dead: Callable[[int, int, str], bool]) -> int:
         """Forget what dead attempts prepared."""
@@ -286,7 +321,7 @@ class SimulatedSession(SinkSession):
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """What the sink took, from its own log."""
         entries = tuple(
-            Evidence(a.batch, a.digest, a.rows.num_rows)
+            Evidence(a.batch, a.digest, a.rows.num_rows, rejected=len(a.refused))
             for a in self._sink.applied
             if a.batch >= first and (last is None or a.batch <= last)
         )

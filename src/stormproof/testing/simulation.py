@@ -38,6 +38,7 @@ from stormproof.core.sink import SinkSpec
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.protocol import Backlog, Limit, Source
+from stormproof.core.source.spouts import id_of
 from stormproof.testing.faults import Chance, Event, FaultKind, Faults
 from stormproof.testing.memory_driver import memory_ledger_engine, run_driver
 from stormproof.testing.simulated_engine import SimulatedEngine, with_faults
@@ -69,6 +70,8 @@ class End(StrEnum):
     """It was confirmed. Under at-most-once that is before it is processed."""
     DEAD = "dead"
     """It failed too often, and is a dead letter."""
+    REJECTED = "rejected"
+    """It was confirmed, and a sink's table refused it there, whole; other sinks have it."""
     PENDING = "pending"
     """The simulation ended first."""
 
@@ -93,6 +96,16 @@ class SimulatedMessage:
     end: End
     times_opened: int
     failures: tuple[MessageFailed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedMessage:
+    """A message, by its spout and its number there, of which a sink's table refused a row."""
+
+    spout: str
+    number: int
+    sink: str
+    batch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +138,7 @@ class SimulationStatistics:
     failed_by_reason: Mapping[str, int]
     struck: Mapping[str, int]
     virtual_s: float
+    rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -133,7 +147,8 @@ class Simulation:
 
     `emitted` has, by component and stream, every tuple that was emitted, in order, those of failed attempts included.
     `written` has what each sink took, attempt by attempt; `content` what it holds in the end; `backlogs` what each spout's
-    source has left. `idle` says that nothing was left to do; else the simulation ended at `max_steps`.
+    source has left. `rejected` names messages that a sink rejected, once for each sink. `idle` says that nothing was left to
+    do; else the simulation ended at `max_steps`.
     """
 
     seed: int
@@ -148,6 +163,7 @@ class Simulation:
     statistics: SimulationStatistics
     events: tuple[Event, ...]
     idle: bool
+    rejected: tuple[RejectedMessage, ...] = ()
 
     def rows(self, sink: str) -> tuple[Row, ...]:
         """What a sink holds in the end, in any order; a fold holds one row a key.
@@ -247,6 +263,10 @@ def simulate(
     except Exception as error:
         error.add_note(f"in a simulation with seed={seed}, guarantee={chosen.value!r}, faults={world.chance.faults!r}")
         raise
+    finally:
+        for sink in world.sinks.values():
+            if sink.refusing is not None:
+                sink.refusing.close()
 
 
 class _World:
@@ -284,7 +304,8 @@ class _World:
         }
         self.sinks = {spec.name: SimulatedSink(spec, plan.sinks[spec.name], self.chance) for spec in plan.sink_specs}
         specs = tuple(cast("SinkSpec", sink) for sink in self.sinks.values())
-        self.plan: Plan = with_faults(replace(plan, sink_specs=specs), self.chance)
+        shown_ids = None if plan.shown_ids is None else self.source().shown_ids()
+        self.plan: Plan = with_faults(replace(plan, sink_specs=specs, shown_ids=shown_ids), self.chance)
         self.seen: dict[str, dict[str, list[pa.RecordBatch]]] = {}
         self.engine = SimulatedEngine(
             parallelism, chance=self.chance, rng=self._random("engine"), clock=self.clock, observe=self._observe
@@ -296,6 +317,7 @@ class _World:
             lease_s=LEASE_S,
             message_timeout_s=MESSAGE_TIMEOUT_S,
             until_idle=True,
+            rejects_max_share=1.0,
         )
         self._watch = replace(Watch.of(self.plan, self._options), keeping=self.engine.keeping, in_hand=self._in_hand)
         self._max_steps = max_steps
@@ -389,8 +411,12 @@ class _World:
     def result(self, *, idle: bool) -> Simulation:
         """The simulation's result, once all drivers have ended."""
         letters = {spout: source.dead_letters() for spout, source in self.sources.items()}
+        rejected = self._rejected()
+        of_spout = {(one.spout, one.number) for one in rejected}
         messages = tuple(
-            _message(spout, source, number, {letter.id for letter in letters[spout]})
+            _message(
+                spout, source, number, {letter.id for letter in letters[spout]}, rejected=(spout, number) in of_spout
+            )
             for spout, source in self.sources.items()
             for number in range(len(source.given))
         )
@@ -413,6 +439,7 @@ class _World:
             failed_by_reason=reasons,
             struck=dict(self.chance.struck),
             virtual_s=self.clock.monotonic_s(),
+            rejected=ends.count(End.REJECTED),
         )
         return Simulation(
             seed=self.seed,
@@ -433,11 +460,25 @@ class _World:
             statistics=statistics,
             events=tuple(self.chance.events),
             idle=idle,
+            rejected=rejected,
         )
 
+    def _rejected(self) -> tuple[RejectedMessage, ...]:
+        """Each message that a sink rejected, in the order of sinks and batches."""
+        spouts = list(self.sources)
+        found = dict[RejectedMessage, None]()
+        for name, sink in self.sinks.items():
+            for applied in sink.applied:
+                numbers = sorted({number for row in applied.refused for number, _ in row.messages})
+                for index, number in ((0, n) if len(spouts) == 1 else id_of(n) for n in numbers):
+                    found[RejectedMessage(spouts[index], number, name, applied.batch)] = None
+        return tuple(found)
 
-def _message(spout: str, source: SimulatedSource, number: int, dead: set[int]) -> SimulatedMessage:
+
+def _message(spout: str, source: SimulatedSource, number: int, dead: set[int], *, rejected: bool) -> SimulatedMessage:
     end = End.ACKED if number in source.acked else End.DEAD if number in dead else End.PENDING
+    if rejected and end is End.ACKED:
+        end = End.REJECTED
     failures = tuple(MessageFailed(f.reason, f.component, f.error, f.counted) for f in source.failures[number])
     return SimulatedMessage(spout, number, source.given[number], end, source.times_opened[number], failures)
 
