@@ -165,11 +165,13 @@ def _input_of(sink: str, description: Mapping[str, Json]) -> SinkInput:
         _names(description.get("order_by")),
         None if description.get("delete_when") is None else str(description["delete_when"]),
         _names(description.get("keep")),
-        _lineage_of(description.get("lineage")),
+        lineage_of(description),
     )
 
 
-def _lineage_of(found: Json) -> Lineage | None:
+def lineage_of(description: Mapping[str, Json]) -> Lineage | None:
+    """The lineage columns of a sink as the ledger describes it; None: it has none."""
+    found = description.get("lineage")
     if not isinstance(found, dict):
         return None
     txid, message = found.get("txid"), found.get("message")

@@ -101,6 +101,11 @@ def test_rows_name_their_message_and_transaction(traced: Operated) -> None:
         " join stormproof.topology t on t.incarnation = x.incarnation and t.name = 'traced'"
     )  # as docs/sinks.md has it
     assert Counter(joined) == Counter((r["_message_id"], "committed") for r in postgres(traced, "added"))
+    told = traced.command("audit", "message", NAME, shown["0"])
+    assert {(one["sink"], one["column"]) for one in told["stored_in"]} == {
+        (sink.name, "_message_id") for sink in sinks_of(traced.cell.folder, traced.cell.database)
+    }
+    assert "rows in postgres.added (added" in traced.text("audit", "message", NAME, shown["0"])
     traced.verify()
 
 
@@ -125,6 +130,49 @@ def test_a_table_without_the_columns_is_refused_or_gets_them(operated: Operated)
     for found in (delta(folder, "added"), postgres(operated, "added")):
         assert {r["k"]: r["_txid"] is None or r["_message_id"] is None for r in found} == {"z": True, "a": False}
     operated.verify()
+
+
+def test_rows_that_tasks_load_or_keep_or_cut_have_them(operated: Operated) -> None:
+    """Parallel loads, kept columns, partitions, and values that are discarded."""
+    folder, database = operated.cell.folder, operated.cell.database
+    keep: dict[str, Any] = {**UPSERT, "keep": "made", "lineage": True}
+    operated.sql("create table discarded (k varchar(1), at bigint, made text, _txid bigint, _message_id text)")
+    operated.put(b"0|a,1", b"1|a,2;b,1", b"2|a,0;wide,7")
+    operated.run(
+        rows_from(
+            operated,
+            PostgresSink("loaded", database=database, lineage=True, parallel_load_rows=1),
+            PostgresSink("kept", database=database, **keep),
+            DeltaSink(folder / "lake" / "kept", **keep),
+            DeltaSink(folder / "lake" / "cut", partition_by=["k"], lineage=True),
+            PostgresSink("discarded", database=database, lineage=True, schema_contract="discard_value"),
+        )
+    )
+    ids = dict(operated.sql("select made, _message_id from loaded"))
+    assert sorted(ids) == ["0", "1", "2"]
+    for found in (postgres(operated, "loaded"), delta(folder, "cut"), postgres(operated, "discarded")):
+        assert len(found) == 5
+        assert all((r["_txid"], r["_message_id"]) == (1, ids[r["made"]]) for r in found)
+    for found in (delta(folder, "kept"), postgres(operated, "kept")):
+        # The kept column is the first message's, the row the newest one's.
+        assert [(r["at"], r["made"], r["_message_id"]) for r in found if r["k"] == "a"] == [(2, "0", ids["1"])]
+    operated.verify()
+
+
+def test_a_fold_that_gets_the_column_has_the_txid_of_its_next_change(operated: Operated) -> None:
+    folder, database = operated.cell.folder, operated.cell.database
+    write_deltalake(folder / "lake" / "counted", pa.table({"k": ["a", "z"], "n": [5, 5]}))
+    operated.sql("create table counted (k text primary key, n bigint); insert into counted values ('a', 5), ('z', 5)")
+    operated.put(b"0|a,1;b,1")
+    more: dict[str, Any] = {"lineage": Lineage(message=None), "schema_contract": "evolve"}
+    t = Topology(NAME)
+    rows = t.stream("lines", source_of(operated.cell.queue, database)).flat_map(rows_of, "line", schema=SCHEMA)
+    rows.group_by("k").persistent_aggregate(n=count()).into(
+        DeltaSink(folder / "lake" / "counted", **more), PostgresSink("counted", database=database, **more)
+    )
+    operated.run(t)
+    for found in (delta(folder, "counted"), postgres(operated, "counted")):
+        assert {r["k"]: (r["n"], r["_txid"]) for r in found} == {"a": (6, 1), "b": (1, 1), "z": (5, None)}
 
 
 def test_a_column_that_takes_no_null_is_refused(operated: Operated) -> None:

@@ -138,6 +138,16 @@ def test_a_table_without_the_columns_is_refused(tmp_path: Path) -> None:
         world.run()
 
 
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_under_every_guarantee_a_row_names_its_message(guarantee: Guarantee, tmp_path: Path) -> None:
+    world = World([b"0", b"1", b"2"], tmp_path, batch_messages=2)
+    world.topology = Topology("words")
+    sink = MemorySink("m", staging=tmp_path / "m", lineage=True)
+    world.topology.stream("lines", world.source).map(lambda n: n, "line", schema="n string").into(sink)
+    world.run(guarantee)
+    assert sorted(tuple(row.values()) for row in sink.rows()) == [("0", 1, "0"), ("1", 1, "1"), ("2", 2, "2")]
+
+
 # -- what they are kept out of -----------------------------------------------------------------------------------------
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 
 from stormproof.core.errors import UsageError
 from stormproof.core.source.dead_letter import DeadLetter
+from stormproof.sinks.registry import lineage_of
 from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.audit.ledger import AuditLedger, SinkBinding
 from stormproof.trident.audit.lifecycle import (
     MESSAGE_EVENTS,
     EndKind,
@@ -61,6 +62,15 @@ class OperatorAction:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredIn:
+    """A sink that stores messages' ids: rows of the message have its id in this column."""
+
+    sink: str
+    target: str
+    column: str
+
+
+@dataclass(frozen=True, slots=True)
 class MessageReport:
     """One message: every batch that opened it, its failures, and its state."""
 
@@ -74,6 +84,8 @@ class MessageReport:
     in_source: bool = True
     """Whether the source still has it, or that is not known. If not, it was removed after it was read, or never existed:
     its id lies in an opened slice, and that is all that is known."""
+    stored_in: tuple[StoredIn, ...] = ()
+    """Where its rows can be looked up; only sinks with lineage columns."""
 
 
 def message(
@@ -95,6 +107,7 @@ def message(
         records = Records.of(txns.values(), evidence, rejects)
         end = _end(shown_id, trace, opened, records, evidence)
         in_source = evidence is None or bool(trace.txids) or evidence.has(shown_id)
+        stored_in = _stored_in(snapshot.sinks(row.incarnation))
         dead = () if evidence is None else [d for d in evidence.dead() if d.shown_id == shown_id]
     if end is None:
         raise UsageError(
@@ -120,7 +133,17 @@ def message(
         end=end,
         returned=tuple(Failure.of(event) for event in events if event.kind is EventKind.RETURNED),
         in_source=in_source,
+        stored_in=stored_in,
     )
+
+
+def _stored_in(sinks: Sequence[SinkBinding]) -> tuple[StoredIn, ...]:
+    found = list[StoredIn]()
+    for sink in sinks:
+        lineage = None if sink.description is None else lineage_of(sink.description)
+        if lineage is not None and lineage.message is not None:
+            found.append(StoredIn(sink.sink, sink.target, lineage.message))
+    return tuple(found)
 
 
 def _openings(shown_id: str, trace: Trace, txns: Mapping[int, Txn], evidence: SourceEvidence | None) -> list[Txn]:

@@ -311,6 +311,8 @@ def _message_text(report: MessageReport) -> None:
         say(f"failed in txid {failure.txid}, {failure.component}: {failure.reason}: {failure.error[:500]}")
     for returned in report.returned:
         say(f"returned from txid {returned.txid}, no failure counted: {returned.error[:500]}")
+    for stored in report.stored_in:
+        say(f"rows in {stored.sink} ({stored.target}): where {stored.column} = {report.message!r}")
     for action in report.operator:
         hashes = hashes_text(action.payload_sha256, action.new_payload_sha256)
         say(f"{action.action} by {action.by}: {action.why or 'no reason given'}{hashes}")
