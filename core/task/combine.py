@@ -13,12 +13,15 @@ from stormproof.core.graph.aggregators import UserAggregation, arguments
 from stormproof.core.message import FailureReason
 from stormproof.core.pulse import Pulse
 from stormproof.core.python_to_arrow import column_of
+from stormproof.core.sketches import empty_sketch
 from stormproof.core.task.groups import in_key_order
 from stormproof.core.task.reduce import How, Request, failed_for_group, reduced
 from stormproof.core.user_errors import CAUGHT, blame
 
 COMBINE_ROWS_MAX: Final = 262_144
 """The partial rows that a combiner holds before it merges them, so that its number of keys bounds its memory."""
+COMBINE_BYTES_MAX: Final = 256 << 20
+"""The same in bytes: few keys may have large partial rows, such as sketches."""
 
 _COMBINED: Final[Mapping[AggregationKind, tuple[How, ...]]] = {
     AggregationKind.COUNT: (How.ROWS,),
@@ -32,6 +35,8 @@ _COMBINED: Final[Mapping[AggregationKind, tuple[How, ...]]] = {
     AggregationKind.TRUNCATED: (How.LEAST,),
     AggregationKind.FIRST: (How.FIRST,),
     AggregationKind.LAST: (How.LAST,),
+    AggregationKind.APPROX: (How.SKETCH,),
+    AggregationKind.SKETCH: (),
 }
 """How each aggregate's partial columns are made of rows."""
 
@@ -45,6 +50,7 @@ _MERGED: Final[Mapping[How, How]] = {
     How.LEAST: How.LEAST_OF_SETS,
     How.FIRST: How.FIRST,
     How.LAST: How.LAST,
+    How.SKETCH: How.SKETCHES,
     How.FOLD: How.FOLD,
 }
 """How partial columns are merged, by how they were made."""
@@ -135,7 +141,7 @@ def finish(group: GroupBy, partials: pa.Table) -> pa.RecordBatch:
     """The results of merged partial rows, in key order."""
     columns = [partials.column(k) for k in group.keys]
     for a in group.aggregations:
-        parts = [partials.column(f.name) for f in group.partials_of(a)]
+        parts = [partials.column(name) for name in group.made_of(a)]
         columns.append(a.finished(parts) if isinstance(a, Aggregation) else parts[0])
     return in_key_order(group.keys, pa.Table.from_arrays(columns, schema=group.schema))
 
@@ -155,6 +161,9 @@ def zero(group: GroupBy) -> pa.RecordBatch:
         none = a.kind in _NULL_OF_NOTHING
         if a.kind is AggregationKind.SET:
             columns.append(pa.array([[]], type_))
+            continue
+        if a.kind is AggregationKind.SKETCH:
+            columns.append(pa.array([empty_sketch()], type_))
             continue
         columns.append(pa.nulls(1, type_) if none else pa.array([0]).cast(type_))
     return pa.RecordBatch.from_arrays(columns, schema=group.schema)
@@ -199,6 +208,8 @@ class Combiner:
     _parts: list[pa.Table] = field(default_factory=list[pa.Table])
     _rows: int = 0
     _rows_max: int = COMBINE_ROWS_MAX
+    _bytes: int = 0
+    _bytes_max: int = COMBINE_BYTES_MAX
 
     def absorb(self, partial: pa.Table) -> None:
         """Add partial rows."""
@@ -206,10 +217,12 @@ class Combiner:
             return
         self._parts.append(partial)
         self._rows += partial.num_rows
-        if self._rows > self._rows_max and len(self._parts) > 1:
+        self._bytes += partial.nbytes
+        if (self._rows > self._rows_max or self._bytes > self._bytes_max) and len(self._parts) > 1:
             merged = merge(self.group, self._parts)
-            self._parts, self._rows = [merged], merged.num_rows
+            self._parts, self._rows, self._bytes = [merged], merged.num_rows, merged.nbytes
             self._rows_max = max(COMBINE_ROWS_MAX, 2 * self._rows)
+            self._bytes_max = max(COMBINE_BYTES_MAX, 2 * self._bytes)
 
     def _merged(self) -> pa.Table:
         match self._parts:

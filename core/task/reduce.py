@@ -17,6 +17,7 @@ from stormproof.core.folds import End
 from stormproof.core.graph.aggregation import DECIMAL_DIGITS_MAX, GroupBy
 from stormproof.core.ordered_rows import row_of_groups, sets_of_groups
 from stormproof.core.python_to_arrow import column_of
+from stormproof.core.sketches import sketches_of_groups, unions_of_groups
 from stormproof.core.task.groups import Members
 from stormproof.core.user_errors import CAUGHT, blame
 
@@ -44,11 +45,20 @@ class How(StrEnum):
     FIRST = "first"
     """The first row of a struct, by its fields; see `ByOrder`."""
     LAST = "last"
+    SKETCH = "sketch"
+    """The sketch of the distinct values."""
+    SKETCHES = "sketches"
+    """The union of sketches."""
     FOLD = "fold"
     """A user's combiner."""
 
 
-_OF_MEMBERS: Final = frozenset({How.SET, How.UNION, How.LEAST, How.LEAST_OF_SETS, How.FOLD, How.FIRST, How.LAST})
+_OF_MEMBERS: Final = frozenset(
+    {
+        *(How.SET, How.UNION, How.LEAST, How.LEAST_OF_SETS),
+        *(How.FIRST, How.LAST, How.SKETCH, How.SKETCHES, How.FOLD),
+    }
+)
 """How columns are reduced of which the rows of each group have to be known."""
 
 
@@ -90,9 +100,6 @@ def reduced(
                 calls.append(([], "count_all", None))
                 made.append(("count_all",))
                 continue
-            case How.SET | How.UNION | How.LEAST | How.LEAST_OF_SETS | How.FIRST | How.LAST | How.FOLD:
-                made.append(())
-                continue
             case How.SUM:
                 parts = _summands(group.component, request, rows)
                 options: object = _SUM_ALL
@@ -100,6 +107,10 @@ def reduced(
                 parts, options = [request.column], pc.CountOptions(mode="only_valid")
             case How.MIN | How.MAX:
                 parts, options = [request.column], None
+            case _:
+                assert request.how in _OF_MEMBERS
+                made.append(())
+                continue
         function = "count" if request.how is How.VALUES else str(request.how)
         columns += parts
         names += [f"{name}_{j}" for j in range(len(parts))]
@@ -153,6 +164,10 @@ def _listed(component: str, request: Request, members: Members) -> pa.Array:
         case How.FIRST | How.LAST:
             chosen = row_of_groups(members.group_of_row, column.flatten(), End(request.how.value))
             return column.take(pa.array(chosen))
+        case How.SKETCH:
+            return sketches_of_groups(members.group_of_row, column, members.groups)
+        case How.SKETCHES:
+            return unions_of_groups(members.group_of_row, column, members.groups)
         case _:
             return _folded(component, request, column.take(pa.array(members.rows)).to_pylist(), members)
 

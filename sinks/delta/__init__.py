@@ -9,6 +9,7 @@ on or takes the lost version back.
 | `sink`, `session` | how does a topology name a table, and how does a driver write to it |
 | `hold`, `position` | the commit: at which txid is the table, and may this driver write the next |
 | `rows`, `folds`, `later` | how do rows get into the table: adoption, or one MERGE |
+| `merging` | which rows does it hold for a batch's keys, and what is made of both |
 | `log`, `newest`, `evidence` | what does the table's log say of our txids; what is its newest version |
 | `committers`, `spark`, `exclusion`, `label` | who writes, with which label, and alone where Spark does |
 | `compaction`, `rewrite` | how do small files become few large ones, and what if a power loss takes those |

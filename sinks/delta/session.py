@@ -13,6 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
@@ -24,12 +25,14 @@ from stormproof.sinks.delta.compaction import commits_since_compaction, compact,
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.label import Label
+from stormproof.sinks.delta.merging import MergedRows
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.delta.vacuum import vacuum
 from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import require_unique_keys
+from stormproof.sinks.merging import function_folds
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.sinks.staging import (
@@ -67,7 +70,7 @@ class DeltaSession(TableHold, SinkSession):
         committer: AskedCommitter = "auto",
         compact_every: int | None = None,
     ) -> None:
-        rows = _PreparedRows(directory, input_, committer)
+        rows = _PreparedRows(directory, input_, committer, f"sink {identity.sink!r} ({path})")
         super().__init__(
             path,
             rows,
@@ -158,6 +161,7 @@ class _PreparedRows(RowsToPut):
     directory: str
     input: SinkInput
     committer: AskedCommitter
+    where: str
     opened_ns: int = field(default_factory=time.time_ns)
 
     def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
@@ -229,6 +233,9 @@ class _PreparedRows(RowsToPut):
         if transaction.rows == 0:
             adopt_files(table, [], properties)
             return
+        if function_folds(self.input):
+            self._put_merged(table, transaction, properties)
+            return
         schema = self.input.schema
         batches = prepared_batches(self.directory, transaction.files, schema.names)
         streamed = transaction.rows > MERGE_ROWS_IN_MEMORY_MAX
@@ -238,6 +245,19 @@ class _PreparedRows(RowsToPut):
             else pa.Table.from_batches(list(batches)).cast(schema)
         )
         merge_rows(table, rows, self.input, properties, streamed=streamed)
+
+    def _put_merged(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
+        schema = self.input.schema
+        batches = prepared_batches(self.directory, transaction.files, schema.names)
+        added = pa.Table.from_batches(list(batches)).cast(schema)
+        merged = MergedRows(table, added, self.input, f"{self.where}, txid {transaction.txid}")
+        rows, streamed = merged.source()
+        try:
+            merge_rows(table, rows, self.input, properties, streamed=streamed)
+        except (DeltaError, OSError, ValueError):
+            if merged.failure is not None:
+                raise merged.failure from None
+            raise
 
     def put_by_spark(self, spark: SparkCommitter, transaction: PreparedTransaction, label: Label) -> None:
         """Have Spark read the files, and append or merge their rows."""

@@ -13,6 +13,7 @@ from stormproof.sinks.delta.checks import dividing
 from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose, refusal
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.lineage import require_lineage_takes_null
+from stormproof.sinks.merging import columns_by_function
 
 CHECKPOINT_INTERVAL: Final = 100
 """Delta's default of 10 writes the table's whole state at every tenth commit, which is too often for small batches."""
@@ -30,7 +31,15 @@ def require_table(table: DeltaTable, input_: SinkInput, where: str, asked: Asked
         SinkRefused: names the column and both types, or the feature, and what to do.
     """
     _require_columns(table, input_, where)
-    return _require_features(table, input_, where, asked)
+    committer = _require_features(table, input_, where, asked)
+    merged = columns_by_function(input_)
+    if merged and committer is Committer.SPARK:
+        raise SinkRefused(
+            f"{where}: Spark commits to this table, and column {merged[-1]!r} is merged by a function that Spark does not "
+            "have; use a table that delta-rs writes (docs/delta.md), or Postgres",
+            column=merged[-1],
+        )
+    return committer
 
 
 def committer_of(table: DeltaTable, input_: SinkInput, asked: AskedCommitter) -> Committer:

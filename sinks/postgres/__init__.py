@@ -8,7 +8,8 @@
 | `hold` | what does one driver hold: its commits, its evidence, the rows that an audit counts |
 | `connection`, `bookkeeping` | its connection; the sink's own tables |
 | `collations` | are a table's keys equal where a batch's are |
-| `rows`, `folds`, `later` | how do rows get into the table: COPY, upsert, fold |
+| `rows`, `copying`, `folds`, `later` | how do rows get into the table: COPY, upsert, fold |
+| `merging` | which rows does it hold for a batch's keys, and what is made of both |
 | `parallel` | how do tasks load large files by themselves |
 | `refusals`, `row_by_row` | which CHECK, UNIQUE or FOREIGN KEY can refuse a row; how is such a row left out; how many |
 | `table`, `locate` | what can each column hold; do two names mean one table |

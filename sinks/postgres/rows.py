@@ -4,63 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import psycopg
 import pyarrow as pa
-from pgpq import ArrowToPostgresBinaryEncoder
 from psycopg import sql
 
-from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.merging import function_folds
+from stormproof.sinks.postgres.copying import ADDED, copy_rows, identifiers, make_added, same_columns
 from stormproof.sinks.postgres.folds import fold_assignment
 from stormproof.sinks.postgres.later import later_condition
+from stormproof.sinks.postgres.merging import MergedPut
 from stormproof.sinks.postgres.table import TableName
-from stormproof.sinks.postgres.wire import to_wire
-
-_ADDED: Final = sql.Identifier("pg_temp", "stormproof_added")
-"""With its schema: the user's own table of this name must be neither hidden by it nor taken for it."""
-
-
-def identifiers(names: Iterable[str]) -> sql.Composed:
-    """Column names, with commas between them."""
-    return sql.SQL(", ").join(map(sql.Identifier, names))
-
-
-def copy_rows(
-    connection: psycopg.Connection,
-    into: sql.Identifier,
-    schema: pa.Schema,
-    batches: Iterable[pa.RecordBatch],
-    where: str,
-) -> int:
-    """COPY rows into a table, in the forms of the wire schema `schema`; returns how many it took.
-
-    Raises:
-        SinkRefused: a value does not fit its column.
-    """
-    encoder = ArrowToPostgresBinaryEncoder(schema)
-    cursor = connection.cursor()
-    statement = sql.SQL("copy {} ({}) from stdin with (format binary)").format(into, identifiers(schema.names))
-    with cursor.copy(statement) as copy:
-        copy.write(encoder.write_header())
-        for batch in batches:
-            try:
-                copy.write(encoder.write_batch(to_wire(batch, schema)))
-            except pa.ArrowInvalid as error:
-                raise SinkRefused(f"{where}: a value does not fit its column: {error}") from error
-        copy.write(encoder.finish())
-    return cursor.rowcount
-
-
-def make_added(connection: psycopg.Connection, name: TableName, columns: sql.Composed) -> None:
-    """Make the temporary table for rows on their way into a table, where it is missing."""
-    # Each time, since a savepoint that was rolled back may have taken the temporary table with it.
-    connection.execute(
-        sql.SQL("create temporary table if not exists {} on commit drop as select {} from {} with no data").format(
-            _ADDED, columns, name.identifier
-        )
-    )
 
 
 def insert_rows(
@@ -73,9 +28,9 @@ def insert_rows(
     """Append rows by INSERT, by way of a temporary table: row-level security forbids COPY. Returns how many it took."""
     columns = identifiers(schema.names)
     make_added(connection, name, columns)
-    connection.execute(sql.SQL("truncate {}").format(_ADDED))
-    copy_rows(connection, _ADDED, schema, batches, where)
-    statement = sql.SQL("insert into {} ({}) select {} from {}").format(name.identifier, columns, columns, _ADDED)
+    connection.execute(sql.SQL("truncate {}").format(ADDED))
+    copy_rows(connection, ADDED, schema, batches, where)
+    statement = sql.SQL("insert into {} ({}) select {} from {}").format(name.identifier, columns, columns, ADDED)
     return connection.execute(statement).rowcount
 
 
@@ -114,6 +69,7 @@ class RowsByKey:
         self._is_made = False
         self._may_drop = may_drop
         self._later = later_condition(input_, undecided)
+        self._merged = MergedPut(connection, name, input_, schema, where) if function_folds(input_) else None
         self.superseded = 0
 
     def put(self, batches: Iterable[pa.RecordBatch]) -> int:
@@ -122,16 +78,17 @@ class RowsByKey:
         """
         make_added(self._connection, self._name, identifiers(self._schema.names))
         if self._is_made:
-            self._connection.execute(sql.SQL("truncate {}").format(_ADDED))
+            self._connection.execute(sql.SQL("truncate {}").format(ADDED))
         self._is_made = True
-        copied = copy_rows(self._connection, _ADDED, self._schema, batches, self._where)
+        copied = copy_rows(self._connection, ADDED, self._schema, batches, self._where)
         # In key order: the index is walked along (a third faster at 100,000 rows), and two writers lock in one order.
         keys, columns = identifiers(self._input.keys), identifiers(self._schema.names)
-        changed = self._connection.execute(
-            sql.SQL("insert into {} as held ({}) select {} from {} order by {} on conflict ({}) do {}").format(
-                self._name.identifier, columns, columns, _ADDED, keys, keys, self._update()
-            )
-        ).rowcount
+        insert = sql.SQL("insert into {} as held ({}) select {} from {} order by {} on conflict ({}) do {}").format(
+            self._name.identifier, columns, columns, ADDED, keys, keys, self._update()
+        )
+        if self._merged is not None:
+            return self._merged.put(insert)
+        changed = self._connection.execute(insert).rowcount
         if self._later is None and self._updates:
             return changed
         dropped = self._dropped() if self._may_drop and changed < copied else 0
@@ -140,12 +97,10 @@ class RowsByKey:
 
     def _dropped(self) -> int:
         """The rows that should have changed the table and did not: it lacks their key, or has an earlier row of it."""
-        keys = sql.SQL(" and ").join(
-            sql.SQL("held.{0} = excluded.{0}").format(sql.Identifier(key)) for key in self._input.keys
-        )
+        keys = same_columns("held", "excluded", self._input.keys)
         row = self._connection.execute(
             sql.SQL("select count(*) from {} as excluded left join {} as held on {} where held.{} is null{}").format(
-                _ADDED,
+                ADDED,
                 self._name.identifier,
                 keys,
                 sql.Identifier(self._input.keys[0]),
@@ -170,4 +125,5 @@ class RowsByKey:
             if name not in self._input.keys and name not in self._input.keep
         )
         update = sql.SQL("update set {}").format(assignments)
-        return update if self._later is None else sql.SQL("{} where {}").format(update, self._later)
+        only = self._later if self._merged is None else self._merged.was_read
+        return update if only is None else sql.SQL("{} where {}").format(update, only)

@@ -16,12 +16,13 @@ from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.copying import copy_rows
 from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.parallel import Loads
 from stormproof.sinks.postgres.refusals import has_row_security, refers_to_itself, triggers_that_drop
 from stormproof.sinks.postgres.row_by_row import is_about_rows, move_without_rejects
-from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, copy_rows, insert_rows
+from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, insert_rows
 from stormproof.sinks.postgres.table import Table, TableName, kept_otherwise, wire_schema
 from stormproof.sinks.protocol import (
     CommitOutcome,
