@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.crashes import KILLED, Cell, run_driver
+from support.crashes import KILLED, Cell, child_of, ended, run_driver
 from support.operated import Operated
+from support.streams import clean_environment
 from support.topologies import source_of
 from support.untouched import everything
 
@@ -21,12 +22,14 @@ from stormproof import (
     MemoryMap,
     MemorySink,
     MicroBatches,
+    PostgresQueue,
     PostgresSink,
     TableAction,
     Topology,
     TopologyDryRun,
     count,
 )
+from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
 from stormproof.trident import start_preview
@@ -55,16 +58,16 @@ def rehearsed(operated: Operated) -> Operated:
     return replace(operated, cell=replace(operated.cell, build=build, batch_messages=100))
 
 
-def settings_of(operated: Operated, **more: Any) -> Settings:
-    url = operated.cell.database.sqlalchemy_url.render_as_string(hide_password=False)
-    return Settings(database_url=url, home=operated.cell.folder / "home", **{"batch_messages": 100, **more})
+def settings_of(cell: Cell, **more: Any) -> Settings:
+    url = cell.database.sqlalchemy_url.render_as_string(hide_password=False)
+    return Settings(database_url=url, home=cell.folder / "home", **{"batch_messages": 100, **more})
 
 
 def dry(operated: Operated, built: Topology | None = None, **more: Any) -> TopologyDryRun:
     """A dry run, after which everything is as it was."""
     cell = operated.cell
     before = everything(cell.folder, cell.database)
-    told = (built or build(cell)).dry_run(settings=settings_of(operated, **more))
+    told = (built or build(cell)).dry_run(settings=settings_of(cell, **more))
     assert everything(cell.folder, cell.database) == before
     return told
 
@@ -183,13 +186,55 @@ def test_a_state_has_no_preview(operated: Operated) -> None:
 
 def test_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No embedded Postgres is made to look into."""
-    monkeypatch.delenv("STORMPROOF_DATABASE_URL", raising=False)
+    for name in ("STORMPROOF_DATABASE_URL", "PGHOST", "PGDATABASE", "PGUSER", "PGPORT", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
     t = Topology(NAME)
     t.stream("lines", FileSource(tmp_path / "in", "text", name="files")).into(DeltaSink(tmp_path / "lake" / "t"))
     told = t.dry_run(settings=Settings(home=tmp_path / "home"))
     assert told.outcome is DryRunOutcome.CANNOT_TELL
     assert "keeps what is pending in a database, and there is none yet" in told.unread
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_without_a_ledger(database: Database, tmp_path: Path) -> None:
+    """Nothing is made in it, and what lacks is named."""
+    told_to = Settings(database_url=database.sqlalchemy_url.render_as_string(hide_password=False), home=tmp_path)
+    t = Topology(NAME)
+    t.stream("lines", PostgresQueue("q", schema="line string")).into(PostgresSink("lines"))
+    before = everything(tmp_path, database)
+    told = t.dry_run(settings=told_to)
+    assert everything(tmp_path, database) == before
+    assert told.outcome is DryRunOutcome.CANNOT_TELL
+    assert "a table is missing" in told.unread
+    assert any("stormproof ledger migrate" in note for note in told.notes)
+
+
+def test_a_role_that_may_only_read(rehearsed: Operated) -> None:
+    """It is told that it could not start; nothing is read then."""
+    rehearsed.put(*LINES)
+    rehearsed.run(build(rehearsed.cell))
+    rehearsed.sql("drop role if exists only_looks")
+    rehearsed.sql("create role only_looks login password 'x'")
+    for schema in ("public", "stormproof", "stormproof_sink", "stormproof_queue"):
+        rehearsed.sql(f"grant usage on schema {schema} to only_looks")
+        rehearsed.sql(f"grant select on all tables in schema {schema} to only_looks")
+    reader = Database.of({**dict(rehearsed.cell.database.parameters), "user": "only_looks", "password": "x"})
+    told = dry(replace(rehearsed, cell=replace(rehearsed.cell, database=reader)))
+    assert told.refused
+    assert any("this role cannot write to the ledger" in note for note in told.notes)
+    rehearsed.sql("drop owned by only_looks; drop role only_looks")
+
+
+def _killed(cell: Cell) -> None:
+    clean_environment("task.after_file=kill")
+    build(cell).dry_run(settings=settings_of(cell))
+
+
+def test_killed_it_leaves_nothing(rehearsed: Operated) -> None:
+    rehearsed.put(*LINES)
+    before = everything(rehearsed.cell.folder, rehearsed.cell.database)
+    assert ended(child_of(_killed, (rehearsed.cell,)), "a dry run") == KILLED
+    assert everything(rehearsed.cell.folder, rehearsed.cell.database) == before
 
 
 def test_the_command(rehearsed: Operated) -> None:
