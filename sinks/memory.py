@@ -252,7 +252,7 @@ class MemorySink(Sink):
             can_refuse=() if self.refuse is None else ("refuse, the test's own rule",),
             table_id=table_id,
             other_lives=() if table_id is None else self.inspect(identity, input_).other_incarnations(),
-            writer=FileWriter(self._name, NOWHERE, _limits(input_), input=input_),
+            writer=FileWriter(self._name, NOWHERE, _limits(input_), input=input_, names_messages=True),
         )
 
     def rows(self) -> list[dict[str, object]]:

@@ -98,8 +98,9 @@ class RunnableTopology(TopologyGraph):
 
         Not guaranteed:
             That the next batch is this one: messages that were returned or are due for a retry come first, the tables' own
-            rules (`TablePreview.can_refuse`) are named and not tried, and others may write meanwhile. Messages that share
-            tuples with failed ones are not told apart. Operators that read a state are not run. The user's own functions
+            rules (`TablePreview.can_refuse`) are named and not tried, and others may write meanwhile. One task reads: a
+            run with more of them writes the same rows in more files. Messages that share tuples with failed ones are not
+            told apart. Operators that read a state are not run. The user's own functions
             run, with what they do by themselves. An embedded Postgres that stands is started.
 
         Raises:

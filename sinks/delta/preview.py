@@ -104,6 +104,8 @@ class DeltaPreview:
             partitions=partitions,
             input=self._input,
             discards=self._contract is SchemaContract.DISCARD_VALUE,
+            names_messages=bool(self._input.keep),
+            keeps_messages=False,
         )
 
 

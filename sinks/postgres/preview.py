@@ -18,7 +18,15 @@ from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.evolve import as_changed, changes_for
 from stormproof.sinks.postgres.guard import Guard
 from stormproof.sinks.postgres.refusals import require_writable, what_can_refuse
-from stormproof.sinks.postgres.table import Table, TableName, column_limits, find_oid, read_table, require_table
+from stormproof.sinks.postgres.table import (
+    Table,
+    TableName,
+    column_limits,
+    find_oid,
+    kept_otherwise,
+    read_table,
+    require_table,
+)
 from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import SinkIdentity
@@ -129,4 +137,6 @@ class PostgresPreview:
             column_limits(table, self._input),
             input=self._input,
             discards=self._contract is SchemaContract.DISCARD_VALUE,
+            names_messages=True,
+            undecided=kept_otherwise(table, self._input),
         )
