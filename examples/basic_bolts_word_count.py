@@ -15,7 +15,18 @@ from typing import Literal
 
 import psycopg
 
-from stormproof import BasicBolt, DeltaSink, FailTuple, PostgresQueue, PostgresSink, Settings, Topology, Tuple, sum_
+from stormproof import (
+    BasicBolt,
+    DeltaSink,
+    FailTuple,
+    PostgresQueue,
+    PostgresSink,
+    Settings,
+    Topology,
+    Tuple,
+    approx_count_distinct,
+    sum_,
+)
 from stormproof.core.bolt import Emit
 
 QUEUE = "basic-sentences"
@@ -59,7 +70,9 @@ class WordCount(BasicBolt):
 
 
 def topology(lake: str) -> Topology:
-    """The counts go to the Delta table `LAKE/basic_bolts_words` and to the Postgres table `basic_bolts_words`."""
+    """The counts go to the Delta table `LAKE/basic_bolts_words` and to the Postgres table `basic_bolts_words`; the number of
+    different words, of which only a sketch is kept, to the Postgres table `basic_bolts_vocabulary`.
+    """
     t = Topology("basic-bolts-word-count")
     sentences = t.spout("sentences", PostgresQueue(QUEUE, schema="sentence string", max_attempts=2, backoff_base_s=0.1))
     words = t.bolt("split", SplitSentence(), sentences.shuffle())
@@ -70,6 +83,8 @@ def topology(lake: str) -> Topology:
         .persistent_aggregate(n=sum_("n"))
         .into(DeltaSink(f"{lake}/basic_bolts_words"), PostgresSink("basic_bolts_words"))
     )
+    vocabulary = t.following(words).persistent_aggregate(different=approx_count_distinct("word"))
+    vocabulary.into(PostgresSink("basic_bolts_vocabulary"))
     return t
 
 
@@ -83,6 +98,7 @@ def main(engine: Literal["spark", "inline"], lake: str = "lake") -> None:
     with psycopg.connect(Settings().resolve_database().conninfo) as connection:
         for word, n in connection.execute("select word, n from basic_bolts_words order by n desc, word limit 4"):
             print(f"{n:3} {word}")
+        print(f"{connection.execute('select different from basic_bolts_vocabulary').fetchall()[0][0]} different words")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ import pytest
 from support.sink_harness import KINDS, SinkHarness
 
 from stormproof.core.errors import CannotTell, PositionMismatch
-from stormproof.sinks import protocol
-from stormproof.sinks.memory import MemorySession
+from stormproof.core.folds import End, Fold
+from stormproof.sinks import folding, protocol
+from stormproof.sinks.memory import MemorySession, MemorySink
 from stormproof.sinks.protocol import CommitResult, Decision, Held, PreparedTransaction, SinkSession
 from stormproof.sinks.rejects import Rejects
 from stormproof.testing import FoldCases, RefuseCases, SinkConformance, UpsertCases
@@ -70,7 +71,7 @@ class TestRefusals(RefuseCases):
         return harness_of(request, tmp_path)
 
 
-EVERY, REFUSE = SinkConformance(), RefuseCases()
+EVERY, REFUSE, FOLDS = SinkConformance(), RefuseCases(), FoldCases()
 
 
 # Negative controls: broken variants that the tests above must catch.
@@ -118,6 +119,43 @@ def test_expired_evidence_cannot_tell(harness: SinkHarness, session: SinkSession
     transaction = harness.prepare(session, 1, None, A)
     with pytest.raises(CannotTell):
         protocol.decide(session.identity, transaction, Held(1, None))
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "broken"),
+    [
+        (FOLDS.test_a_fold_by_order_keeps_the_columns_of_one_row, "row_of_groups", "the other end"),
+        (
+            FOLDS.test_a_fold_of_sets_keeps_the_least_values_and_says_that_there_were_more,
+            "sets_of_groups",
+            "without a bound",
+        ),
+        (FOLDS.test_a_fold_by_a_function_writes_what_it_makes_of_old_and_new, "merged_columns", "the added ones"),
+    ],
+    ids=["order", "sets", "function"],
+)
+def test_control_a_sink_that_folds_otherwise_is_caught(
+    tmp_path: Path, case: Any, name: str, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole: Any = getattr(folding, name)
+    wrong: dict[str, Any] = {
+        "the other end": lambda groups, compared, end: whole(groups, compared, next(e for e in End if e is not end)),
+        "without a bound": lambda groups, values, number, at_most: whole(groups, values, number),
+        "the added ones": lambda held, added, *more: whole(added, added, *more),
+    }
+    harness = SinkHarness("memory-fold", tmp_path, None)
+    monkeypatch.setattr(folding, name, wrong[broken])
+    with pytest.raises(AssertionError):
+        case(harness)
+
+
+def test_a_case_of_a_fold_that_a_sink_does_not_declare_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = SinkHarness("memory-fold", tmp_path, None)
+    monkeypatch.setattr(MemorySink, "fold_kinds", frozenset({Fold}))
+    with pytest.raises(pytest.skip.Exception, match="does not declare ByOrder in fold_kinds"):
+        FOLDS.test_a_fold_by_order_keeps_the_columns_of_one_row(harness)
 
 
 @pytest.mark.parametrize("broken", ["one row alone", "forgotten"])

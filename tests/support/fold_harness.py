@@ -12,14 +12,12 @@ from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import DeltaTable
 
 from stormproof.core.folds import AnyFold, Fold
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.graph.checks import fold_of
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.task.combine import combine, finish, merge
-from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.trident.aggregate import ReadyAggregate, kept_across_batches
 from support.sink_harness import SinkHarness
@@ -134,16 +132,7 @@ class FoldHarness(SinkHarness):
 
     def content(self) -> dict[int, dict[str, Any]]:
         """What the table holds now, by key."""
-        names = self.input.schema.names
-        match self.store:
-            case "memory":
-                assert isinstance(self.sink, MemorySink)
-                found: list[Any] = self.sink.rows()
-            case "postgres":
-                listed = ", ".join(f'"{name}"' for name in names)
-                found = [dict(zip(names, row, strict=True)) for row in self.sql(f"select {listed} from counts")]
-            case _:
-                found = DeltaTable(self.delta_path).to_pyarrow_table().to_pylist()
+        found = self.values()
         assert len({row["key"] for row in found}) == len(found)
         return comparable(found)
 

@@ -77,6 +77,20 @@ class SinkHarness(BaseHarness):
                 found = DeltaTable(self.delta_path).to_pyarrow_table().to_pylist()
         return Counter((row["word"], row["n"]) for row in found)
 
+    def values(self) -> list[dict[str, Any]]:
+        """What the table holds now, column by column."""
+        names = self.input.schema.names
+        match self.store:
+            case "memory":
+                assert isinstance(self.sink, MemorySink)
+                return self.sink.rows()
+            case "postgres":
+                listed = ", ".join(f'"{name}"' for name in names)
+                return [dict(zip(names, row, strict=True)) for row in self.sql(f"select {listed} from counts")]
+            case _:
+                found: list[dict[str, Any]] = DeltaTable(self.delta_path).to_pyarrow_table().to_pylist()
+                return found
+
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Behind the sink's back."""
         assert self.database is not None

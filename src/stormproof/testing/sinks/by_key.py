@@ -3,16 +3,81 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import permutations
+from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from stormproof.core.errors import SinkRefused
+from stormproof.core.folds import AnyFold, ByFunction, ByOrder, End, MergeFunction, SetTruncated, SetUnion
+from stormproof.core.sink import SinkInput
+from stormproof.core.sketches import estimates, sketches_of_groups
 from stormproof.sinks.protocol import CommitOutcome, CommitResult, PreparedTransaction, SinkSession
 from stormproof.testing.sinks.harness import SinkHarness
 
 
+def _input(columns: dict[str, tuple[pa.DataType, AnyFold]]) -> SinkInput:
+    schema = pa.schema([("word", pa.string()), *((name, kind) for name, (kind, _) in columns.items())])
+    return SinkInput.for_fold(schema, ("word",), {name: fold for name, (_, fold) in columns.items()})
+
+
+_FIRST, _LAST = ByOrder(End.FIRST, ("old_at", "old")), ByOrder(End.LAST, ("new_at", "new"))
+_ENDS: Final = _input(
+    {
+        "old": (pa.string(), _FIRST),
+        "old_at": (pa.int64(), _FIRST),
+        "new": (pa.string(), _LAST),
+        "new_at": (pa.int64(), _LAST),
+    }
+)
+_SETS: Final = _input({"xs": (pa.list_(pa.string()), SetUnion(2)), "xs_truncated": (pa.bool_(), SetTruncated("xs", 2))})
+_THETA: Final = ByFunction(MergeFunction.THETA, ("x", "x_sketch"))
+_MERGED: Final = _input({"x": (pa.int64(), _THETA), "x_sketch": (pa.binary(), _THETA)})
+
+
+def _ends(value: str | None, at: int | None) -> dict[str, Any]:
+    return {"old": value, "old_at": at, "new": value, "new_at": at}
+
+
+def _set(*values: str, truncated: bool = False) -> dict[str, Any]:
+    return {"xs": list(values), "xs_truncated": truncated}
+
+
+def _counted(*values: int) -> dict[str, Any]:
+    sketch = sketches_of_groups(np.zeros(len(values), np.int64), pa.array(values, pa.int64()), 1)
+    return {"x": estimates(sketch)[0].as_py(), "x_sketch": sketch[0].as_py()}
+
+
+def _require_folded(
+    harness: SinkHarness, input_: SinkInput, cases: Sequence[tuple[Sequence[dict[str, Any]], dict[str, Any]]]
+) -> None:
+    """Each case's rows, one a batch, in every order: each order has a key of its own."""
+    unknown = {type(fold) for fold in input_.folds.values()} - harness.sink.fold_kinds
+    if unknown:
+        pytest.skip(f"this sink does not declare {', '.join(sorted(kind.__name__ for kind in unknown))} in fold_kinds")
+    ordered = [(rows, result) for given, result in cases for rows in permutations(given)]
+    harness.input = input_
+    with closing(harness.open()) as session:
+        for batch in range(len(ordered[0][0])):
+            rows = [{"word": f"w{key}", **given[batch]} for key, (given, _) in enumerate(ordered)]
+            made = pa.RecordBatch.from_pylist(rows, input_.schema)
+            session.commit(harness.prepare_rows(session, batch + 1, batch or None, [made]), checked=True)
+    expected = {f"w{key}": {"word": f"w{key}", **result} for key, (_, result) in enumerate(ordered)}
+    found = harness.values()
+    assert len(found) == len(expected)
+    assert {row["word"]: dict(row) for row in found} == expected
+
+
 class FoldCases:
-    """Mix this in for a sink whose `modes` include fold, with a harness whose `input` is `FOLD`."""
+    """Mix this in for a sink whose `modes` include fold, with a harness whose `input` is `FOLD`.
+
+    A case of a kind of fold that the sink's `fold_kinds` does not declare is skipped. For one that it declares beyond sums,
+    minima and maxima the harness says what the table holds, column by column (`values`).
+    """
 
     def test_a_fold_refuses_what_it_would_apply_wrongly(self, harness: SinkHarness, session: SinkSession) -> None:
         """A repeated key, a key that is NULL and a sum that overflows are refused; nothing is written."""
@@ -30,6 +95,51 @@ class FoldCases:
         session.commit(harness.prepare(session, 1, None, [("a", None), ("b", 2)]), checked=True)
         session.commit(harness.prepare(session, 2, 1, [("a", 3), ("b", None)]), checked=True)
         assert harness.rows() == Counter({("a", 3): 1, ("b", 2): 1})
+
+    def test_a_fold_by_order_keeps_the_columns_of_one_row(self, harness: SinkHarness) -> None:
+        """First and last, in whatever order the batches come: NULL is at the far end, equal ones go by the value."""
+        _require_folded(
+            harness,
+            _ENDS,
+            [
+                (
+                    [_ends("b", 2), _ends("a", 2), _ends("z", None)],
+                    {"old": "a", "old_at": 2, "new": "b", "new_at": 2},
+                ),
+                (
+                    [_ends(None, 1), _ends("a", 2), _ends("B", 3)],
+                    {"old": None, "old_at": 1, "new": "B", "new_at": 3},
+                ),
+                (
+                    [_ends(None, None), _ends("a", None), _ends("B", None)],
+                    {"old": "B", "old_at": None, "new": "a", "new_at": None},
+                ),
+            ],
+        )
+
+    def test_a_fold_of_sets_keeps_the_least_values_and_says_that_there_were_more(self, harness: SinkHarness) -> None:
+        """Text by its bytes; a set that was truncated stays marked."""
+        _require_folded(
+            harness,
+            _SETS,
+            [
+                ([_set("a", "b"), _set("B"), _set()], _set("B", "a", truncated=True)),
+                ([_set("a"), _set("a"), _set("b")], _set("a", "b")),
+                ([_set("a", "b", truncated=True), _set(), _set("a")], _set("a", "b", truncated=True)),
+                ([_set(), _set(), _set()], _set()),
+            ],
+        )
+
+    def test_a_fold_by_a_function_writes_what_it_makes_of_old_and_new(self, harness: SinkHarness) -> None:
+        """A number of distinct values and its sketch, byte by byte."""
+        _require_folded(
+            harness,
+            _MERGED,
+            [
+                ([_counted(1, 2), _counted(2, 3), _counted()], _counted(1, 2, 3)),
+                ([_counted(), _counted(), _counted()], _counted()),
+            ],
+        )
 
 
 class UpsertCases:

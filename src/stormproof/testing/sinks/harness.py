@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -47,6 +47,12 @@ class SinkHarness(ABC):
     def drop(self) -> None:
         """Drop the table behind the sink's back."""
 
+    def values(self) -> list[dict[str, Any]]:
+        """What the table holds now, each row by its columns' names. For `FoldCases`, where the sink declares kinds of folds
+        beyond sums, minima and maxima.
+        """
+        raise NotImplementedError(f"{type(self).__name__} says what its table holds, column by column: values()")
+
     def refuse(self, word: str | None) -> None:
         """Have the table refuse every row whose word begins with this, by its own rule; None: no more. For `RefuseCases`."""
         raise NotImplementedError(f"{type(self).__name__} says how its table refuses rows: refuse(word)")
@@ -85,6 +91,19 @@ class SinkHarness(ABC):
         return PreparedTransaction(
             txid, previous, transaction_digest(files), rows_of_all, tuple(files), rejects_max=rejects_max
         )
+
+    def prepare_rows(
+        self, session: SinkSession, txid: int, previous: int | None, rows: Sequence[pa.RecordBatch]
+    ) -> PreparedTransaction:
+        """The same of any rows: each batch as a task would write it."""
+        files: list[PreparedFile] = []
+        for task, batch in enumerate(rows):
+            context = TaskContext(self.identity.incarnation, txid, 1, task)
+            writer = session.writer().open_task(context, batch.schema)
+            writer.write(batch)
+            files += writer.close()
+        number = sum(file.rows for file in files)
+        return PreparedTransaction(txid, previous, transaction_digest(files), number, tuple(files))
 
     def _task(
         self,
