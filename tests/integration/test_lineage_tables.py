@@ -13,7 +13,7 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 from deltalake.schema import PrimitiveType
 from support.crashes import KILLED, Cell, run_driver
 from support.operated import Operated
-from support.streams import ArrowFrames, Handout
+from support.streams import ArrowFrames, Handout, handout
 from support.topologies import source_of
 
 from stormproof import DeltaSink, Lineage, PostgresSink, Topology, approx_count_distinct, count, exactly_once
@@ -232,3 +232,18 @@ def test_a_job_writes_its_key(operated: Operated) -> None:
     )
     assert {sink.sink: sink.rows.bytes for sink in told.sinks} == {name: int(size) for name, size in files}
     operated.command("audit", "verify", "daily")
+
+
+def test_a_micro_batch_writes_its_number(operated: Operated) -> None:
+    """Whichever time it is handed out: what is written is of the first time."""
+    folder, database = operated.cell.folder, operated.cell.database
+    settings = Settings(database_url=database.sqlalchemy_url.render_as_string(hide_password=False), home=folder)
+    sinks = sinks_of(folder, database)
+    with exactly_once(sinks[0], sinks[2], name="stream", settings=settings, frames=ArrowFrames()) as write:
+        for batch, value in ((0, "x"), (1, "y"), (1, "y")):
+            write(handout("query", value), batch)
+    for found in (delta(folder, "added"), postgres(operated, "added")):
+        assert sorted((r["value"], r["_txid"], r["_message_id"]) for r in found) == [("x", 1, "1"), ("y", 2, "2")]
+    operated.command("audit", "verify", "stream")
+    told = operated.command("audit", "message", "stream", "2")
+    assert [opening["txid"] for opening in told["openings"]] == [2]
