@@ -159,6 +159,30 @@ def test_rows_that_tasks_load_or_keep_or_cut_have_them(operated: Operated) -> No
     operated.verify()
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_rows_that_take_a_rejected_ones_place_have_their_own(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch, *, by_hand: bool
+) -> None:
+    """At the commit, and by `ledger skip --rows`, which knows the sink from the ledger alone."""
+    if by_hand:
+        monkeypatch.setenv("STORMPROOF_REJECTS_MAX_SHARE", "0")
+    operated.sql(
+        "create table newest (k text primary key, at bigint, made text check (made <> '1'), _txid bigint, _message_id text)"
+    )
+    operated.put(b"0|a,1", b"1|a,2;b,1", b"2|c,1")
+    built = rows_from(operated, PostgresSink("newest", database=operated.cell.database, **UPSERT, lineage=True))
+    if by_hand:
+        with pytest.raises(SinkRefused, match="check constraint"):
+            operated.run(built)
+        operated.command("ledger", "skip", NAME, "1", "postgres.newest", "--rows", "--by", "Ada", "--why", "known")
+    assert operated.run(built).rejected == 1
+    (rejected,) = operated.sql("select message from stormproof.reject")
+    before, after = (f"{rejected[0].partition('-')[0]}-{int(rejected[0].partition('-')[2]) + n}" for n in (-1, 1))
+    found = sorted((r["k"], r["made"], r["_txid"], r["_message_id"]) for r in postgres(operated, "newest"))
+    assert found == [("a", "0", 1, before), ("c", "2", 1, after)]
+    operated.verify()
+
+
 def test_a_fold_that_gets_the_column_has_the_txid_of_its_next_change(operated: Operated) -> None:
     folder, database = operated.cell.folder, operated.cell.database
     write_deltalake(folder / "lake" / "counted", pa.table({"k": ["a", "z"], "n": [5, 5]}))
