@@ -16,6 +16,8 @@ from stormproof.sinks.postgres.copying import ADDED, copy_rows, identifiers, sam
 from stormproof.sinks.postgres.table import TableName
 
 MERGED: Final = sql.Identifier("pg_temp", "stormproof_merged")
+READ: Final = sql.Identifier("pg_temp", "stormproof_read")
+"""The keys that were read, with an index: a list of them, once larger than `work_mem`, is searched through for each row."""
 _PLACE: Final = "stormproof place"
 """A column of both temporary tables that numbers the added rows: keys are compared by Postgres alone."""
 
@@ -30,12 +32,7 @@ class MergedPut:
     """
 
     def __init__(
-        self,
-        connection: psycopg.Connection,
-        name: TableName,
-        input_: SinkInput,
-        schema: pa.Schema,
-        where: str,
+        self, connection: psycopg.Connection, name: TableName, input_: SinkInput, schema: pa.Schema, where: str
     ) -> None:
         self._connection = connection
         self._name = name
@@ -43,20 +40,12 @@ class MergedPut:
         self._where = where
         self._names = columns_by_function(input_)
         self._schema = pa.schema([pa.field(_PLACE, pa.int64()), *(schema.field(name) for name in self._names)])
-        place = sql.Identifier(_PLACE)
-        self._read = sql.SQL("select added.{0} from {1} as added join {2} as merged on merged.{0} = added.{0}").format(
-            place, ADDED, MERGED
-        )
 
     @property
     def was_read(self) -> sql.Composed:
         """Whether the row that stands in an INSERT's way is one of those that were read."""
-        return sql.SQL("({}) in (select {} from {} as added where added.{} in ({}))").format(
-            self._columns("excluded", self._input.keys),
-            self._columns("added", self._input.keys),
-            ADDED,
-            sql.Identifier(_PLACE),
-            self._read,
+        return sql.SQL("exists (select from {} as read where {})").format(
+            READ, same_columns("read", "excluded", self._input.keys)
         )
 
     def put(self, insert: sql.Composed) -> int:
@@ -78,14 +67,14 @@ class MergedPut:
         )
         changed = execute(done).rowcount
         # What was read and is left, and what is not in the table, was dropped.
-        dropped = sql.SQL("delete from {} as added where {} in ({}) or not exists (select from {} as held where {})")
         execute(
-            dropped.format(
-                ADDED,
-                self._columns("added", [_PLACE]),
-                self._read,
-                self._name.identifier,
-                same_columns("held", "added", keys),
+            sql.SQL("delete from {} as added using {} as merged where {}").format(
+                ADDED, MERGED, same_columns("merged", "added", [_PLACE])
+            )
+        )
+        execute(
+            sql.SQL("delete from {} as added where not exists (select from {} as held where {})").format(
+                ADDED, self._name.identifier, same_columns("held", "added", keys)
             )
         )
         if execute(sql.SQL("select exists (select from {})").format(ADDED)).fetchone() == (True,):
@@ -125,6 +114,19 @@ class MergedPut:
                 ADDED, sql.SQL(", ").join(values), MERGED, same_columns("merged", "added", [_PLACE])
             )
         )
+        self._connection.execute(sql.SQL("drop table if exists {}").format(READ))
+        self._connection.execute(
+            sql.SQL(
+                "create temporary table {} on commit drop as select {} from {} as added join {} as merged on {}"
+            ).format(
+                READ,
+                self._columns("added", self._input.keys),
+                ADDED,
+                MERGED,
+                same_columns("merged", "added", [_PLACE]),
+            )
+        )
+        self._connection.execute(sql.SQL("create index on {} ({})").format(READ, identifiers(self._input.keys)))
 
     def _merged(self, found: Sequence[tuple[Any, ...]]) -> list[pa.RecordBatch]:
         """The merged columns of these rows, behind their places."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from support.fold_harness import Folded, FoldHarness, rows_of
 from stormproof import approx_count_distinct, count
 from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
+from stormproof.core.sink import MESSAGE_COLUMNS
 from stormproof.core.sketches import sketches_of_groups
 from stormproof.sinks.delta import merging as delta_merging
 from stormproof.sinks.memory import MemorySink
@@ -200,3 +202,19 @@ def test_spark_as_committer_is_refused_by_name_without_starting_it(tmp_path: Pat
     harness = FoldHarness("delta-fold", tmp_path, None, committer="spark").take(KEPT)
     with pytest.raises(SinkRefused, match="Spark commits to this table, and column 'x_sketch' is merged by a function"):
         harness.open()
+
+
+@pytest.mark.postgres
+def test_a_group_that_the_table_refuses_is_left_out_and_the_others_are_merged(harness: FoldHarness) -> None:
+    with closing(harness.open()) as session:
+        harness.commit(session, 1, batch(k1=[1], k2=[2], k4=[8, 9]))
+        harness.sql("alter table counts add check (key <> 2 or x < 2), add check (key <> 3)")
+        added = batch(k1=[4], k2=[5], k3=[6], k4=[7])
+        named = [pa.array([[7, 8, 9, 10], [0] * 4][n], pa.int64()) for n in range(2)]
+        columns = [*added.columns, *named, pa.nulls(4, MESSAGE_COLUMNS.field(2).type)]
+        rows = pa.RecordBatch.from_arrays(columns, schema=pa.schema([*added.schema, *MESSAGE_COLUMNS]))
+        prepared = replace(harness.prepare_rows(session, 2, 1, [rows]), rejects_max=10)
+        result = session.commit(prepared, checked=True)
+    assert len(result.refused) == 2
+    expected = {1: row(1, [1, 4], 2), 2: row(2, [2], 1), 4: row(4, [7, 8, 9], 3)}
+    assert harness.content() == expected
