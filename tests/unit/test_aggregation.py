@@ -10,7 +10,7 @@ import pytest
 from stormproof.core.errors import JobFailed
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.task import combine as combine_module
-from stormproof.core.task.combine import Combiner, combine
+from stormproof.core.task.combine import Combiner, combine, merge
 from stormproof.core.task.groups import in_key_order
 
 COUNT = Aggregation("n", AggregationKind.COUNT)
@@ -72,6 +72,20 @@ def test_parts_come_to_the_same_in_bounded_memory(monkeypatch: pytest.MonkeyPatc
         assert parts._rows <= 2 * 17 + 7  # pyright: ignore[reportPrivateUsage]
     assert parts.finish().to_pylist() == in_key_order(group.keys, combine(group, rows)).to_pylist()
     assert [r["k"] for r in parts.finish().to_pylist()] == sorted({f"k{i}" for i in range(17)})
+
+
+def test_large_parts_of_few_keys_are_merged_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(combine_module, "COMBINE_BYTES_MAX", 20_000)
+    rows = pa.record_batch({"k": ["a", "b"] * 5_000, "x": list(range(10_000))})
+    near = Aggregation("near", AggregationKind.APPROX, "x")
+    group = GroupBy("g", ("k",), (near,), pa.schema([("k", pa.string()), ("near", pa.int64())]), rows.schema)
+    parts, whole = Combiner(group, _bytes_max=20_000), combine(group, rows)
+    for start in range(0, 10_000, 100):
+        parts.absorb(combine(group, rows.slice(start, 100)))
+        assert parts._bytes <= 2 * whole.nbytes + 20_000  # pyright: ignore[reportPrivateUsage]
+    assert len(parts._parts) < 50  # pyright: ignore[reportPrivateUsage]
+    assert parts._merged() == merge(group, [whole])  # pyright: ignore[reportPrivateUsage]
+    assert all(abs(row["near"] - 5_000) <= 5_000 * 4 / 64 for row in parts.finish().to_pylist())
 
 
 def test_nothing_combines_to_nothing() -> None:
