@@ -18,6 +18,7 @@ on or takes the lost version back.
 | `evolve` | how does a table get the columns that its rows have |
 | `opening`, `table`, `column_types`, `locate` | how is a table made and opened; is it fit; do two paths mean one |
 | `preview` | what would a start do with the table, for a dry run |
+| `refused` | the rows that a CHECK constraint refuses: their messages, the files without them, their record in the log |
 | `features`, `checks` | which committer serves which table, as data; do rows keep its CHECK constraints |
 | `durable`, `torn`, `merge_files` | what is synced, and what did a power loss leave: see above |
 | `failures` | is an error the machine's, or does the table refuse |

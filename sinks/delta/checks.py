@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -15,8 +15,9 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.message import storable_text
-from stormproof.core.sink import PreparedFile
+from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
+from stormproof.sinks.delta.features import Committer
 from stormproof.sinks.partitions import partition_values
 
 CONSTRAINT: Final = "delta.constraints."
@@ -40,12 +41,44 @@ def dividing(settings: Mapping[str, str]) -> tuple[str, ...]:
 def require_checks(table: DeltaTable, directory: str, files: Sequence[PreparedFile], where: str) -> None:
     """Refuse prepared files of which a row violates a CHECK constraint: its expression is not true, NULL included.
 
-    The files are read through a table of their own, in a folder that lasts as long as the question.
-
     Raises:
         SinkRefused: names the constraint, how many rows violate it and one of them; or the expression that delta-rs cannot
             evaluate.
         StoreUnavailable: the machine lacks what the question takes.
+    """
+    for name, expression, counted, first in _violated(table, directory, files, where):
+        raise SinkRefused(
+            f"{where}: {counted} rows violate the table's CHECK constraint {name!r} ({expression}), for example {first}; "
+            "nothing was written",
+            constraint=name,
+            rows=counted,
+        )
+
+
+def violates(table: DeltaTable, directory: str, files: Sequence[PreparedFile], where: str) -> bool:
+    """Whether a row of prepared files violates a constraint, be it one that a later row of its key supersedes.
+
+    Raises:
+        SinkRefused: delta-rs cannot evaluate a constraint.
+        StoreUnavailable: the machine lacks what the question takes.
+    """
+    return next(_violated(table, directory, files, where), None) is not None
+
+
+def may_reject(table: DeltaTable, input_: SinkInput, committer: Committer) -> bool:
+    """Whether a message can be rejected at a commit to this table: it has constraints, and the rows are whole ones, which
+    delta-rs writes. A fold's row is the result of several.
+    """
+    by_row = input_.mode in (SinkMode.APPEND, SinkMode.UPSERT)
+    return by_row and committer is Committer.DELTA_RS and bool(checks_of(table.metadata().configuration))
+
+
+def _violated(
+    table: DeltaTable, directory: str, files: Sequence[PreparedFile], where: str
+) -> Iterator[tuple[str, str, int, str]]:
+    """Each constraint that rows violate, with its expression, how many they are, and one of them.
+
+    The files are read through a table of their own, in a folder that lasts as long as the question.
     """
     checks = checks_of(table.metadata().configuration)
     if not checks or not any(file.rows for file in files):
@@ -65,18 +98,14 @@ def require_checks(table: DeltaTable, directory: str, files: Sequence[PreparedFi
                     constraint=name,
                 ) from error
             if counted:
-                raise SinkRefused(
-                    f"{where}: {counted} rows violate the table's CHECK constraint {name!r} ({expression}), for example "
-                    f"{first}; nothing was written",
-                    constraint=name,
-                    rows=counted,
-                )
+                yield name, expression, counted, first
 
 
 def _table_of(table: DeltaTable, directory: str, files: Sequence[PreparedFile], folder: str) -> DeltaTable:
     """A table in `folder` that has these files, by links to them, and nothing else."""
-    columns = table.metadata().partition_columns
-    made = DeltaTable.create(folder, _plain(table.schema()), partition_by=columns)
+    # The files of an append are cut by partition; those of an upsert have all columns.
+    columns = table.metadata().partition_columns if any(file.partition for file in files) else []
+    made = DeltaTable.create(folder, plain_schema(table), partition_by=columns)
     there = [file for file in files if file.rows]
     for file in there:
         os.symlink(os.path.join(os.path.abspath(directory), file.path), os.path.join(folder, file.path))
@@ -88,9 +117,9 @@ def _table_of(table: DeltaTable, directory: str, files: Sequence[PreparedFile], 
     return DeltaTable(folder)
 
 
-def _plain(schema: Schema) -> Schema:
-    """The columns, without what the table's log says of them beyond their types."""
-    return Schema([Field(f.name, f.type) for f in schema.fields])
+def plain_schema(table: DeltaTable) -> Schema:
+    """A table's columns, without what its log says of them beyond their types."""
+    return Schema([Field(f.name, f.type) for f in table.schema().fields])
 
 
 def _violations(table: DeltaTable, expression: str) -> tuple[int, str]:

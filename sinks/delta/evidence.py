@@ -124,7 +124,9 @@ class _Fate:
 def _evidence(entry: LogEntry, ours: OurCommit, fate: _Fate, disk: _Disk, *, fold: bool) -> Evidence:
     gone = fate.gone.get(entry.version)
     if gone is not None:
-        return Evidence(ours.txid, ours.digest, ours.rows, gone, gone=True)
+        return Evidence(
+            ours.txid, ours.digest, ours.rows, gone, rejected=ours.rejected, reinstated=ours.reinstated, gone=True
+        )
     problem: str | None = None
     counted = [file.rows for file in entry.added]
     if not fold and None not in counted and sum(n or 0 for n in counted) != ours.rows:
@@ -137,7 +139,9 @@ def _evidence(entry: LogEntry, ours: OurCommit, fate: _Fate, disk: _Disk, *, fol
         ours.digest,
         ours.rows,
         problem,
+        rejected=ours.rejected,
         superseded=ours.superseded,
+        reinstated=ours.reinstated,
         doubt=fate.doubtful.get(entry.version),
     )
 

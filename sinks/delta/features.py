@@ -239,7 +239,8 @@ FEATURES: Final = (
         RS,
         RS,
         RS,
-        "checked before files are adopted; one that divides needs committer='spark'",
+        "asked at the commit: a refused row's message is rejected, or, in a fold and by Spark, the batch is blocked; one that "
+        "divides needs committer='spark'",
         frozenset({"checkConstraints"}),
     ),
     Feature(

@@ -25,6 +25,7 @@ from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, Undo, commit_metadata, undo_metadata
 from stormproof.sinks.delta.newest import NewestTable
 from stormproof.sinks.delta.position import Position, find_commit, find_position
+from stormproof.sinks.delta.refused import LeftOut, refused_rows
 from stormproof.sinks.delta.rows import RowsToPut
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import column_limits, require_more_than_partitions, require_table
@@ -212,13 +213,15 @@ class TableHold(StoreRecord):
             )
         table = self._evolved(table, transaction, where)
         self._rows.check(table, transaction, where)
+        left_out = self._rows.left_out(table, transaction, where)
         read_version = table.version()
-        label = self._label(transaction, position, table, checked=checked)
+        label = self._label(transaction, position, table, left_out, checked=checked)
+        put = transaction if left_out is None else left_out.put
         failpoint("delta.after_check")
         problem: DeltaError | OSError | ValueError | None = None
         try:
             with panics_as_errors():
-                self.committers.put(committer, self._rows, table, transaction, label)
+                self.committers.put(committer, self._rows, table, put, label)
         except (DeltaError, OSError, ValueError) as error:
             problem = error
         failpoint("delta.after_log_entry")
@@ -227,7 +230,7 @@ class TableHold(StoreRecord):
         if commit is None:
             if problem is None and self._was_cleaned(transaction, after=read_version):
                 failpoint("delta.after_sync")
-                return APPLIED
+                return APPLIED if left_out is None else replace(APPLIED, refused=left_out.refused)
             raise self._refusal(problem, where) from problem
         known = read_version if position is None or position.commit is None else position.commit.version
         self._sync(commit, after=min(known, commit.version - 1))
@@ -239,7 +242,7 @@ class TableHold(StoreRecord):
         changed: tuple[str, ...] = ()
         if self.contract is SchemaContract.EVOLVE:
             changed = changes_of(self.log, self._application, commit.txid, before=commit.version)
-        return replace(outcome, superseded=commit.superseded, changed=changed)
+        return replace(outcome, superseded=commit.superseded, refused=refused_rows(commit.refused), changed=changed)
 
     def _require_frozen(self, contract: SchemaContract) -> None:
         if contract is SchemaContract.EVOLVE:
@@ -339,11 +342,18 @@ class TableHold(StoreRecord):
             self.commit(last, checked=False)
 
     def _label(
-        self, transaction: PreparedTransaction, position: Position | None, table: DeltaTable, *, checked: bool
+        self,
+        transaction: PreparedTransaction,
+        position: Position | None,
+        table: DeltaTable,
+        left_out: LeftOut | None,
+        *,
+        checked: bool,
     ) -> Label:
         # An unchecked commit may come late; the identifier never goes back.
         version = transaction.txid if checked or position is None else max(position.txid, transaction.txid)
         metadata = commit_metadata(self._application, transaction, self._epoch, checked=checked)
+        metadata |= {} if left_out is None else left_out.metadata()
         return Label(self._application, version, metadata, known=table.transaction_version(self._application))
 
     def _property_writer(self) -> SparkCommitter | None:

@@ -22,6 +22,9 @@ ROWS: Final = "stormproof.rows"
 EPOCH: Final = "stormproof.epoch"
 CHECKED: Final = "stormproof.checked"
 SUPERSEDED: Final = "stormproof.superseded"
+REJECTED: Final = "stormproof.rejected"
+REINSTATED: Final = "stormproof.reinstated"
+REFUSED: Final = "stormproof.refused"
 """Keys of the commit's own metadata; Delta keeps them beside `operation` in `commitInfo`."""
 
 UNDOES: Final = "stormproof.undoes"
@@ -52,6 +55,11 @@ class OurCommit:
     checked: bool
     superseded: int = 0
     """Rows that changed nothing: by the commit's metadata before the MERGE, and by the MERGE's own metrics."""
+    rejected: int = 0
+    reinstated: int = 0
+    """As in `Evidence`."""
+    refused: str = ""
+    """The rejected rows, as `refused.refused_rows` reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,9 @@ class LogEntry:
             epoch=int(self.info.get(EPOCH, 0)),
             checked=self.info.get(CHECKED) != "false",
             superseded=int(self.info.get(SUPERSEDED, 0)) + self._unmerged,
+            rejected=int(self.info.get(REJECTED, 0)),
+            reinstated=int(self.info.get(REINSTATED, 0)),
+            refused=str(self.info.get(REFUSED, "")),
         )
 
     @property

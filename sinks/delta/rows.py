@@ -16,6 +16,7 @@ from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.later import later_condition
 from stormproof.sinks.delta.log import SUPERSEDED
 from stormproof.sinks.delta.merge_files import written_for
+from stormproof.sinks.delta.refused import LeftOut
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.protocol import PreparedTransaction
 
@@ -33,6 +34,15 @@ class RowsToPut(Protocol):
             SinkRefused: rows are missing or changed, or the table cannot hold them.
         """
         ...
+
+    def left_out(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> LeftOut | None:
+        """The rows that the table refuses, with their messages' other rows; None: every row is to be put.
+
+        Raises:
+            SinkRefused: they cannot be left out.
+        """
+        del table, transaction, where
+        return None
 
     def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         """Write them to the table, in one version."""

@@ -20,12 +20,13 @@ from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.sinks.abilities import Compaction
 from stormproof.sinks.contract import SchemaContract
-from stormproof.sinks.delta.checks import require_checks
+from stormproof.sinks.delta.checks import may_reject, require_checks, violates
 from stormproof.sinks.delta.compaction import commits_since_compaction, compact, settle_compactions
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.merging import MergedRows
+from stormproof.sinks.delta.refused import LeftOut, leave_out, name_messages, refused_rows
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
@@ -34,9 +35,10 @@ from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.merging import function_folds
 from stormproof.sinks.partitions import partition_values
-from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
+from stormproof.sinks.protocol import CommitResult, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.sinks.staging import (
     IsDead,
+    guard_of,
     prepared_batches,
     put_back,
     put_back_all,
@@ -86,11 +88,13 @@ class DeltaSession(TableHold, SinkSession):
         self._epoch_held = epoch
         self._compact_every = compact_every
         self._uncompacted: int | None = None
+        self._replaced: dict[int, frozenset[str]] = {}
 
     def writer(self) -> FileWriter:
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
         adopted = not self.input.is_by_key and self.committer() is Committer.DELTA_RS
         partitions = tuple(self.load().metadata().partition_columns) if adopted else ()
+        rejects = may_reject(self.load(), self.input, self.committer())
         return FileWriter(
             self.identity.sink,
             self._directory,
@@ -99,8 +103,8 @@ class DeltaSession(TableHold, SinkSession):
             partitions=partitions,
             input=self.input,
             discards=self.contract is SchemaContract.DISCARD_VALUE,
-            names_messages=bool(self.input.keep),  # which tell the first row of a key
-            keeps_messages=False,
+            names_messages=rejects or bool(self.input.keep),  # which tell the first row of a key
+            keeps_messages=rejects,
             guarded=not self.input.is_by_key,
         )
 
@@ -116,10 +120,33 @@ class DeltaSession(TableHold, SinkSession):
         copied = self.committer() is Committer.SPARK and not self.has_adopted(transaction)
         if self.input.is_by_key or copied:
             remove_staged(self._directory, self.identity.incarnation, transaction.txid)
+        else:
+            self._remove_replaced(transaction)
         if not self.input.is_by_key:
             remove_guards(self._directory, transaction.files)
         if self._compact_every is not None:
             self._compact_at_times(self._compact_every)
+
+    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
+        """See `TableHold.commit`."""
+        result = super().commit(transaction, checked=checked)
+        self._replaced[transaction.txid] = frozenset(row.file for row in result.refused)
+        return result
+
+    def _remove_replaced(self, transaction: PreparedTransaction) -> None:
+        """Remove the prepared files in whose place others were adopted, without the rows that the table refused."""
+        replaced = self._replaced.pop(transaction.txid, None)
+        if replaced is None:
+            files, paths = files_at(self._directory), [os.path.join(self._directory, f.path) for f in transaction.files]
+            if all(files.stat(guard_of(path)) is None for path in paths):
+                return  # an earlier driver has done it, and has removed their second names then
+            position = self.position(self.load(), same_table=False)
+            commit = None if position is None else position.commit
+            if commit is None or commit.txid != transaction.txid:
+                return
+            replaced = frozenset(row.file for row in refused_rows(commit.refused))
+        for path in sorted(replaced - self.adopted()) if replaced else ():
+            files_at(self._directory).remove(os.path.join(self._directory, path))
 
     def compact(self, target_bytes: int | None = None) -> Compaction:
         """See `compaction.compact`."""
@@ -180,7 +207,7 @@ class _PreparedRows(RowsToPut):
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
-        if adopts:
+        if adopts and not self._rejects(table, transaction, where):
             require_checks(table, self.directory, transaction.files, where)
         if self.input.is_by_key:
             keys = list(prepared_batches(self.directory, transaction.files, self.input.keys))
@@ -188,6 +215,19 @@ class _PreparedRows(RowsToPut):
             if read != transaction.rows:
                 raise SinkRefused(f"{where}: {read} rows read from the prepared files instead of {transaction.rows}")
             require_unique_keys(keys, self.input.keys, where)
+
+    def _rejects(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> bool:
+        """Whether the messages of refused rows can be rejected."""
+        by = require_table(table, self.input, where, self.committer)
+        return may_reject(table, self.input, by) and name_messages(self.directory, transaction)
+
+    def left_out(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> LeftOut | None:
+        """The rows that violate a CHECK constraint."""
+        if not self._rejects(table, transaction, where) or not violates(
+            table, self.directory, transaction.files, where
+        ):
+            return None
+        return leave_out(table, self.directory, transaction, self.input, where)
 
     def _require_partitions(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
         columns = sorted(table.metadata().partition_columns)

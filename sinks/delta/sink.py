@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 from urllib.parse import unquote
@@ -13,14 +13,14 @@ from deltalake.exceptions import DeltaError
 
 from stormproof.core.arguments import require_path, shown
 from stormproof.core.arguments import require_whole as require_number
-from stormproof.core.errors import Json, SinkRefused, TopologyError, UsageError
+from stormproof.core.errors import Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.folds import AnyFold
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.contract import SchemaContract
-from stormproof.sinks.delta.checks import CONSTRAINT
+from stormproof.sinks.delta.checks import CONSTRAINT, checks_of
 from stormproof.sinks.delta.column_types import check_types
 from stormproof.sinks.delta.failures import panics_as_errors
 from stormproof.sinks.delta.features import AskedCommitter, TableFacts, as_asked, choose
@@ -145,6 +145,17 @@ class DeltaSink(Sink):
     def input_of(self, rows: SinkInput) -> SinkInput:
         """By `mode`."""
         return self._rule.applied(rows, f"sink {self._name!r}")
+
+    def refusals(self, input_: SinkInput, database: Database | None = None) -> Sequence[str]:
+        """The table's CHECK constraints."""
+        del input_, database
+        try:
+            with panics_as_errors():
+                there = DeltaTable.is_deltatable(self._path)
+                settings = DeltaTable(self._path).metadata().configuration if there else {}
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailable(f"sink {self._name!r} ({self._path}): {error}") from error
+        return [f"CHECK {name}: {text}" for name, text in checks_of(settings).items()]
 
     def committed_by(self, input_: SinkInput) -> str | None:
         """The committer, and the features that need Spark."""

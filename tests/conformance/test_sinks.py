@@ -20,7 +20,7 @@ from stormproof.sinks.rejects import Rejects
 from stormproof.testing import FoldCases, RefuseCases, SinkConformance, UpsertCases
 from stormproof.testing.sinks.harness import A
 
-REFUSING = [f"{store}-{how}" for store in ("memory", "postgres") for how in ("append", "upsert")]
+REFUSING = [f"{store}-{how}" for store in ("memory", "postgres", "delta") for how in ("append", "upsert")]
 
 
 @pytest.fixture(params=KINDS)

@@ -107,6 +107,13 @@ class SinkHarness(BaseHarness):
         if isinstance(self.sink, MemorySink):
             self.sink.refuse = None if word is None else lambda row: "no" if row["word"].startswith(word) else None
             return
+        if self.store == "delta":
+            alter = DeltaTable(self.delta_path).alter
+            if word is None:
+                alter.drop_constraint("refused")
+            else:
+                alter.add_constraint({"refused": f"word NOT LIKE '{word}%'"})
+            return
         self.sql("alter table counts drop constraint if exists refused")
         if word is not None:
             self.sql(f"alter table counts add constraint refused check (not starts_with(word, '{word}'))")

@@ -1,0 +1,180 @@
+"""A row that a CHECK constraint of a Delta table refuses fails its one message at that sink; all others are committed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Schema
+from stormproof import DeltaSink, Topology
+from support.crashes import Cell
+from support.operated import Operated
+from support.rejecting import BAD, words_of
+from support.sink_harness import SCHEMA, SinkHarness
+from support.topologies import source_of
+
+from stormproof.core.errors import SinkRefused
+from stormproof.core.failpoint import FailpointError, armed
+from stormproof.sinks.delta import refused, session
+from stormproof.sinks.protocol import CommitOutcome, RefusedRow, SinkSession
+
+ROWS = [("a", 1), ("b", 200), ("c", 3), ("d", 4)]
+MESSAGES = [10, 20, 20, 30]
+
+
+def strict(folder: Path, how: str, partitions: list[str] | None = None) -> SinkHarness:
+    harness = SinkHarness(f"delta-{how}", folder, None)
+    table = DeltaTable.create(harness.delta_path, Schema.from_arrow(SCHEMA), partition_by=partitions or [])
+    table.alter.add_constraint({"few": "n < 100"})
+    return harness
+
+
+def names(path: Path) -> set[str]:
+    """The table's files, with the second names of prepared ones."""
+    return {file.name for file in path.iterdir() if file.name.endswith(".parquet")}
+
+
+@pytest.mark.parametrize("how", ["append", "upsert"])
+@pytest.mark.parametrize("partitions", [[], ["word"], ["n"]])
+def test_a_refused_row_takes_its_message_and_no_other(tmp_path: Path, how: str, partitions: list[str]) -> None:
+    harness = strict(tmp_path, how, partitions)
+    opened = harness.open()
+    transaction = harness.prepare(opened, 1, None, ROWS, messages=MESSAGES, tasks=2, rejects_max=1)
+    result = opened.commit(transaction, checked=True)
+    assert harness.rows() == Counter([("a", 1), ("d", 4)])
+    assert {(row.messages, row.goes_with_others) for row in result.refused} == {(((20, 0),), False), (((20, 0),), True)}
+    assert "CHECK constraint 'few' (n < 100)" in result.refused[0].error
+    (entry,) = opened.evidence(0, None).entries
+    assert (entry.rows + entry.rejected, entry.problem) == (transaction.rows + entry.reinstated, None)
+
+
+def test_only_files_with_refused_rows_are_written_anew(tmp_path: Path) -> None:
+    harness = strict(tmp_path, "append")
+    opened = harness.open()
+    transaction = harness.prepare(opened, 1, None, ROWS, messages=[1, 2, 3, 4], tasks=4, rejects_max=1)
+    before = names(harness.delta_path)
+    opened.commit(transaction, checked=True)
+    opened.finished(transaction)
+    after = names(harness.delta_path)
+    assert len(after) == 3  # the file that had the refused row alone is gone, and none came
+    assert after < before
+    assert opened.sweep(lambda *_: True) == 0
+
+
+def test_a_foreign_compaction_keeps_the_rows_and_drops_the_message_columns(tmp_path: Path) -> None:
+    harness = strict(tmp_path, "append")
+    opened = harness.open()
+    opened.commit(
+        harness.prepare(opened, 1, None, ROWS, messages=MESSAGES, tasks=2, rejects_max=1), checked=True
+    )
+    opened.commit(harness.prepare(opened, 2, 1, [("e", 5)], messages=[40], rejects_max=1), checked=True)
+    table = DeltaTable(harness.delta_path)
+    table.optimize.compact()
+    (uri,) = table.file_uris()
+    assert pq.read_schema(uri).names == SCHEMA.names
+    assert harness.rows() == Counter([("a", 1), ("d", 4), ("e", 5)])
+    report = opened.evidence(0, None)
+    assert (report.problems, [entry.problem for entry in report.entries]) == ((), [None, None])
+
+
+def test_where_a_message_is_left_out_the_row_that_it_superseded_is_committed(tmp_path: Path) -> None:
+    harness = strict(tmp_path, "upsert")
+    opened = harness.open()
+    transaction = harness.prepare(
+        opened, 1, None, [("a", 1), ("a", 200), ("b", 2)], messages=[1, 2, 3], rejects_max=1
+    )
+    opened.commit(transaction, checked=True)
+    assert harness.rows() == Counter([("a", 1), ("b", 2)])
+    (entry,) = opened.evidence(0, None).entries
+    assert (entry.rows, entry.rejected, entry.superseded, entry.reinstated) == (2, 1, 0, 1)
+    assert entry.rows + entry.rejected == transaction.rows + entry.reinstated
+
+
+def refused_twice(harness: SinkHarness, opened: SinkSession, place: str) -> tuple[RefusedRow, ...]:
+    """What the second commit says of a transaction in whose first commit the driver died."""
+    transaction = harness.prepare(opened, 1, None, ROWS, messages=MESSAGES, rejects_max=1)
+    with pytest.raises(FailpointError), armed(f"{place}=error"):
+        opened.commit(transaction, checked=True)
+    with closing(harness.open(epoch=2)) as again:
+        result = again.commit(transaction, checked=True)
+        assert result.outcome is (
+            CommitOutcome.ALREADY_HELD if place in ("delta.after_log_entry", "delta.after_sync") else CommitOutcome.APPLIED
+        )
+        assert harness.rows() == Counter([("a", 1), ("d", 4)])
+        again.finished(transaction)
+        again.sweep(lambda _txid, _attempt, name: name not in {file.path for file in transaction.files})
+        return result.refused
+
+
+@pytest.mark.parametrize("how", ["append", "upsert"])
+@pytest.mark.parametrize("place", ["task.after_file", "delta.after_check", "delta.after_log_entry", "delta.after_sync"])
+def test_a_driver_that_died_in_the_commit_is_told_the_same_rejects(tmp_path: Path, how: str, place: str) -> None:
+    harness = strict(tmp_path, how)
+    opened = harness.open()
+    if place == "task.after_file":  # the files of tasks reach it, too: the one that the commit writes is meant
+        transaction = harness.prepare(opened, 1, None, ROWS, messages=MESSAGES, rejects_max=1)
+        with pytest.raises(FailpointError), armed(f"{place}=error"):
+            opened.commit(transaction, checked=True)
+        assert harness.rows() == Counter()
+        assert len(harness.open(epoch=2).commit(transaction, checked=True).refused) == 2
+        assert harness.rows() == Counter([("a", 1), ("d", 4)])
+        return
+    assert len(refused_twice(harness, opened, place)) == 2
+    live = {Path(uri).name for uri in DeltaTable(harness.delta_path).file_uris()}
+    assert names(harness.delta_path) == live
+
+
+def test_control_without_the_record_a_repeat_knows_no_rejects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refused, "recorded", lambda _: "")
+    harness = strict(tmp_path, "append")
+    assert refused_twice(harness, harness.open(), "delta.after_log_entry") == ()
+
+
+def test_control_a_refused_row_that_is_not_left_out_is_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "violates", lambda *_: False)
+    harness = strict(tmp_path, "append")
+    opened = harness.open()
+    opened.commit(harness.prepare(opened, 1, None, ROWS, messages=MESSAGES, rejects_max=1), checked=True)
+    assert harness.rows() == Counter(ROWS)
+
+
+def test_rows_that_name_no_message_are_refused_as_a_whole(tmp_path: Path) -> None:
+    """As those are that were prepared before the table got its constraint."""
+    harness = strict(tmp_path, "append")
+    opened = harness.open()
+    with pytest.raises(SinkRefused, match=r"1 rows violate .*'few'"):
+        opened.commit(harness.prepare(opened, 1, None, ROWS, rejects_max=9), checked=True)
+    assert harness.rows() == Counter()
+
+
+@pytest.mark.postgres
+def test_a_topology_rejects_what_a_delta_table_refuses(operated: Operated, tmp_path: Path) -> None:
+    path = tmp_path / "words"
+    schema = Schema.from_arrow(SCHEMA)
+    table = DeltaTable.create(path, Schema([field for field in schema.fields if field.name == "word"]))
+    table.alter.add_constraint({"good": f"word <> '{BAD}'"})
+
+    def build(cell: Cell) -> Topology:
+        t = Topology("strict-lake")
+        words = t.stream("lines", source_of(cell.queue, cell.database)).flat_map(str.split, "line", schema="word string")
+        words.into(DeltaSink(path, name="strict"))
+        return t
+
+    operated = replace(operated, cell=replace(operated.cell, name="strict-lake", build=build, mode=None))
+    lines = [b"a b", b"bad c", b"d", b"e bad bad f", b"g"]
+    operated.run(build(operated.cell))
+    operated.put(*lines)
+    ran = operated.run(build(operated.cell))
+    assert (ran.rejected, ran.messages) == (2, 3)
+    held = DeltaTable(path).to_pyarrow_table()
+    assert held.schema.names == ["word"]
+    assert Counter(held.column("word").to_pylist()) == words_of(lines, {BAD})
+    found = operated.sql("select sink, rows, payload, state from stormproof.reject order by number")
+    assert found == [("strict", 2, b"bad c", "open"), ("strict", 4, b"e bad bad f", "open")]
+    assert operated.kinds("notices", operated.verify()) == ["rejected"]
