@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -18,6 +21,7 @@ from stormproof.core.message import storable_text
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import Committer
+from stormproof.sinks.delta.folds import quoted
 from stormproof.sinks.partitions import partition_values
 
 CONSTRAINT: Final = "delta.constraints."
@@ -38,6 +42,38 @@ def dividing(settings: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name, text in checks_of(settings).items() if "/" in _TEXTS.sub("", text))
 
 
+@dataclass(frozen=True, slots=True)
+class RowRule:
+    """What a table asks of each row: an expression in SQL that has to be true, NULL is not. `text` names it in errors."""
+
+    name: str
+    expression: str
+    text: str
+
+
+def rules_of(table: DeltaTable, files: Sequence[PreparedFile]) -> list[RowRule]:
+    """The table's CHECK constraints, and those of its NOT NULL columns in which these files have NULL."""
+    checks = [
+        RowRule(name, expression, f"the table's CHECK constraint {name!r} ({expression})")
+        for name, expression in checks_of(table.metadata().configuration).items()
+    ]
+    return checks + [
+        RowRule(name, f"{quoted(name)} IS NOT NULL", f"the NOT NULL of the table's column {name!r}")
+        for name in dict.fromkeys(name for file in files for name in lacking(table, file))
+    ]
+
+
+def lacking(table: DeltaTable, file: PreparedFile) -> list[str]:
+    """The table's NOT NULL columns in which a prepared file has NULL, by its statistics.
+
+    They may be others than when the rows were checked.
+    """
+    values, nulls = partition_values(file), json.loads(file.statistics).get("nullCount", {})
+    found = {name for name, value in values.items() if value is None}
+    found |= {name for name, count in nulls.items() if isinstance(count, int) and count}
+    return [field.name for field in table.schema().fields if not field.nullable and field.name in found]
+
+
 def require_checks(table: DeltaTable, directory: str, files: Sequence[PreparedFile], where: str) -> None:
     """Refuse prepared files of which a row violates a CHECK constraint: its expression is not true, NULL included.
 
@@ -46,17 +82,16 @@ def require_checks(table: DeltaTable, directory: str, files: Sequence[PreparedFi
             evaluate.
         StoreUnavailable: the machine lacks what the question takes.
     """
-    for name, expression, counted, first in _violated(table, directory, files, where):
+    for rule, counted, first in _violated(table, directory, files, where):
         raise SinkRefused(
-            f"{where}: {counted} rows violate the table's CHECK constraint {name!r} ({expression}), for example {first}; "
-            "nothing was written",
-            constraint=name,
+            f"{where}: {counted} rows violate {rule.text}, for example {first}; nothing was written",
+            constraint=rule.name,
             rows=counted,
         )
 
 
 def violates(table: DeltaTable, directory: str, files: Sequence[PreparedFile], where: str) -> bool:
-    """Whether a row of prepared files violates a constraint, be it one that a later row of its key supersedes.
+    """Whether a row of prepared files violates a rule, be it one that a later row of its key supersedes.
 
     Raises:
         SinkRefused: delta-rs cannot evaluate a constraint.
@@ -75,30 +110,42 @@ def may_reject(table: DeltaTable, input_: SinkInput, committer: Committer) -> bo
 
 def _violated(
     table: DeltaTable, directory: str, files: Sequence[PreparedFile], where: str
-) -> Iterator[tuple[str, str, int, str]]:
-    """Each constraint that rows violate, with its expression, how many they are, and one of them.
+) -> Iterator[tuple[RowRule, int, str]]:
+    """Each rule that rows violate, how many they are, and one of them.
 
     The files are read through a table of their own, in a folder that lasts as long as the question.
     """
-    checks = checks_of(table.metadata().configuration)
-    if not checks or not any(file.rows for file in files):
+    rules = rules_of(table, files)
+    if not rules or not any(file.rows for file in files):
         return
     with tempfile.TemporaryDirectory(prefix="stormproof-check-") as folder:
         asked = _table_of(table, directory, files, folder)
-        for name, expression in checks.items():
-            try:
-                with panics_as_errors():
-                    counted, first = _violations(asked, expression)
-            except (DeltaError, OSError, ValueError) as error:
-                if may_pass(error):
-                    raise StoreUnavailable(f"{where}: its CHECK constraints cannot be asked: {shown(error)}") from error
-                raise SinkRefused(
-                    f"{where}: delta-rs cannot evaluate the table's CHECK constraint {name!r} ({expression}): "
-                    f"{shown(error)}; nothing was written; give DeltaSink committer='spark'",
-                    constraint=name,
-                ) from error
+        for rule in rules:
+            with asking(rule, where):
+                counted, first = _violations(asked, rule.expression)
             if counted:
-                yield name, expression, counted, first
+                yield rule, counted, first
+
+
+@contextmanager
+def asking(rule: RowRule, where: str) -> Generator[None]:
+    """Ask delta-rs about a rule.
+
+    Raises:
+        SinkRefused: it cannot evaluate the expression.
+        StoreUnavailable: the machine lacks what the question takes.
+    """
+    try:
+        with panics_as_errors():
+            yield
+    except (DeltaError, OSError, ValueError) as error:
+        if may_pass(error):
+            raise StoreUnavailable(f"{where}: its constraints cannot be asked: {shown(error)}") from error
+        raise SinkRefused(
+            f"{where}: delta-rs cannot evaluate {rule.text}: {shown(error)}; nothing was written; give DeltaSink "
+            "committer='spark'",
+            constraint=rule.name,
+        ) from error
 
 
 def _table_of(table: DeltaTable, directory: str, files: Sequence[PreparedFile], folder: str) -> DeltaTable:

@@ -239,8 +239,8 @@ FEATURES: Final = (
         RS,
         RS,
         RS,
-        "asked at the commit: a refused row's message is rejected, or, in a fold and by Spark, the batch is blocked; one that "
-        "divides needs committer='spark'",
+        "asked at the commit: a refused row's message is rejected; in a fold, and by Spark, the batch is blocked; one "
+        "that divides needs committer='spark'",
         frozenset({"checkConstraints"}),
     ),
     Feature(

@@ -1,4 +1,4 @@
-"""What a commit leaves out of its transaction, where a CHECK constraint of the table refuses rows, and what it puts instead.
+"""What a commit leaves out of its transaction where a rule of the table refuses rows, and what it puts instead.
 
 The table's log adopts files as a whole. So the rows that are left of a file are written into a new one, and the log entry
 records each row that was left out: the driver that commits again is told the same.
@@ -19,20 +19,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Field, QueryBuilder, Schema
-from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
-from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.errors import SinkRefused
 from stormproof.core.message import storable_text
 from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, TaskContext
-from stormproof.sinks.delta.checks import checks_of, plain_schema
-from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
+from stormproof.sinks.delta.checks import RowRule, asking, plain_schema, rules_of
 from stormproof.sinks.delta.log import REFUSED, REINSTATED, REJECTED, ROWS, SUPERSEDED
 from stormproof.sinks.files import files_at
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
-from stormproof.sinks.rejects import LEFT_OUT_MAX, Part, Rejects
+from stormproof.sinks.rejects import LEFT_OUT_MAX, ROW_TEXT_MAX, Part, Rejects
 from stormproof.sinks.staging import parse_prepared_name
 from stormproof.sinks.writer import ParquetTaskWriter
 
@@ -74,7 +72,7 @@ def name_messages(directory: str, transaction: PreparedTransaction) -> bool:
 def leave_out(
     table: DeltaTable, directory: str, transaction: PreparedTransaction, input_: SinkInput, where: str
 ) -> LeftOut | None:
-    """Reject the messages of the rows that violate the table's CHECK constraints; None where no row does.
+    """Reject the messages of the rows that violate a rule of the table; None where no row does.
 
     The rows that are left are written and synced. Where the commit fails, their files go with the dead attempts'.
 
@@ -128,38 +126,32 @@ def refused_rows(record: str) -> tuple[RefusedRow, ...]:
 def _violating(
     table: DeltaTable, transaction: PreparedTransaction, rejects: Rejects, where: str
 ) -> Iterator[RefusedRow]:
-    """The rows that are not left out yet and violate a constraint, each once, by the first one."""
+    """The rows that are not left out yet and violate a rule, each once, by the first one."""
     names = sorted(file.path for file in transaction.files)
     found = set[tuple[int, int]]()
     with tempfile.TemporaryDirectory(prefix="stormproof-check-") as folder:
         asked = _numbered(table, transaction, rejects.kept(), folder)
-        for name, expression in checks_of(table.metadata().configuration).items():
-            for file, number, row in _answers(asked, name, expression, where):
+        for rule in rules_of(table, transaction.files):
+            for file, number, row in _answers(asked, rule, where):
                 if (file, number) in found:
                     continue
                 found.add((file, number))
-                text = json.dumps(row, default=str, ensure_ascii=True)
-                error = storable_text(f"it violates the table's CHECK constraint {name!r} ({expression})")
-                yield RefusedRow(names[file], number, text, None, error)
+                text = json.dumps(row, default=str, ensure_ascii=True)[:ROW_TEXT_MAX]
+                yield RefusedRow(names[file], number, text, None, storable_text(f"it violates {rule.text}"))
 
 
-def _answers(
-    asked: DeltaTable, name: str, expression: str, where: str
-) -> Iterator[tuple[int, int, Mapping[str, object]]]:
-    query = f"SELECT * FROM t WHERE ({expression}) IS NOT TRUE ORDER BY {_FILE}, {_ROW} LIMIT {LEFT_OUT_MAX + 1}"
-    try:
-        with panics_as_errors():
-            rows = pa.table(QueryBuilder().register("t", asked).execute(query)).to_pylist()
-    except (DeltaError, OSError, ValueError) as error:
-        if may_pass(error):
-            raise StoreUnavailable(f"{where}: its CHECK constraints cannot be asked: {shown(error)}") from error
-        raise SinkRefused(
-            f"{where}: delta-rs cannot evaluate the table's CHECK constraint {name!r} ({expression}): {shown(error)}; "
-            "nothing was written; give DeltaSink committer='spark'",
-            constraint=name,
-        ) from error
-    for row in rows:
-        yield int(row.pop(_FILE)), int(row.pop(_ROW)), row
+def _answers(asked: DeltaTable, rule: RowRule, where: str) -> Iterator[tuple[int, int, Mapping[str, object]]]:
+    """File, number and values of each row that violates a rule; a batch of them is in memory at a time."""
+    query = f"SELECT * FROM t WHERE ({rule.expression}) IS NOT TRUE ORDER BY {_FILE}, {_ROW} LIMIT {LEFT_OUT_MAX + 1}"
+    with asking(rule, where):
+        batches = iter(pa.RecordBatchReader.from_stream(QueryBuilder().register("t", asked).execute(query)))
+    while True:
+        with asking(rule, where):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        for row in batch.to_pylist():
+            yield int(row.pop(_FILE)), int(row.pop(_ROW)), row
 
 
 def _numbered(table: DeltaTable, transaction: PreparedTransaction, parts: Iterator[Part], folder: str) -> DeltaTable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import time
@@ -20,7 +19,7 @@ from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.sinks.abilities import Compaction
 from stormproof.sinks.contract import SchemaContract
-from stormproof.sinks.delta.checks import may_reject, require_checks, violates
+from stormproof.sinks.delta.checks import lacking, may_reject, require_checks, violates
 from stormproof.sinks.delta.compaction import commits_since_compaction, compact, settle_compactions
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
@@ -130,7 +129,8 @@ class DeltaSession(TableHold, SinkSession):
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """See `TableHold.commit`."""
         result = super().commit(transaction, checked=checked)
-        self._replaced[transaction.txid] = frozenset(row.file for row in result.refused)
+        if not self.input.is_by_key:
+            self._replaced[transaction.txid] = frozenset(row.file for row in result.refused)
         return result
 
     def _remove_replaced(self, transaction: PreparedTransaction) -> None:
@@ -194,12 +194,10 @@ class _PreparedRows(RowsToPut):
     def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
         if not self.input.is_by_key:
             put_back(self.directory, transaction.files)
-        adopts = (
-            require_table(table, self.input, where, self.committer) is Committer.DELTA_RS and not self.input.is_by_key
-        )
+        by = require_table(table, self.input, where, self.committer)
+        adopts = by is Committer.DELTA_RS and not self.input.is_by_key
         if adopts:
             self._require_partitions(table, transaction, where)
-            self._require_no_nulls(table, transaction, where)
         # The driver under which files to adopt were written need not read them again. Files that are not adopted are read
         # anyway, and files that outlived their driver may have changed: in both cases their digests are compared.
         digests = not adopts or self._outlived_its_driver(transaction)
@@ -208,6 +206,7 @@ class _PreparedRows(RowsToPut):
         if counted != transaction.rows:
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
         if adopts and not self._rejects(table, transaction, where):
+            self._require_no_nulls(table, transaction, where)
             require_checks(table, self.directory, transaction.files, where)
         if self.input.is_by_key:
             keys = list(prepared_batches(self.directory, transaction.files, self.input.keys))
@@ -222,7 +221,7 @@ class _PreparedRows(RowsToPut):
         return may_reject(table, self.input, by) and name_messages(self.directory, transaction)
 
     def left_out(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> LeftOut | None:
-        """The rows that violate a CHECK constraint."""
+        """The rows that violate a CHECK constraint, or a NOT NULL that was made since they were checked."""
         if not self._rejects(table, transaction, where) or not violates(
             table, self.directory, transaction.files, where
         ):
@@ -240,13 +239,8 @@ class _PreparedRows(RowsToPut):
             )
 
     def _require_no_nulls(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
-        """The table's NOT NULL columns may be others than when the rows were checked; the files' statistics count NULLs."""
-        required = [f.name for f in table.schema().fields if not f.nullable]
         for file in transaction.files:
-            values, nulls = partition_values(file), json.loads(file.statistics).get("nullCount", {})
-            lacking = {name for name, value in values.items() if value is None}
-            lacking |= {name for name, count in nulls.items() if isinstance(count, int) and count}
-            wrong = [name for name in required if name in lacking]
+            wrong = lacking(table, file)
             if wrong:
                 raise SinkRefused(
                     f"{where}: the table's column {wrong[0]!r} is NOT NULL, and {file.path} has NULL in it: the table was "

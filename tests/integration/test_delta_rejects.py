@@ -2,35 +2,56 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
-from stormproof import DeltaSink, Topology
 from support.crashes import Cell
+from support.duck import connected
 from support.operated import Operated
 from support.rejecting import BAD, words_of
 from support.sink_harness import SCHEMA, SinkHarness
 from support.topologies import source_of
 
-from stormproof.core.errors import SinkRefused
+from stormproof import DeltaSink, Topology
+from stormproof.core.errors import CannotTell, SinkRefused
 from stormproof.core.failpoint import FailpointError, armed
+from stormproof.core.sink import MESSAGE_COLUMNS
 from stormproof.sinks.delta import refused, session
 from stormproof.sinks.protocol import CommitOutcome, RefusedRow, SinkSession
+from stormproof.sinks.rejects import Rejects
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROWS = [("a", 1), ("b", 200), ("c", 3), ("d", 4)]
 MESSAGES = [10, 20, 20, 30]
 
 
-def strict(folder: Path, how: str, partitions: list[str] | None = None) -> SinkHarness:
+def strict(folder: Path, how: str, partitions: list[str] | None = None, rule: str = "n < 100") -> SinkHarness:
     harness = SinkHarness(f"delta-{how}", folder, None)
     table = DeltaTable.create(harness.delta_path, Schema.from_arrow(SCHEMA), partition_by=partitions or [])
-    table.alter.add_constraint({"few": "n < 100"})
+    table.alter.add_constraint({"few": rule})
     return harness
+
+
+def make_required(path: Path, column: str) -> None:
+    """Make a column NOT NULL, as another writer does: by a log entry."""
+    log = path / "_delta_log"
+    entries = sorted(log.glob("*.json"))
+    actions = [json.loads(line) for entry in entries for line in entry.read_text().splitlines()]
+    metadata = [action["metaData"] for action in actions if "metaData" in action][-1]
+    schema = json.loads(metadata["schemaString"])
+    for field in schema["fields"]:
+        field["nullable"] = field["nullable"] and field["name"] != column
+    metadata["schemaString"] = json.dumps(schema)
+    (log / f"{len(entries):020}.json").write_text(json.dumps({"metaData": metadata}) + "\n")
 
 
 def names(path: Path) -> set[str]:
@@ -68,9 +89,7 @@ def test_only_files_with_refused_rows_are_written_anew(tmp_path: Path) -> None:
 def test_a_foreign_compaction_keeps_the_rows_and_drops_the_message_columns(tmp_path: Path) -> None:
     harness = strict(tmp_path, "append")
     opened = harness.open()
-    opened.commit(
-        harness.prepare(opened, 1, None, ROWS, messages=MESSAGES, tasks=2, rejects_max=1), checked=True
-    )
+    opened.commit(harness.prepare(opened, 1, None, ROWS, messages=MESSAGES, tasks=2, rejects_max=1), checked=True)
     opened.commit(harness.prepare(opened, 2, 1, [("e", 5)], messages=[40], rejects_max=1), checked=True)
     table = DeltaTable(harness.delta_path)
     table.optimize.compact()
@@ -84,9 +103,7 @@ def test_a_foreign_compaction_keeps_the_rows_and_drops_the_message_columns(tmp_p
 def test_where_a_message_is_left_out_the_row_that_it_superseded_is_committed(tmp_path: Path) -> None:
     harness = strict(tmp_path, "upsert")
     opened = harness.open()
-    transaction = harness.prepare(
-        opened, 1, None, [("a", 1), ("a", 200), ("b", 2)], messages=[1, 2, 3], rejects_max=1
-    )
+    transaction = harness.prepare(opened, 1, None, [("a", 1), ("a", 200), ("b", 2)], messages=[1, 2, 3], rejects_max=1)
     opened.commit(transaction, checked=True)
     assert harness.rows() == Counter([("a", 1), ("b", 2)])
     (entry,) = opened.evidence(0, None).entries
@@ -102,7 +119,9 @@ def refused_twice(harness: SinkHarness, opened: SinkSession, place: str) -> tupl
     with closing(harness.open(epoch=2)) as again:
         result = again.commit(transaction, checked=True)
         assert result.outcome is (
-            CommitOutcome.ALREADY_HELD if place in ("delta.after_log_entry", "delta.after_sync") else CommitOutcome.APPLIED
+            CommitOutcome.ALREADY_HELD
+            if place in ("delta.after_log_entry", "delta.after_sync")
+            else CommitOutcome.APPLIED
         )
         assert harness.rows() == Counter([("a", 1), ("d", 4)])
         again.finished(transaction)
@@ -134,14 +153,69 @@ def test_control_without_the_record_a_repeat_knows_no_rejects(tmp_path: Path, mo
     assert refused_twice(harness, harness.open(), "delta.after_log_entry") == ()
 
 
-def test_control_a_refused_row_that_is_not_left_out_is_adopted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_a_refused_row_that_is_not_left_out_is_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "violates", lambda *_: False)
     harness = strict(tmp_path, "append")
     opened = harness.open()
     opened.commit(harness.prepare(opened, 1, None, ROWS, messages=MESSAGES, rejects_max=1), checked=True)
     assert harness.rows() == Counter(ROWS)
+
+
+@pytest.mark.parametrize("how", ["append", "upsert"])
+def test_a_column_that_was_made_not_null_since_refuses_one_message(tmp_path: Path, how: str) -> None:
+    """The rows were checked before; the constraint of the table has their messages named."""
+    harness = strict(tmp_path, how, rule="n < 100 OR n IS NULL")
+    opened = harness.open()
+    rows = [("a", 1), ("b", None), ("c", 3)]
+    transaction = harness.prepare(opened, 1, None, rows, messages=[1, 2, 3], tasks=3, rejects_max=1)
+    make_required(harness.delta_path, "n")
+    result = opened.commit(transaction, checked=True)
+    assert harness.rows() == Counter([("a", 1), ("c", 3)])
+    found = [(row.messages, row.error) for row in result.refused]
+    assert found == [(((2, 0),), "it violates the NOT NULL of the table's column 'n'")]
+
+
+def test_many_refused_rows_are_asked_for_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row more than may be rejected ends the question: no further one is held."""
+    harness = strict(tmp_path, "append")
+    opened = harness.open()
+    rows = [(f"w{n}", 200) for n in range(20_000)]
+    held = list[int]()
+    add = Rejects.add
+
+    def counted(self: Rejects, row: RefusedRow) -> None:
+        held.append(row.row)
+        add(self, row)
+
+    monkeypatch.setattr(Rejects, "add", counted)
+    transaction = harness.prepare(opened, 1, None, rows, messages=list(range(20_000)), rejects_max=10)
+    with pytest.raises(SinkRefused, match="more than 10 messages"):
+        opened.commit(transaction, checked=True)
+    assert len(held) == 11
+    assert harness.rows() == Counter()
+
+
+@pytest.mark.parametrize("refused_rows", [0, 1])
+def test_a_commit_whose_log_entry_was_cleaned_up_is_not_committed_again(tmp_path: Path, refused_rows: int) -> None:
+    """Where rows were left out, the record of them went with the entry: the next driver cannot tell, and says so."""
+    harness = strict(tmp_path, "append")
+    opened = harness.open()
+    rows = ROWS if refused_rows else [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+    transaction = harness.prepare(opened, 1, None, rows, messages=[1, 2, 3, 4], rejects_max=1)
+    with pytest.raises(FailpointError), armed("delta.after_log_entry=error"):
+        opened.commit(transaction, checked=True)
+    before = harness.rows()
+    table = DeltaTable(harness.delta_path)
+    table.create_checkpoint()
+    for entry in (harness.delta_path / "_delta_log").glob("*.json"):
+        entry.unlink()
+    with closing(harness.open(epoch=2)) as again:
+        if refused_rows:
+            with pytest.raises(CannotTell, match="evidence of its content has expired"):
+                again.commit(transaction, checked=True)
+        else:
+            assert again.commit(transaction, checked=True).refused == ()
+    assert harness.rows() == before
 
 
 def test_rows_that_name_no_message_are_refused_as_a_whole(tmp_path: Path) -> None:
@@ -153,6 +227,37 @@ def test_rows_that_name_no_message_are_refused_as_a_whole(tmp_path: Path) -> Non
     assert harness.rows() == Counter()
 
 
+def test_other_readers_pass_over_the_message_columns(tmp_path: Path) -> None:
+    """DuckDB by the table's log; and whoever reads the files by the table's schema. Rewritten files have no such columns."""
+    harness = strict(tmp_path, "append")
+    opened = harness.open()
+    opened.commit(harness.prepare(opened, 1, None, ROWS, messages=MESSAGES, tasks=2, rejects_max=1), checked=True)
+    opened.commit(harness.prepare(opened, 2, 1, [("e", 5)], messages=[40], rejects_max=1), checked=True)
+    with closing(connected()) as duck:
+        found = duck.execute(f"select * from delta_scan('{harness.delta_path}')").to_arrow_table()
+    assert found.schema.names == SCHEMA.names
+    assert Counter((row["word"], row["n"]) for row in found.to_pylist()) == harness.rows()
+    hidden = [Path(uri) for uri in DeltaTable(harness.delta_path).file_uris()]
+    named = [path for path in hidden if pq.read_schema(path).names != SCHEMA.names]
+    assert named
+    assert all(pq.read_schema(path).names == [*SCHEMA.names, *MESSAGE_COLUMNS.names] for path in named)
+
+
+@pytest.mark.spark
+def test_spark_passes_over_the_message_columns(tmp_path: Path, spark: SparkSession) -> None:
+    """It reads, rewrites and appends to such a table."""
+    harness = strict(tmp_path, "append")
+    opened = harness.open()
+    opened.commit(harness.prepare(opened, 1, None, ROWS, messages=MESSAGES, tasks=2, rejects_max=1), checked=True)
+    path = str(harness.delta_path)
+    assert spark.read.format("delta").load(path).columns == SCHEMA.names
+    spark.sql(f"UPDATE delta.`{path}` SET n = n + 1 WHERE word = 'a'")
+    opened.commit(harness.prepare(opened, 2, 1, [("e", 5)], messages=[40], rejects_max=1), checked=True)
+    spark.sql(f"OPTIMIZE delta.`{path}`")
+    rows = spark.read.format("delta").load(path).collect()
+    assert Counter((row.word, row.n) for row in rows) == Counter([("a", 2), ("d", 4), ("e", 5)]) == harness.rows()
+
+
 @pytest.mark.postgres
 def test_a_topology_rejects_what_a_delta_table_refuses(operated: Operated, tmp_path: Path) -> None:
     path = tmp_path / "words"
@@ -162,7 +267,9 @@ def test_a_topology_rejects_what_a_delta_table_refuses(operated: Operated, tmp_p
 
     def build(cell: Cell) -> Topology:
         t = Topology("strict-lake")
-        words = t.stream("lines", source_of(cell.queue, cell.database)).flat_map(str.split, "line", schema="word string")
+        words = t.stream("lines", source_of(cell.queue, cell.database)).flat_map(
+            str.split, "line", schema="word string"
+        )
         words.into(DeltaSink(path, name="strict"))
         return t
 
