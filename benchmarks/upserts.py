@@ -40,7 +40,7 @@ def batch_of(rows: int, version: int, held: int = HELD) -> pa.RecordBatch:
 
 def rows_with(ids: np.ndarray, version: int) -> pa.RecordBatch:
     """Rows of these keys."""
-    words = np.char.add("word-", (ids % 50_000).astype(str))
+    words = pa.array([f"word-{n}" for n in range(50_000)]).take(pa.array(ids % 50_000))
     return pa.record_batch([ids, np.full(len(ids), version), words, ids * 0.5], schema=SCHEMA)
 
 

@@ -13,6 +13,7 @@
 | `lineage` | which transaction and which message made a row: the columns that say so |
 | `contract`, `discards` | where rows and table differ: is the table changed, or a value left out |
 | `limits`, `leaves`, `folding` | what can a column hold, and what lies inside a nested one; what can be folded |
+| `unique_keys` | does a key come twice in a batch |
 | `merging` | how are columns merged that no store can merge by itself |
 | `rejects` | which messages does a commit reject where a table refuses a row |
 | `preview` | what would a sink do with its table and rows, for a dry run |

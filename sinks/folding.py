@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -100,30 +99,6 @@ def _can_fold(kind: pa.DataType, fold: Fold) -> bool:
     if fold is Fold.SUM:
         return bool(pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
     return has_extremes(kind)
-
-
-def require_unique_keys(batches: Iterable[pa.RecordBatch], keys: tuple[str, ...], where: str) -> None:
-    """Refuse prepared rows that a fold would apply wrongly.
-
-    A NULL key matches no key. A new key that comes twice would be inserted twice.
-
-    Raises:
-        SinkRefused: names the column, or one such key.
-    """
-    parts = [batch.select(list(keys)) for batch in batches]
-    if not parts:
-        return
-    table = pa.Table.from_batches(parts).combine_chunks()
-    for name in keys:
-        if table.column(name).null_count:
-            raise SinkRefused(f"{where}: key column {name!r} holds NULL, which no fold can match", column=name)
-    counted = table.append_column("", pa.repeat(1, table.num_rows)).group_by(list(keys)).aggregate([("", "sum")])
-    if counted.num_rows == table.num_rows:
-        return
-    twice = counted.filter(pc.greater(counted.column("_sum"), 1)).select(list(keys)).slice(0, 1).to_pylist()[0]
-    raise SinkRefused(
-        f"{where}: {table.num_rows - counted.num_rows} keys come more than once, such as {twice!r}", key=repr(twice)
-    )
 
 
 def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) -> pa.Table:

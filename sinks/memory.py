@@ -24,7 +24,7 @@ from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.files import NOWHERE
-from stormproof.sinks.folding import check_fold_input, fold_tables, require_unique_keys
+from stormproof.sinks.folding import check_fold_input, fold_tables
 from stormproof.sinks.latest import put_rows
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.preview import TableAction, TablePreview
@@ -47,6 +47,7 @@ from stormproof.sinks.protocol import (
 from stormproof.sinks.rejects import Rejects
 from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
 
 
@@ -365,7 +366,7 @@ class MemorySession(SinkSession):
         if not self._input.is_by_key:
             content = pa.concat_tables([held, added])
         else:
-            require_unique_keys(batches, self._input.keys, where)
+            require_unique_keys(added.to_batches, added.num_rows, self._input.keys, where)
             if self._input.mode is SinkMode.UPSERT:
                 content, unchanged = put_rows(held, added, self._input)
                 superseded += unchanged

@@ -38,6 +38,21 @@ def hash_keys(rows: pa.RecordBatch, keys: Sequence[str]) -> Words:
     return total
 
 
+def is_hashable(kind: pa.DataType) -> bool:
+    """Whether `hash_keys` takes columns of such values: those that compare alike everywhere."""
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_decimal128(kind)
+        or pa.types.is_date32(kind)
+        or pa.types.is_timestamp(kind)
+    )
+
+
 def _hash_column(column: pa.Array) -> Words:
     if len(column) == 0:
         return np.empty(0, np.uint64)

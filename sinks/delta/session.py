@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -31,7 +32,6 @@ from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.delta.vacuum import vacuum
 from stormproof.sinks.files import files_at
-from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.merging import function_folds
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import CommitResult, PreparedTransaction, SinkIdentity, SinkSession
@@ -47,6 +47,7 @@ from stormproof.sinks.staging import (
     sweep_folder,
     sweep_guards,
 )
+from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
 
 log = logging.getLogger("stormproof.sink")
@@ -209,11 +210,8 @@ class _PreparedRows(RowsToPut):
             self._require_no_nulls(table, transaction, where)
             require_checks(table, self.directory, transaction.files, where)
         if self.input.is_by_key:
-            keys = list(prepared_batches(self.directory, transaction.files, self.input.keys))
-            read = sum(batch.num_rows for batch in keys)
-            if read != transaction.rows:
-                raise SinkRefused(f"{where}: {read} rows read from the prepared files instead of {transaction.rows}")
-            require_unique_keys(keys, self.input.keys, where)
+            read = partial(prepared_batches, self.directory, transaction.files, self.input.keys)
+            require_unique_keys(read, transaction.rows, self.input.keys, where)
 
     def _rejects(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> bool:
         """Whether the messages of refused rows can be rejected."""

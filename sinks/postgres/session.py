@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
+from functools import partial
 from typing import Final
 
 import psycopg
@@ -14,7 +15,6 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.contract import SchemaContract
-from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.copying import copy_rows
 from stormproof.sinks.postgres.durable import require_durable
@@ -35,6 +35,7 @@ from stormproof.sinks.protocol import (
 )
 from stormproof.sinks.rejects import REFUSED_MAX, Rejects
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
 
 log = logging.getLogger("stormproof.sink")
@@ -227,7 +228,8 @@ class PostgresSession(TableHold, SinkSession):
             return 0
         if self.input.is_by_key:
             keys = self.input.keys
-            require_unique_keys(prepared_batches(self._staging, transaction.files, keys), keys, where)
+            read = partial(prepared_batches, self._staging, transaction.files, keys)
+            require_unique_keys(read, transaction.rows, keys, where)
         staged, others = self._loads.split(connection, transaction.files, table, self.input)
         taken, sent = self._loads.move(connection, table, staged, self.input.schema.names)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +21,6 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import APPEND_AND_FOLD, EVERY_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.core.source.kind import SourceKind
 from stormproof.sinks.abilities import SupportsTakeTable
-from stormproof.sinks.folding import require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
@@ -37,6 +37,7 @@ from stormproof.sinks.protocol import (
 )
 from stormproof.sinks.registry import SinkAddress
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
 from stormproof.trident.state.abilities import (
     SupportsBacking,
@@ -375,7 +376,8 @@ class StateSession(SinkSession):
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
         if self._unique_keys:
             keys = self._context.keys
-            require_unique_keys(prepared_batches(self._staging, transaction.files, keys), keys, where)
+            read = partial(prepared_batches, self._staging, transaction.files, keys)
+            require_unique_keys(read, transaction.rows, keys, where)
         if isinstance(state, SupportsEvidence):
             state.adopts(transaction, checked=checked)
         with kept_from_forks():
