@@ -36,7 +36,8 @@ class Failpoint:
 
     ``every`` batch; a ``recovery`` that finds something; an ``abort``; a ``retry`` of a job; a ``delta`` or ``postgres``
     sink; a ``state``; a micro-batch of a ``stream``; the ``queue`` itself; the ``journal`` of a server that redelivers; an
-    ``operator``'s decision about a dead letter; an ``audit``; a ``reject`` of a row that a sink's table refuses; the
+    ``operator``'s decision about a dead letter; an ``audit``; a ``reject`` of a row that a sink's table refuses; a refused
+    row of a ``group``; the
     ``upkeep`` of a table's files.
     """
 
@@ -64,6 +65,7 @@ _ALL: Final = (
     Failpoint("prepare.after", "the content is fixed; no sink was touched"),
     Failpoint("commit.before_sink", "before a sink's commit"),
     Failpoint("commit.after_sink", "after a sink's commit: between two sinks, or before the finish"),
+    Failpoint("recount.after", "what a batch writes to a sink is recorded anew, the sink was not asked again", "group"),
     Failpoint("delta.after_check", "the sink's last txid and the files are checked, no log entry is put", "delta"),
     Failpoint("delta.after_log_entry", "the log entry is put, nothing of it is synced, no answer given", "delta"),
     Failpoint("delta.after_sync", "files and log entry are synced", "delta"),

@@ -26,6 +26,8 @@ class SinkProblem(StrEnum):
     """There is no table of the sink's name."""
     TOO_MANY_REJECTS = "too_many_rejects"
     """Its table refuses the rows of more messages than may be rejected."""
+    MESSAGES_UNKNOWN = "messages_unknown"
+    """Its table refuses a row that stands for messages which are not known one by one, as a group's result does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,9 @@ class PreparedTransaction:
     rows: int
     files: tuple[PreparedFile, ...]
     rejects_max: int | None = None
+    of_groups: bool = False
+    """Its rows stand for all of the messages that they name. A row that the table refuses is not left out with its messages'
+    other rows, which stand for further messages: it refuses the transaction, with `GroupsRefused`."""
 
     @property
     def superseded(self) -> int:
@@ -99,7 +104,7 @@ class CommitOutcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
     """One row that the table does not get: file, row number in it, the row as JSON, and why. No SQLSTATE: not by an error of
-    Postgres.
+    Postgres. A row number below 0: it is in no file of what was committed, which has nothing of its messages.
 
     `messages` are number and origin of each message that anchors it; none where no message does, or where a group's
     messages are not known one by one.

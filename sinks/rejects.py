@@ -88,6 +88,12 @@ def prepared_parts(
                 at += batch.num_rows
 
 
+class GroupsRefused(SinkRefused):
+    """The table refuses `rows` of a transaction `of_groups`, each of which names its messages. Nothing was written."""
+
+    rows: tuple[RefusedRow, ...] = ()
+
+
 class RowMessages:
     """The messages of each row of a transaction's prepared files, as pairs of a row and a message.
 
@@ -164,6 +170,7 @@ class Rejects:
         self._most = most
         self._where = where
         self._row_by_row = row_by_row
+        self._of_groups = transaction.of_groups
         self._refused: dict[int, RefusedRow] = {}
         self._alone: set[int] = set()
         self._given = np.zeros(self._messages.rows, np.bool_)
@@ -232,9 +239,12 @@ class Rejects:
             raise SinkRefused(
                 f"{self._where}: the table refuses a row that stands for several messages: {row.error}: {row.text}. "
                 "Nothing was written",
+                problem=SinkProblem.MESSAGES_UNKNOWN,
                 sqlstate=row.sqlstate,
                 row=row.text,
             )
+        if self._of_groups and named:
+            return
         if self._messages.unnamed[place] or not named:
             self._alone.add(place)
         else:
@@ -247,11 +257,21 @@ class Rejects:
         Returns whether the table is to be given all again: rows go that `kept` gave and it took, or others take their place.
 
         Raises:
+            GroupsRefused: a row of a transaction `of_groups` was refused.
             SinkRefused: that is more than may be rejected, or a row that must go has messages that are not known.
         """
         if not self._refused:
             return False
         last = next(reversed(self._refused.values()))
+        if self._of_groups and not self._alone:
+            refused = GroupsRefused(
+                f"{self._where}: the table refuses {len(self._refused)} rows of groups, the last for: {last.error}: "
+                f"{last.text[:200]}. Nothing was written",
+                sqlstate=last.sqlstate,
+                row=last.text,
+            )
+            refused.rows = tuple(self._refused.values())
+            raise refused
         known = -1
         while known != len(self.messages):
             known = len(self.messages)
@@ -264,6 +284,7 @@ class Rejects:
             raise SinkRefused(
                 f"{self._where}: the table refuses a row ({last.error}: {last.text}) of a message that has a part in rows "
                 "which stand for several messages. Nothing was written",
+                problem=SinkProblem.MESSAGES_UNKNOWN,
                 sqlstate=last.sqlstate,
                 row=last.text,
             )

@@ -38,6 +38,7 @@ SCOPES = {
     "operator": "a decision about a dead letter",
     "audit": "`audit verify`",
     "reject": "a commit to a table that refuses a row",
+    "group": "a commit to a table that refuses a group's row",
     "upkeep": "a compaction of a Delta table",
 }
 

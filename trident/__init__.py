@@ -18,6 +18,7 @@
 | `recovery` | what does the next start do after a crash |
 | `flight`, `jobs`, `watched_job`, `lease_keeper` | what is in flight; who extends leases, and cancels a job that hangs |
 | `reject_limit` | how many messages may sinks reject before a batch is blocked |
+| `recount` | what does a batch write to a sink whose table refuses a group's row |
 | `read_already` | how does at-most-once run a retry, whose payload is gone with its confirm |
 | `blocked_error`, `outages` | what is said of a batch that a sink refuses; how long is a store that is away waited for |
 | `tuning`, `latency_tuner` | how large is a batch, and how many are in flight; how is that tuned to a latency |

@@ -41,6 +41,7 @@ from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
+from stormproof.trident.recount import Prepared, Recount
 from stormproof.trident.recovery import recover
 from stormproof.trident.run_log import Accounts
 from stormproof.trident.sessions import Sessions
@@ -124,6 +125,7 @@ class Coordinator:
             pulse_root=options.pulse_root,
             rejects_max_share=options.rejects_max_share,
         )
+        self._recount = Recount(self._steps, self._run_again, lambda: rng.getrandbits(SEED_BITS))
         chosen = in_flight_max(options.max_batches_in_flight, options.latency_target_s)
         self._in_flight_max = 1 if plan.serial else chosen
         self._tuner: Tuner = (
@@ -208,7 +210,7 @@ class Coordinator:
         Batches in flight are dropped and their jobs cancelled: their messages are opened again.
         """
         self._drop_in_flight()
-        report = recover(self._steps, sweep=sweep)
+        report = recover(self._steps, sweep=sweep, recount=self._recount)
         self._noted |= frozenset(report.in_hand)
         self._accounts.recovered(report)
         return report
@@ -496,6 +498,23 @@ class Coordinator:
 
         self._jobs.start(opened.txid, work)
 
+    def _run_again(self, batch: Prepared, sink: str, seed: int, excluded: frozenset[int]) -> JobReport | JobDied:
+        """See `recount.JobAgain`. The sink's writer is made anew: its table may have got a constraint since the start."""
+        writers = {name: WritesNothing(writer) for name, writer in self._writers.items()}
+        job = Job(
+            plan=self._plan,
+            readers=self._source.readers(batch.slice, self._engine.parallelism),
+            writers={**writers, sink: self._steps.sessions[sink].writer()},
+            incarnation=self._run.incarnation,
+            txid=batch.txid,
+            attempt=batch.attempt,
+            seed=seed,
+            tracked=True,
+            excluded=excluded,
+            per_message=True,
+        )
+        return run_watched(self._engine, job, self._source, None, self._watch, self._clock)
+
     def _end_uncommitted(self, batch: Flight) -> BatchResult:
         """End a batch whose outcome commits nothing."""
         self._let_go(batch)
@@ -536,10 +555,16 @@ class Coordinator:
         assert isinstance(complete, Complete)
         assert work is not None
         opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
-        results = self._steps.settle(opened.txid, guarantee, answers)
         before = TxnState.PREPARED if guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN
+        failures = [failed.failure for failed in complete.failed]
+        if answers.error is not None:
+            rejects_max = self._steps.rejects_max(opened.slice.expected.messages, opened.sinks)
+            prepared = Prepared(opened.txid, batch.attempt, guarantee, before, opened.slice, failures, rejects_max)
+            with batch.timed(self._clock, "recount"):
+                work, answers = self._recount.settle(prepared, work, answers)
+            batch.committing = work
+        results = self._steps.settle(opened.txid, guarantee, answers)
         with batch.timed(self._clock, "finish"):
-            failures = [failed.failure for failed in complete.failed]
             finished = self._steps.finish(
                 *(opened.txid, guarantee, before, work, failures, results, batch.steps_ms, opened.slice, opened.sinks)
             )

@@ -17,11 +17,12 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.source.abilities import SupportsDeadLetters
 from stormproof.core.source.protocol import Expectation, Resolution
-from stormproof.sinks.protocol import Held, SinkSession
+from stormproof.sinks.protocol import CommitResult, Held, SinkSession
 from stormproof.trident.blocked_error import blocked
 from stormproof.trident.ledger import bindings, events, rejects, txns
 from stormproof.trident.ledger.repair import take_late_commit
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
+from stormproof.trident.recount import Prepared, Recount
 from stormproof.trident.sessions import machine_errors
 from stormproof.trident.statistics import RecoveryReport
 from stormproof.trident.steps import MovedLate, Steps, to_prepared
@@ -43,8 +44,10 @@ class _Done:
     rejected: int = 0
 
 
-def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
+def recover(steps: Steps, *, sweep: bool, recount: Recount | None = None) -> RecoveryReport:
     """Recover one topology under the epoch that `steps` holds. It may be killed at any point, and repeated.
+
+    Without a `recount`, a batch of which a table refuses a group's row is blocked.
 
     Raises:
         Fenced: another driver took over.
@@ -58,7 +61,7 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
         owners = steps.source.recover(steps.run.epoch, steps.joined(tx))
         unresolved = txns.unresolved(tx)
     for txn in unresolved:
-        _end(steps, txn, done)
+        _end(steps, txn, done, recount)
         failpoint("recover.after_each")
     _repeat_owed(steps, owners, {txn.txid for txn in unresolved}, done)
     for session in steps.sessions.values():
@@ -86,10 +89,10 @@ def recover(steps: Steps, *, sweep: bool) -> RecoveryReport:
     return report
 
 
-def _end(steps: Steps, txn: Txn, done: _Done) -> None:
+def _end(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) -> None:
     match txn.state, txn.guarantee:
         case TxnState.PREPARED, _:
-            _roll_forward(steps, txn, done)
+            _roll_forward(steps, txn, done, recount)
         case TxnState.BLOCKED, _:
             with steps.ledger.transaction(steps.run) as tx:
                 sink = events.blocking_sink(tx, txn.txid)
@@ -117,7 +120,7 @@ def _give_back(steps: Steps, txn: Txn, done: _Done) -> None:
     done.in_hand.extend(in_hand)
 
 
-def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
+def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) -> None:
     with steps.ledger.transaction(steps.run) as tx:
         work, recorded = txns.owed_work(tx, txn.txid)
         failures = [event.to_failure() for event in events.failures(tx, txn.txid)]
@@ -132,15 +135,16 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
     with steps.ledger.transaction(steps.run) as tx:
         sinks = rejects.sinks_of_batch(tx, txn.txid) if txn.retry else None
     rejects_max = steps.rejects_max(txn.messages, sinks)
+    slice_ = steps.source.attach(txn.position, Expectation(txn.messages, 0))
+    batch = Prepared(txn.txid, txn.attempt, txn.guarantee, TxnState.PREPARED, slice_, failures, rejects_max)
     try:
-        results = steps.commit(txn.txid, txn.guarantee, work, rejects_max)
+        work, results = _adopt(steps, batch, work, recount)
     except MovedLate as error:
         if not _take_late_commits(steps, txn.txid, work, done):
             raise error.__cause__ or error from None
         with steps.ledger.transaction(steps.run) as tx:
             work, _ = txns.owed_work(tx, txn.txid)
-        results = steps.commit(txn.txid, txn.guarantee, work, rejects_max)
-    slice_ = steps.source.attach(txn.position, Expectation(txn.messages, 0))
+        work, results = _adopt(steps, batch, work, recount)
     finished = steps.finish(
         txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, results, txn.steps_ms, slice_, sinks
     )
@@ -149,6 +153,16 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done) -> None:
     done.rejected += finished.rejected
     done.rolled_forward.append(txn.txid)
     done.suppressed.extend((txn.txid, sink) for sink, result in results.items() if result.is_suppressed)
+
+
+def _adopt(
+    steps: Steps, batch: Prepared, work: dict[str, SinkWork], recount: Recount | None
+) -> tuple[dict[str, SinkWork], dict[str, CommitResult]]:
+    """Have each sink adopt a prepared batch. Returns what it writes in the end, and the results."""
+    answers = steps.adopt(batch.txid, batch.guarantee, work, batch.rejects_max)
+    if recount is not None:
+        work, answers = recount.settle(batch, work, answers)
+    return work, steps.settle(batch.txid, batch.guarantee, answers)
 
 
 def _take_late_commits(steps: Steps, txid: int, work: Mapping[str, SinkWork], done: _Done) -> bool:

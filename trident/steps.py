@@ -224,7 +224,7 @@ class Steps:
             TransientError: the lease ran out meanwhile; nothing was recorded, and recovery gives the messages back.
         """
         failpoint("prepare.before")
-        work = {name: self._work(name, files) for name in self.sessions}
+        work = {name: self.work_of(name, files) for name in self.sessions}
         with self.ledger.transaction(self.run) as tx:
             if guarantee is not Guarantee.AT_MOST_ONCE:
                 self._hold(opened, tx)
@@ -262,7 +262,8 @@ class Steps:
                 txid=opened.txid,
             ) from error
 
-    def _work(self, sink: str, files: Sequence[PreparedFile]) -> SinkWork:
+    def work_of(self, sink: str, files: Sequence[PreparedFile]) -> SinkWork:
+        """What these files write to a sink."""
         mine = files_of(files, sink)
         return SinkWork(
             sink=sink,
@@ -388,7 +389,7 @@ class Steps:
         recovery may repeat it, since the batch stays `prepared` until the second write.
         """
         failpoint("finish.before")
-        rejected = self._rejected(txid, slice_, results)
+        rejected = self._rejected(txid, slice_, work, results)
         resolution = Resolution()
         timings: dict[str, Json] = {k: round(v, 3) for k, v in steps_ms.items()}
         with self.ledger.transaction(self.run) as tx:
@@ -419,9 +420,12 @@ class Steps:
                     session.finished(to_prepared(txid, work[name]))
         return Finished(resolution, messages)
 
-    def _rejected(self, txid: int, slice_: Slice, results: Mapping[str, CommitResult]) -> list[Reject]:
+    def _rejected(
+        self, txid: int, slice_: Slice, work: Mapping[str, SinkWork], results: Mapping[str, CommitResult]
+    ) -> list[Reject]:
         """The batch's rejects, with the payloads of their messages where the source gives them again."""
-        refused = {sink: result.refused for sink, result in results.items() if result.refused}
+        found = {sink: (*(work[sink].left_out or ()), *result.refused) for sink, result in results.items()}
+        refused = {sink: rows for sink, rows in found.items() if rows}
         if not refused:
             return []
         numbers = {number for rows in refused.values() for row in rows for number, _ in row.messages}
@@ -555,7 +559,8 @@ def cause_of(refusal: SinkRefused) -> TxnCause:
 
 def to_prepared(txid: int, work: SinkWork) -> PreparedTransaction:
     """The ledger's record of one batch at one sink, in the form that a sink adopts."""
-    return PreparedTransaction(txid, work.previous, work.digest, work.rows, work.files)
+    of_groups = work.left_out is not None
+    return PreparedTransaction(txid, work.previous, work.digest, work.rows, work.files, of_groups=of_groups)
 
 
 def _contract_events(txid: int, work: Mapping[str, SinkWork], results: Mapping[str, CommitResult]) -> list[Event]:

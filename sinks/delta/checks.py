@@ -23,6 +23,7 @@ from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import Committer
 from stormproof.sinks.delta.folds import quoted
 from stormproof.sinks.partitions import partition_values
+from stormproof.sinks.protocol import PROBLEM, SinkProblem
 
 CONSTRAINT: Final = "delta.constraints."
 
@@ -74,8 +75,16 @@ def lacking(table: DeltaTable, file: PreparedFile) -> list[str]:
     return [field.name for field in table.schema().fields if not field.nullable and field.name in found]
 
 
-def require_checks(table: DeltaTable, directory: str, files: Sequence[PreparedFile], where: str) -> None:
+def require_checks(
+    table: DeltaTable,
+    directory: str,
+    files: Sequence[PreparedFile],
+    where: str,
+    problem: SinkProblem | None = None,
+) -> None:
     """Refuse prepared files of which a row violates a CHECK constraint: its expression is not true, NULL included.
+
+    `problem` goes into the refusal.
 
     Raises:
         SinkRefused: names the constraint, how many rows violate it and one of them; or the expression that delta-rs cannot
@@ -87,6 +96,7 @@ def require_checks(table: DeltaTable, directory: str, files: Sequence[PreparedFi
             f"{where}: {counted} rows violate {rule.text}, for example {first}; nothing was written",
             constraint=rule.name,
             rows=counted,
+            **({} if problem is None else {PROBLEM: problem.value}),
         )
 
 

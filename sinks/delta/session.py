@@ -34,7 +34,7 @@ from stormproof.sinks.delta.vacuum import vacuum
 from stormproof.sinks.files import files_at
 from stormproof.sinks.merging import function_folds
 from stormproof.sinks.partitions import partition_values
-from stormproof.sinks.protocol import CommitResult, PreparedTransaction, SinkIdentity, SinkSession
+from stormproof.sinks.protocol import CommitResult, PreparedTransaction, SinkIdentity, SinkProblem, SinkSession
 from stormproof.sinks.staging import (
     IsDead,
     guard_of,
@@ -206,23 +206,22 @@ class _PreparedRows(RowsToPut):
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
-        if adopts and not self._rejects(table, transaction, where):
+        if adopts and not may_reject(table, self.input, by):
             self._require_no_nulls(table, transaction, where)
             require_checks(table, self.directory, transaction.files, where)
         if self.input.is_by_key:
             read = partial(prepared_batches, self.directory, transaction.files, self.input.keys)
             require_unique_keys(read, transaction.rows, self.input.keys, where)
 
-    def _rejects(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> bool:
-        """Whether the messages of refused rows can be rejected."""
-        by = require_table(table, self.input, where, self.committer)
-        return may_reject(table, self.input, by) and name_messages(self.directory, transaction)
-
     def left_out(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> LeftOut | None:
         """The rows that violate a CHECK constraint, or a NOT NULL that was made since they were checked."""
-        if not self._rejects(table, transaction, where) or not violates(
-            table, self.directory, transaction.files, where
-        ):
+        files = transaction.files
+        if not may_reject(table, self.input, require_table(table, self.input, where, self.committer)):
+            return None
+        if not name_messages(self.directory, transaction):  # the table had no constraint when their writer was made
+            require_checks(table, self.directory, files, where, SinkProblem.MESSAGES_UNKNOWN)
+            return None
+        if not violates(table, self.directory, files, where):
             return None
         return leave_out(table, self.directory, transaction, self.input, where)
 

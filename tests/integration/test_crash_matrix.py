@@ -40,7 +40,7 @@ class Seen:
 def reachable(point: Failpoint, guarantee: Guarantee) -> bool:
     """Whether a run of this cell comes by the place at all; where it must, not coming by is a failure."""
     match point.scope:
-        case "queue" | "journal" | "state" | "stream" | "operator" | "audit" | "reject" | "upkeep":
+        case "queue" | "journal" | "state" | "stream" | "operator" | "audit" | "reject" | "group" | "upkeep":
             return False  # reached by tests of their own
         case "retry":
             return guarantee is not Guarantee.AT_MOST_ONCE

@@ -19,7 +19,7 @@ from support.rejecting import BAD, words_of
 from support.sink_harness import SCHEMA, SinkHarness
 from support.topologies import source_of
 
-from stormproof import DeltaSink, Topology
+from stormproof import DeltaSink, Topology, count
 from stormproof.core.errors import CannotTell, SinkRefused
 from stormproof.core.failpoint import FailpointError, armed
 from stormproof.core.sink import MESSAGE_COLUMNS
@@ -30,6 +30,7 @@ from stormproof.sinks.rejects import Rejects
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+NAME = "strict-lake"
 ROWS = [("a", 1), ("b", 200), ("c", 3), ("d", 4)]
 MESSAGES = [10, 20, 20, 30]
 
@@ -266,14 +267,14 @@ def test_a_topology_rejects_what_a_delta_table_refuses(operated: Operated, tmp_p
     table.alter.add_constraint({"good": f"word <> '{BAD}'"})
 
     def build(cell: Cell) -> Topology:
-        t = Topology("strict-lake")
+        t = Topology(NAME)
         words = t.stream("lines", source_of(cell.queue, cell.database)).flat_map(
             str.split, "line", schema="word string"
         )
         words.into(DeltaSink(path, name="strict"))
         return t
 
-    operated = replace(operated, cell=replace(operated.cell, name="strict-lake", build=build, mode=None))
+    operated = replace(operated, cell=replace(operated.cell, name=NAME, build=build, mode=None))
     lines = [b"a b", b"bad c", b"d", b"e bad bad f", b"g"]
     operated.run(build(operated.cell))
     operated.put(*lines)
@@ -285,3 +286,38 @@ def test_a_topology_rejects_what_a_delta_table_refuses(operated: Operated, tmp_p
     found = operated.sql("select sink, rows, payload, state from stormproof.reject order by number")
     assert found == [("strict", 2, b"bad c", "open"), ("strict", 4, b"e bad bad f", "open")]
     assert operated.kinds("notices", operated.verify()) == ["rejected"]
+
+
+@pytest.mark.postgres
+def test_groups_and_rows_of_before_are_recounted(operated: Operated, tmp_path: Path) -> None:
+    """The constraint comes while the topology runs: the files of its second batch name no messages, as groups never do."""
+    tables = {"words": tmp_path / "words", "groups": tmp_path / "groups"}
+
+    def build(cell: Cell) -> Topology:
+        t = Topology(NAME)
+        words = t.stream("lines", source_of(cell.queue, cell.database)).flat_map(
+            str.split, "line", schema="word string"
+        )
+        words.into(DeltaSink(tables["words"], name="words"))
+        words.group_by("word").agg(n=count()).into(DeltaSink(tables["groups"], name="groups"))
+        return t
+
+    def add_rules(_: object) -> None:
+        for path in tables.values():
+            DeltaTable(path).alter.add_constraint({"good": f"word <> '{BAD}'"})
+
+    operated = replace(operated, cell=replace(operated.cell, name=NAME, build=build, mode=None, batch_messages=4))
+    lines = [b"a", b"b", b"c", b"d", b"a b", b"bad c", b"a d", b"a bad"]
+    operated.put(*lines)
+    added = list[None]()
+    ran = operated.run(build(operated.cell), on_batch=lambda _: added or (added.append(None), add_rules(_))[0])
+    assert (ran.rejected, ran.messages) == (2, 6)
+    held = DeltaTable(tables["words"]).to_pyarrow_table()
+    assert Counter(held.column("word").to_pylist()) == words_of(lines, {BAD})
+    found: Counter[str] = Counter()
+    for row in DeltaTable(tables["groups"]).to_pyarrow_table().to_pylist():
+        found[row["word"]] += row["n"]
+    assert found == words_of(lines, {BAD})
+    rejects = operated.sql("select sink, payload from stormproof.reject order by sink, number")
+    assert rejects == [(sink, payload) for sink in ("groups", "words") for payload in (b"bad c", b"a bad")]
+    assert set(operated.kinds("notices", operated.verify())) == {"rejected"}

@@ -47,7 +47,8 @@ COMMITTED, ROLLED_FORWARD, SUPPRESSED = StreamOutcome.COMMITTED, StreamOutcome.R
 POINTS = [
     point
     for point in FAILPOINTS.values()
-    if point.scope not in ("retry", "state", "stream", "queue", "audit", "operator", "journal", "reject", "upkeep")
+    if point.scope
+    not in ("retry", "state", "stream", "queue", "audit", "operator", "journal", "reject", "group", "upkeep")
 ]
 
 

@@ -38,7 +38,7 @@ from stormproof.trident.ledger.rows import SinkWork, Txn
 from stormproof.trident.steps import Finished, SinkAnswers, Steps
 from stormproof.trident.transaction_states import MOVES, TxnState
 
-APART = ("delta", "postgres", "queue", "journal", "operator", "audit", "reject", "upkeep")
+APART = ("delta", "postgres", "queue", "journal", "operator", "audit", "reject", "group", "upkeep")
 REACHABLE = sorted(p.name for p in FAILPOINTS.values() if p.scope not in APART)
 
 

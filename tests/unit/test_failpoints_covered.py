@@ -14,6 +14,7 @@ OTHERS = (
     "test_verify_beside_driver.py",
     "test_redelivering.py",
     "test_rejects.py",
+    "test_rejected_groups.py",
     "test_compaction.py",
 )
 
@@ -30,7 +31,7 @@ def test_what_the_matrix_leaves_out_is_reached_elsewhere() -> None:
     files += [TESTS / "integration" / name for name in OTHERS]
     others = "".join(path.read_text(encoding="utf-8") for path in files)
     for point in FAILPOINTS.values():
-        if point.scope in ("queue", "journal", "state", "stream", "operator", "audit", "reject", "upkeep"):
+        if point.scope in ("queue", "journal", "state", "stream", "operator", "audit", "reject", "group", "upkeep"):
             assert point.name in others, f"{point.name} is reached by no test"
 
 

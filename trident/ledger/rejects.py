@@ -51,7 +51,8 @@ def of_rows(
             if reason.goes_with_others and not row.goes_with_others:
                 reasons[message] = row
             # A row of several messages counts once, so that the rows of a txid's rejects are those that the sink left out.
-            counts[message] = counts.get(message, 0) + (message in first)
+            # A group's row is in no file, and is none of them.
+            counts[message] = counts.get(message, 0) + (message in first and row.row >= 0)
     for (number, origin), row in reasons.items():
         rows, payload = counts[number, origin], payloads.get(number)
         found.append(

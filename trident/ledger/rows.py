@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +10,7 @@ from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.sink import PreparedFile
+from stormproof.sinks.protocol import RefusedRow
 from stormproof.trident.transaction_states import (
     EventKind,
     OperatorAction,
@@ -45,6 +46,9 @@ class SinkWork:
     outcome: SinkOutcome | None = None
     superseded: int = 0
     """Rows of an upsert that changed nothing; known once the sink holds the batch."""
+    left_out: tuple[RefusedRow, ...] | None = None
+    """Set where this content was fixed in the place of another, of which the sink's table refused rows of groups: these
+    rows. `files` have nothing of their messages, and their own rows name theirs (see `trident.recount`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +216,13 @@ def to_work(row: Any) -> SinkWork:
         committed_at=_aware(row.committed_at),
         outcome=None if row.outcome is None else SinkOutcome(row.outcome),
         superseded=row.superseded,
+        left_out=None if row.left_out is None else tuple(_refused(one) for one in row.left_out),
     )
+
+
+def _refused(one: dict[str, Any]) -> RefusedRow:
+    found = RefusedRow(**one)
+    return replace(found, messages=tuple((int(number), int(origin)) for number, origin in found.messages))
 
 
 def to_reject(row: Any) -> Reject:

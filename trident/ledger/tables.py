@@ -144,6 +144,7 @@ txn_sink: Final = sa.Table(
         server_default="0",
         comment="rows of an upsert that changed nothing: a later one of their key was there",
     ),
+    sa.Column("left_out", _json, comment="refused rows of groups, whose messages its files have nothing of"),
     sa.Index("ix_txn_sink_held", "incarnation", "sink", "txid", postgresql_where=sa.text("committed_at is not null")),
     sa.Index("ix_txn_sink_superseded", "incarnation", "sink", "superseded", postgresql_where=sa.text("superseded > 0")),
     comment="what each batch writes to each sink, fixed before any sink is touched",

@@ -6,6 +6,7 @@ A batch changes its state only as `MOVES` allows, and only from the state that t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from typing import Any, Final
 
@@ -170,6 +171,34 @@ def fix_content(
         **values,
     )
     _require_one(tx, txid, TxnState.OPEN, changed.rowcount)
+
+
+def replace_content(tx: Tx, txid: int, state: TxnState, work: SinkWork) -> None:
+    """Record other content of a batch for a sink that holds nothing of it: its table refused what was prepared.
+
+    Raises:
+        Fenced: the batch is not in this state any more, or the sink is known to hold it.
+    """
+    c = t.txn_sink.c
+    changed = tx.connection.execute(
+        sa.update(t.txn_sink)
+        .where(
+            *(c.incarnation == tx.run.incarnation, c.txid == txid, c.sink == work.sink),
+            c.committed_at.is_(None),
+            c.outcome.is_(None),
+            sa.exists().where(
+                t.txn.c.incarnation == c.incarnation, t.txn.c.txid == c.txid, t.txn.c.state == state.value
+            ),
+        )
+        .values(
+            rows=work.rows,
+            bytes=work.bytes,
+            digest=work.digest,
+            files=files_to_json(work.files),
+            left_out=[asdict(one) for one in work.left_out or ()],
+        )
+    ).rowcount
+    _require_one(tx, txid, state, changed)
 
 
 @cache
