@@ -237,8 +237,8 @@ class Rejects:
         self._refused[place] = replace(row, messages=named)
         if self._messages.unnamed[place] and not self._row_by_row:
             raise SinkRefused(
-                f"{self._where}: the table refuses a row that stands for several messages: {row.error}: {row.text}. "
-                "Nothing was written",
+                f"{self._where}: the table refuses a row that stands for several messages, or for a whole micro-batch: "
+                f"{_reason(row)}: {row.text}. Nothing was written",
                 problem=SinkProblem.MESSAGES_UNKNOWN,
                 sqlstate=row.sqlstate,
                 row=row.text,
@@ -340,6 +340,10 @@ class Rejects:
                 sqlstate=row.sqlstate,
                 rejects_max=self._most,
             )
+
+
+def _reason(row: RefusedRow) -> str:
+    return row.error if row.sqlstate is None else f"SQLSTATE {row.sqlstate}: {row.error}"
 
 
 def _message_columns(path: str) -> Iterator[pa.RecordBatch]:

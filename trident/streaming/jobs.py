@@ -23,13 +23,13 @@ from stormproof.trident.streaming.base import Frame, OpenQuery, StepTimes
 from stormproof.trident.streaming.one_message import slice_of_key
 from stormproof.trident.streaming.rehearsal import rehearsed
 from stormproof.trident.streaming.result import OnceResult, StreamOutcome
-from stormproof.trident.streaming.sinks import SinkStream
+from stormproof.trident.streaming.sinks import OneMessageSteps, SinkStream
 from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
 
 log = logging.getLogger("stormproof.txn")
 
 
-class JobSteps(Steps):
+class JobSteps(OneMessageSteps):
     """A batch takes its key in the transaction that fixes its content; one that is not prepared is aborted by recovery."""
 
     def _hold(self, opened: Opened, tx: Tx) -> None:

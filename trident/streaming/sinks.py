@@ -47,7 +47,16 @@ R = TypeVar("R")
 log = logging.getLogger("stormproof.txn")
 
 
-class KeepTxidSteps(Steps):
+class OneMessageSteps(Steps):
+    """Batches that are one message each: one of which a table refuses a row is blocked, and the refusal names the row."""
+
+    def rejects_max(self, messages: int, sinks: frozenset[str] | None) -> int:
+        """None; but a sink is to find the row."""
+        del messages, sinks
+        return 0
+
+
+class KeepTxidSteps(OneMessageSteps):
     """A batch that is not prepared keeps its txid over restarts, since Spark hands out the same micro-batch next."""
 
     def abort(
@@ -209,7 +218,8 @@ class SinkStream(ForeachBatch):
         nobody: Sequence[FailedIn] = ()
         work = steps.fix_content(opened, attempt, Guarantee.EXACTLY_ONCE, written.files, nobody, written.rows)
         times.mark("prepare")
-        results = steps.commit(opened.txid, Guarantee.EXACTLY_ONCE, work)
+        most = steps.rejects_max(1, None)
+        results = steps.commit(opened.txid, Guarantee.EXACTLY_ONCE, work, most)
         times.mark("commit")
         steps.finish(opened.txid, Guarantee.EXACTLY_ONCE, TxnState.PREPARED, work, (), results, times.ms, opened.slice)
         times.mark("finish")
