@@ -236,7 +236,8 @@ class TableHold(StoreRecord):
         self._sync(commit, after=min(known, commit.version - 1))
         self._clean(commit)
         failpoint("delta.after_sync")
-        return self._result(APPLIED, commit)
+        # Another driver may have committed the same transaction meanwhile.
+        return self._result(APPLIED if commit.epoch == self._epoch else ALREADY_HELD, commit)
 
     def _result(self, outcome: CommitResult, commit: OurCommit) -> CommitResult:
         changed: tuple[str, ...] = ()

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from support.sink_harness import KINDS, SinkHarness
+from support.sink_harness import KINDS, SCHEMA, SinkHarness
 
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import CannotTell, PositionMismatch
 from stormproof.core.folds import End, Fold
 from stormproof.sinks import folding, protocol
 from stormproof.sinks.memory import MemorySession, MemorySink
-from stormproof.sinks.protocol import CommitResult, Decision, Held, PreparedTransaction, SinkSession
+from stormproof.sinks.protocol import CommitOutcome, CommitResult, Decision, Held, PreparedTransaction, SinkSession
 from stormproof.sinks.rejects import Rejects
 from stormproof.testing import FoldCases, RefuseCases, SinkConformance, UpsertCases
 from stormproof.testing.sinks.harness import A
@@ -69,6 +72,33 @@ class TestRefusals(RefuseCases):
     @pytest.fixture(params=REFUSING)
     def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> SinkHarness:
         return harness_of(request, tmp_path)
+
+
+MILLION = 1_000_000
+
+
+@pytest.mark.sampled(0.2)
+def test_a_million_rows_are_committed_once(harness: SinkHarness, session: SinkSession) -> None:
+    """Of a million keys, by two tasks; a tenth of them comes again in the next transaction."""
+
+    def rows(numbers: range, n: int) -> list[pa.RecordBatch]:
+        words = [pc.cast(pa.array(numbers[task::2]), pa.string()) for task in range(2)]
+        return [pa.record_batch([w, pa.array(np.full(len(w), n))], schema=SCHEMA) for w in words]
+
+    first = harness.prepare_rows(session, 1, None, rows(range(MILLION), 1))
+    second = harness.prepare_rows(session, 2, 1, rows(range(MILLION // 10), 2))
+    for transaction in (first, second):
+        assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
+        assert session.commit(transaction, checked=True).outcome is CommitOutcome.ALREADY_HELD
+        session.finished(transaction)
+    again = {"append": [1, 2], "upsert": [2], "fold": [3]}[harness.input.mode]
+    wanted = Counter({1: MILLION - MILLION // 10})
+    for n in again:
+        wanted[n] += MILLION // 10
+    held = harness.rows()
+    assert Counter(n for _, n in held.elements()) == wanted
+    assert {word for word, _ in held} == set(map(str, range(MILLION)))
+    assert max(held.values()) == 1
 
 
 EVERY, REFUSE, FOLDS = SinkConformance(), RefuseCases(), FoldCases()

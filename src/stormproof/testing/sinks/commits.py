@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 
-from stormproof.core.errors import PositionMismatch
+from stormproof.core.errors import Fenced, PositionMismatch, StoreUnavailable, StormproofError
 from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, SinkSession
 from stormproof.testing.sinks.harness import A, B, SinkHarness
 
@@ -25,6 +27,38 @@ class CommitCases:
         assert session.commit(second, checked=True).outcome is CommitOutcome.APPLIED
         assert session.held() == Held(4, second.digest)
         assert harness.rows() == harness.after(A, B)
+
+    def test_a_transaction_of_one_row(self, harness: SinkHarness, session: SinkSession) -> None:
+        """Of several tasks only one wrote a row."""
+        transaction = harness.prepare(session, 1, None, {"a": 1}, tasks=3)
+        assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
+        assert harness.rows() == harness.after({"a": 1})
+
+    def test_two_drivers_commit_one_transaction_at_once(self, harness: SinkHarness, session: SinkSession) -> None:
+        """A driver that stalled and the one that took over may commit at the same moment: the rows are applied once, and
+        the newer driver is told that the sink holds them. The older one may be fenced out, or lose its connection.
+        """
+        transaction = harness.prepare(session, 1, None, A, tasks=2)
+        session.close()
+        older_is_open, together = threading.Event(), threading.Barrier(2)
+
+        def commit(epoch: int) -> CommitOutcome | StormproofError:
+            if epoch == 2:
+                older_is_open.wait(60)
+            with closing(harness.open(epoch=epoch)) as opened:  # in its own thread: some stores' connections want that
+                older_is_open.set()
+                together.wait(60)
+                try:
+                    return opened.commit(transaction, checked=True).outcome
+                except (Fenced, StoreUnavailable) as error:
+                    return error
+
+        with ThreadPoolExecutor(2) as threads:
+            older, newer = threads.map(commit, (1, 2))
+        assert isinstance(newer, CommitOutcome)
+        if isinstance(older, CommitOutcome):
+            assert {older, newer} == {CommitOutcome.APPLIED, CommitOutcome.ALREADY_HELD}
+        assert harness.rows() == harness.after(A)
 
     def test_a_repeat_applies_nothing(self, harness: SinkHarness, session: SinkSession) -> None:
         """A transaction that the sink holds is not applied again, also not by a later driver."""
