@@ -163,6 +163,11 @@ class SinkSpec(Protocol):
         """
         return None
 
+    @property
+    def rejects_misfits(self) -> bool:
+        """Whether a row that its columns cannot hold rejects its message, rather than failing it."""
+        return False
+
     def how(self, input_: SinkInput) -> str | None:
         """How its rows get into its table, in words for `explain`; None: as usual. No connection is made."""
         del input_
@@ -245,7 +250,8 @@ class PreparedFile:
     which are then not in the file: a JSON object of texts; "": it was not cut. `superseded` counts rows that are not among
     its `rows`, since a later row of their key is; the file may hold them in row groups before its rows. `discarded` counts
     the values that are NULL in it because their columns cannot hold them (``schema_contract="discard_value"``): a JSON
-    object of numbers by column.
+    object of numbers by column. `misfits` are the rows that are not in it because their columns cannot hold them
+    (``schema_contract="discard_row"``), as `stormproof.sinks.misfits` writes them; "": none. A file may have nothing else.
     """
 
     sink: str
@@ -257,6 +263,7 @@ class PreparedFile:
     discarded: str = "{}"
     partition: str = ""
     superseded: int = 0
+    misfits: str = ""
 
 
 MESSAGE_COLUMNS: Final = pa.schema(
@@ -335,11 +342,12 @@ class SinkWriter(Protocol):
 
 
 def transaction_digest(files: Sequence[PreparedFile]) -> str:
-    """What a txid writes to one sink, as one SHA-256 in hex: its rows, its files' digests and partitions."""
+    """What a txid writes to one sink, as one SHA-256 in hex: its rows, its files' digests, partitions and misfits."""
     hasher = hashlib.sha256()
     for file in sorted(files, key=lambda f: f.path):
         partition = f" {file.partition}" if file.partition else ""
-        hasher.update(f"{file.path} {file.rows} {file.bytes} {file.digest}{partition}\n".encode())
+        misfits = f" {file.misfits}" if file.misfits else ""
+        hasher.update(f"{file.path} {file.rows} {file.bytes} {file.digest}{partition}{misfits}\n".encode())
     return hasher.hexdigest()
 
 

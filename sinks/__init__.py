@@ -11,11 +11,11 @@
 | `staging`, `files` | how are prepared files named, checked, read and removed; how are files reached |
 | `row_rule`, `latest` | what do a sink's `mode`, `key` and `order_by` say; which row of a key is the last |
 | `lineage` | which transaction and which message made a row: the columns that say so |
-| `contract`, `discards` | where rows and table differ: is the table changed, or a value left out |
+| `contract`, `discards`, `misfits` | where rows and table differ: is the table changed, a value left out, or a row |
 | `limits`, `leaves`, `folding` | what can a column hold, and what lies inside a nested one; what can be folded |
 | `unique_keys` | does a key come twice in a batch |
 | `merging` | how are columns merged that no store can merge by itself |
-| `rejects` | which messages does a commit reject where a table refuses a row |
+| `rejects`, `message_pairs` | which messages does a commit reject where a table refuses a row; whose row is it |
 | `preview` | what would a sink do with its table and rows, for a dry run |
 | `registry`, `abilities` | how is a sink opened that the ledger describes; what can only some sinks do |
 """

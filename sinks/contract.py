@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from stormproof.core.arguments import shown
 from stormproof.core.errors import TopologyError
@@ -18,6 +19,8 @@ class SchemaContract(StrEnum):
     """Columns are added to the table, and widened, with the first batch that has them; values are treated as by `freeze`."""
     DISCARD_VALUE = "discard_value"
     """A value that its column cannot hold is NULL in the table, and counted; columns are treated as by `freeze`."""
+    DISCARD_ROW = "discard_row"
+    """A row with such a value rejects its message at this sink; columns are treated as by `freeze`."""
 
     @classmethod
     def given(cls, where: str, contract: SchemaContract | str) -> SchemaContract:
@@ -26,16 +29,15 @@ class SchemaContract(StrEnum):
         Raises:
             TopologyError: it names none, or one that is not served.
         """
-        if contract == "discard_row":
-            raise TopologyError(
-                f"{where}: schema_contract='discard_row' is not served: a row that does not fit fails its message, and is a "
-                "dead letter after its last attempt (stormproof queue dead). Choose 'freeze' for that, or 'discard_value'"
-            )
         try:
             return cls(contract)
         except ValueError:
             known = ", ".join(repr(kind.value) for kind in cls)
             raise TopologyError(f"{where}: schema_contract={shown(contract)} is none of {known}") from None
+
+
+BY_DELTA_RS: Final = (SchemaContract.EVOLVE, SchemaContract.DISCARD_ROW)
+"""The contracts that a Delta table has only where delta-rs commits to it."""
 
 
 @dataclass(frozen=True, slots=True)

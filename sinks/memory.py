@@ -16,17 +16,19 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arguments import require_function, require_object, require_path
-from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused
+from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, TopologyError
 from stormproof.core.folds import AnyFold
 from stormproof.core.forks import OneProcess
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.files import NOWHERE
 from stormproof.sinks.folding import check_fold_input, fold_tables
 from stormproof.sinks.latest import put_rows
 from stormproof.sinks.limits import ColumnLimit, Limits
+from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
@@ -140,7 +142,8 @@ class MemorySink(Sink):
     it; what is committed is lost with the process.
 
     `refuse` makes a test's own constraint: it is called with each row that is committed, and gives the reason why the table
-    refuses the row, or None. The row's message is then rejected, as by a constraint of Postgres.
+    refuses the row, or None. The row's message is then rejected, as by a constraint of Postgres. Of the
+    values of `schema_contract` it serves ``"freeze"`` and ``"discard_row"``.
 
     Threads: topologies on several threads may share one object; their commits come one after the other. Forks: a topology
     that runs in a fork needs a sink made there; its parent's is refused.
@@ -159,6 +162,7 @@ class MemorySink(Sink):
         store: MemoryTable | None = None,
         staging: str | Path | None = None,
         refuse: Callable[[dict[str, Any]], str | None] | None = None,
+        schema_contract: SchemaContract | str = SchemaContract.FREEZE,
     ) -> None:
         where = f"sink {name!r}"
         if store is not None:
@@ -167,6 +171,12 @@ class MemorySink(Sink):
             require_path(where, "staging", staging)
         if refuse is not None:
             require_function(where, "refuse", refuse, "lambda row: 'too long' if len(row['word']) > 9 else None")
+        self._contract = SchemaContract.given(where, schema_contract)
+        if self._contract not in (SchemaContract.FREEZE, SchemaContract.DISCARD_ROW):
+            raise TopologyError(
+                f"{where}: schema_contract={self._contract.value!r} is served by DeltaSink and PostgresSink; a table in "
+                "memory takes 'freeze' or 'discard_row'"
+            )
         self._name = name
         self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep, lineage)
         self.refuse = refuse
@@ -253,8 +263,24 @@ class MemorySink(Sink):
             can_refuse=() if self.refuse is None else ("refuse, the test's own rule",),
             table_id=table_id,
             other_lives=() if table_id is None else self.inspect(identity, input_).other_incarnations(),
-            writer=FileWriter(self._name, NOWHERE, _limits(input_), input=input_, names_messages=True),
+            writer=replace(self.writer_to(NOWHERE, input_), leaves_out=False),  # so that a dry run shows these rows
         )
+
+    def writer_to(self, folder: str, input_: SinkInput) -> FileWriter:
+        """The writer of such rows to this folder."""
+        return FileWriter(
+            self._name,
+            folder,
+            _limits(input_),
+            input=input_,
+            leaves_out=self.rejects_misfits,
+            names_messages=True,
+        )
+
+    @property
+    def rejects_misfits(self) -> bool:
+        """By `schema_contract`."""
+        return self._contract is SchemaContract.DISCARD_ROW
 
     def rows(self) -> list[dict[str, object]]:
         """What the table holds, row by row, in no particular order."""
@@ -291,9 +317,7 @@ class MemorySession(SinkSession):
 
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder."""
-        return FileWriter(
-            self._identity.sink, self._staging, _limits(self._input), input=self._input, names_messages=True
-        )
+        return self._sink.writer_to(self._staging, self._input)
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed here."""
@@ -359,8 +383,9 @@ class MemorySession(SinkSession):
         if prepared != transaction.rows:
             raise SinkRefused(f"{where}: {prepared} rows in the prepared files instead of {transaction.rows}")
         refused, reinstated = tuple[RefusedRow, ...](), 0
-        if self._sink.refuse is not None:
-            batches, refused, reinstated = self._without_refused(transaction, self._sink.refuse, where)
+        if self._sink.refuse is not None or Misfits.of(transaction.files):
+            refuse = self._sink.refuse or (lambda _: None)
+            batches, refused, reinstated = self._without_refused(transaction, refuse, where)
         added = pa.Table.from_batches(batches, self._input.schema) if batches else self._input.schema.empty_table()
         held, superseded = self._store.content, transaction.superseded - reinstated
         if not self._input.is_by_key:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stormproof.core.arrays import Rows
-from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import SinkRefused
 from stormproof.core.message import storable_text
 from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput
-from stormproof.core.tracking.anchors import MANY_ORIGIN
 from stormproof.sinks.files import files_at
 from stormproof.sinks.latest import compared_columns, queues_of
+from stormproof.sinks.message_pairs import pairs_of
+from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkProblem
 from stormproof.sinks.staging import open_prepared
 
@@ -109,7 +109,7 @@ class RowMessages:
         for file in sorted(files, key=lambda f: f.path):
             self.starts[file.path] = first = self.rows
             for batch in _message_columns(os.path.join(directory, file.path)):
-                found = _pairs(batch)
+                found = pairs_of(batch)
                 rows.append(found[0] + self.rows)
                 numbers.append(found[1])
                 origins.append(found[2])
@@ -176,6 +176,27 @@ class Rejects:
         self._given = np.zeros(self._messages.rows, np.bool_)
         self.messages: set[int] = set()
         """The messages that are rejected so far."""
+        self._misfits: tuple[RefusedRow, ...] = ()
+        self._begin(Misfits.of(transaction.files))
+
+    def _begin(self, misfits: Misfits) -> None:
+        """Reject the messages of rows that tasks left out already, since their columns cannot hold them."""
+        if not misfits:
+            return
+        if misfits.unnamed and not self._row_by_row:
+            self._raise_unnamed(misfits.unnamed[0])
+        self._misfits = misfits.all
+        if self._of_groups:
+            return
+        self.messages |= {number for row in misfits.rows for number, _ in row.messages}
+        self._require_few(self._misfits[-1])
+        if misfits.more:
+            raise SinkRefused(
+                f"{self._where}: rows of so many messages do not fit their columns that they are not named; the first: "
+                f"{self._misfits[0].error}. Nothing was written",
+                problem=SinkProblem.TOO_MANY_REJECTS,
+                rejects_max=self._most,
+            )
 
     def kept(self) -> Iterator[Part]:
         """The rows that are not left out by now, and then those that take the place of one that is left out by then."""
@@ -236,13 +257,7 @@ class Rejects:
         named = self._messages.of_row(place)
         self._refused[place] = replace(row, messages=named)
         if self._messages.unnamed[place] and not self._row_by_row:
-            raise SinkRefused(
-                f"{self._where}: the table refuses a row that stands for several messages, or for a whole micro-batch: "
-                f"{_reason(row)}: {row.text}. Nothing was written",
-                problem=SinkProblem.MESSAGES_UNKNOWN,
-                sqlstate=row.sqlstate,
-                row=row.text,
-            )
+            self._raise_unnamed(row)
         if self._of_groups and named:
             return
         if self._messages.unnamed[place] or not named:
@@ -250,6 +265,15 @@ class Rejects:
         else:
             self.messages |= {number for number, _ in named}
         self._require_few(row)
+
+    def _raise_unnamed(self, row: RefusedRow) -> NoReturn:
+        raise SinkRefused(
+            f"{self._where}: the table refuses a row that stands for several messages, or for a whole micro-batch: "
+            f"{_reason(row)}: {row.text}. Nothing was written",
+            problem=SinkProblem.MESSAGES_UNKNOWN,
+            sqlstate=row.sqlstate,
+            row=row.text,
+        )
 
     def close(self) -> bool:
         """Add the messages that share rows with rejected ones.
@@ -260,17 +284,18 @@ class Rejects:
             GroupsRefused: a row of a transaction `of_groups` was refused.
             SinkRefused: that is more than may be rejected, or a row that must go has messages that are not known.
         """
-        if not self._refused:
+        if not self._refused and not self._misfits:
             return False
-        last = next(reversed(self._refused.values()))
+        last = next(reversed([*self._misfits, *self._refused.values()]))
         if self._of_groups and not self._alone:
+            rows = (*self._misfits, *self._refused.values())
             refused = GroupsRefused(
-                f"{self._where}: the table refuses {len(self._refused)} rows of groups, the last for: {last.error}: "
+                f"{self._where}: the table refuses {len(rows)} rows of groups, the last for: {last.error}: "
                 f"{last.text[:200]}. Nothing was written",
                 sqlstate=last.sqlstate,
                 row=last.text,
             )
-            refused.rows = tuple(self._refused.values())
+            refused.rows = rows
             raise refused
         known = -1
         while known != len(self.messages):
@@ -299,16 +324,17 @@ class Rejects:
         return bool(taken.any()) or len(self._next()) > 0
 
     def rows(self) -> tuple[RefusedRow, ...]:
-        """Every row that is left out, in the order of the files."""
+        """Every row of the files that is left out, in their order."""
         out = self._out()
         found = dict(self._refused)
         out[list(found)] = False
         if out.any():
             reasons: dict[int, RefusedRow] = {}
-            for row in found.values():
+            causes = [*self._misfits, *found.values()]
+            for row in causes:
                 for number, _ in row.messages:
                     reasons.setdefault(number, row)
-            some = next(iter(found.values()))
+            some = causes[0]
             for superseded in (False, True):
                 for part in prepared_parts(self._directory, self._files, superseded=superseded):
                     first = self._messages.starts[part.file]
@@ -353,32 +379,6 @@ def _message_columns(path: str) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_arrays([pa.nulls(parquet.metadata.num_rows)], names=["unnamed"])
             return
         yield from parquet.iter_batches(batch_size=64 * 1024, columns=MESSAGE_COLUMNS.names)
-
-
-def _pairs(batch: pa.RecordBatch) -> tuple[Rows, Rows, Rows, npt.NDArray[np.bool_]]:
-    """Row, number and origin of each pair, in order of the rows; and which rows have messages that are not known."""
-    nothing, rows = np.empty(0, np.int64), np.arange(batch.num_rows, dtype=np.int64)
-    if batch.num_columns == 1:
-        return nothing, nothing, nothing, np.ones(batch.num_rows, np.bool_)
-    number, origin, others = batch.columns
-    has_number = np.asarray(number.is_valid())
-    has_origin = np.asarray(origin.is_valid())
-    named = has_number & has_origin
-    unnamed = has_origin & ~has_number
-    row = rows[named]
-    numbers, origins = np.asarray(number.fill_null(0))[named], np.asarray(origin.fill_null(0))[named]
-    if others.null_count == len(others):
-        return row, numbers, origins, unnamed
-    lengths = np.asarray(pc.list_value_length(others).fill_null(0)) // 2
-    more = np.asarray(others.flatten()).reshape(-1, 2)
-    more_row = np.repeat(rows, lengths)
-    unnamed[more_row[more[:, 1] == MANY_ORIGIN]] = True
-    known = more[:, 1] != MANY_ORIGIN
-    row = np.concatenate([row, more_row[known]])
-    order = np.argsort(row, kind="stable")
-    numbers = np.concatenate([numbers, more[known, 0]])[order]
-    origins = np.concatenate([origins, more[known, 1]])[order]
-    return row[order], numbers, origins, unnamed
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:

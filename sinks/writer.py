@@ -27,6 +27,7 @@ from stormproof.sinks.discards import DiscardingWriter
 from stormproof.sinks.files import NewFile, files_at
 from stormproof.sinks.latest import LatestWriter
 from stormproof.sinks.limits import Limits
+from stormproof.sinks.misfits import LeavingOutWriter
 from stormproof.sinks.partitions import PartitionedTaskWriter
 from stormproof.sinks.staging import guard_of, prepared_name
 from stormproof.sinks.statistics import FileStatistics
@@ -80,7 +81,7 @@ class _HashingFile(io.RawIOBase):
 
 
 class ParquetTaskWriter:
-    """One task's output for one sink: one Parquet file, made when the first row comes.
+    """One task's output for one sink: one Parquet file, made when the first row comes, or, with `empty`, without any.
 
     Guarantee:
         The file that `close` returns is on disk under its name, with that digest. A file that was begun and not closed
@@ -97,7 +98,9 @@ class ParquetTaskWriter:
         private: bool = True,
         partition: str = "",
         guarded: bool = False,
+        empty: bool = False,
     ) -> None:
+        self._empty = empty
         self._sink = sink
         self._private = private
         self._guarded = guarded
@@ -171,7 +174,7 @@ class ParquetTaskWriter:
 
     def flush(self) -> None:
         """Write what waits, as a row group; the file is made where it is the first."""
-        if not self._pending:
+        if not self._pending and (self._parquet is not None or not self._empty):
             return
         end_if_fork()
         if self._parquet is None:
@@ -188,7 +191,9 @@ class ParquetTaskWriter:
                 write_statistics=_with_statistics(self._schema),  # pyright: ignore[reportArgumentType]
             )
         self._parquet.write_table(
-            pa.Table.from_batches(self._pending, self._pending[0].schema).cast(self._schema),
+            pa.Table.from_batches(self._pending, self._pending[0].schema if self._pending else self._schema).cast(
+                self._schema
+            ),
             row_group_size=ROW_GROUP_ROWS_MAX,
         )
         self._pending.clear()
@@ -223,7 +228,8 @@ class FileWriter:
     Delta table's own are not private. `for_bolts` is the sink's resource for bolts. `partitions` are the columns by which a
     task cuts the rows of an append into files. Where `input` is an upsert, a task leaves one row a key, the last one; with
     `names_messages` its file holds the others, too; `undecided` are the columns that do not tell which one is the last
-    (`sinks.latest`). `discards`: a value that its column cannot hold is NULL, where the column takes NULL. `guarded` files
+    (`sinks.latest`). `discards`: a value that its column cannot hold is NULL, where the column takes NULL. `leaves_out`: a
+    row with such a value is left out, and the file names its messages; rows without message columns are not. `guarded` files
     have a second name, since the folder is a table's own; see `staging.guard_of`.
     """
 
@@ -235,18 +241,23 @@ class FileWriter:
     partitions: tuple[str, ...] = ()
     input: SinkInput | None = None
     discards: bool = False
+    leaves_out: bool = False
     names_messages: bool = False
     undecided: tuple[str, ...] = ()
     keeps_messages: bool = True
     guarded: bool = False
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
-        """The rows that this sink cannot hold, with column, value and reason."""
+        """The rows that fail their messages, since this sink cannot hold them, with column, value and reason."""
+        if self.leaves_out:
+            return ()
         return self.limits.check_required(rows) if self.discards else self.limits.check(rows)
 
     def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         """A writer for one task."""
         writer = self._latest(context, schema)
+        if self.leaves_out and MESSAGE_COLUMNS.names[0] in schema.names:
+            return LeavingOutWriter(writer, self.limits, lambda: self._parquet(context, schema, "", empty=True))
         return DiscardingWriter(writer, self.limits) if self.discards else writer
 
     def _latest(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
@@ -267,7 +278,9 @@ class FileWriter:
             lambda kept, partition: self._parquet(context, kept, partition),
         )
 
-    def _parquet(self, context: TaskContext, schema: pa.Schema, partition: str) -> ParquetTaskWriter:
+    def _parquet(
+        self, context: TaskContext, schema: pa.Schema, partition: str, *, empty: bool = False
+    ) -> ParquetTaskWriter:
         return ParquetTaskWriter(
             self.sink,
             self.directory,
@@ -276,6 +289,7 @@ class FileWriter:
             private=self.private,
             partition=partition,
             guarded=self.guarded,
+            empty=empty,
         )
 
     def files_in(self) -> str:

@@ -23,6 +23,7 @@ from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolutio
 from stormproof.core.tracking.attempts import Journal
 from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
 from stormproof.sinks.discards import discarded_in
+from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, SinkProblem
 from stormproof.trident.blocked_error import blocked
 from stormproof.trident.ledger import events, rejects, txns
@@ -424,7 +425,10 @@ class Steps:
         self, txid: int, slice_: Slice, work: Mapping[str, SinkWork], results: Mapping[str, CommitResult]
     ) -> list[Reject]:
         """The batch's rejects, with the payloads of their messages where the source gives them again."""
-        found = {sink: (*(work[sink].left_out or ()), *result.refused) for sink, result in results.items()}
+        found = {
+            sink: (*(work[sink].left_out or ()), *Misfits.of(work[sink].files).all, *result.refused)
+            for sink, result in results.items()
+        }
         refused = {sink: rows for sink, rows in found.items() if rows}
         if not refused:
             return []

@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.contract import SchemaContract
+from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.committers import Committers
@@ -246,10 +246,11 @@ class TableHold(StoreRecord):
         return replace(outcome, superseded=commit.superseded, refused=refused_rows(commit.refused), changed=changed)
 
     def _require_frozen(self, contract: SchemaContract) -> None:
-        if contract is SchemaContract.EVOLVE:
+        if contract in BY_DELTA_RS:
+            instead = "add the columns with ALTER TABLE, and use" if contract is SchemaContract.EVOLVE else "use"
             raise SinkRefused(
-                f"{self.where}: Spark commits to this table, and schema_contract='evolve' is served by delta-rs alone; add "
-                "the columns with ALTER TABLE, and use schema_contract='freeze'"
+                f"{self.where}: Spark commits to this table, and schema_contract={contract.value!r} is served by delta-rs "
+                f"alone; {instead} schema_contract='freeze'"
             )
 
     def _evolved(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> DeltaTable:

@@ -10,7 +10,7 @@ from deltalake import DeltaTable, Schema
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.contract import SchemaContract
+from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta.claims import other_claims
 from stormproof.sinks.delta.evolve import changes_for, known_part
 from stormproof.sinks.delta.features import AskedCommitter, Committer
@@ -64,8 +64,11 @@ class DeltaPreview:
                 committer = require_table(table, known, self._where, self._committer)
             except SinkRefused as refused:
                 return TablePreview(TableAction.REFUSE, refused.message, table_id=table_id)
-            if committer is Committer.SPARK and evolves:
-                why = f"{self._where}: Spark commits to this table, and schema_contract='evolve' is served by delta-rs alone"
+            if committer is Committer.SPARK and self._contract in BY_DELTA_RS:
+                why = (
+                    f"{self._where}: Spark commits to this table, and schema_contract={self._contract.value!r} is served by "
+                    "delta-rs alone"
+                )
                 return TablePreview(TableAction.REFUSE, why, table_id=table_id)
             lives = {*session.other_incarnations(), *other_claims(table, self._identity)}
             adopted = not self._input.is_by_key and committer is Committer.DELTA_RS

@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Final
 
@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.message import storable_text
-from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, TaskContext
+from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, TaskContext
 from stormproof.sinks.delta.checks import RowRule, asking, plain_schema, rules_of
 from stormproof.sinks.delta.log import REFUSED, REINSTATED, REJECTED, ROWS, SUPERSEDED
 from stormproof.sinks.files import files_at
@@ -81,9 +81,10 @@ def leave_out(
         StoreUnavailable: the machine lacks what the question takes.
     """
     rejects = Rejects(directory, transaction, transaction.rejects_max, where, input_)
+    rules = [] if input_.mode is SinkMode.FOLD else rules_of(table, transaction.files)
     again = True
     while again:
-        for row in _violating(table, transaction, rejects, where):
+        for row in _violating(table, transaction, rejects, rules, where):
             rejects.add(row)
         again = rejects.close()
     refused = tuple(replace(row, text=row.text[:TEXT_MAX]) for row in rejects.rows())
@@ -124,14 +125,14 @@ def refused_rows(record: str) -> tuple[RefusedRow, ...]:
 
 
 def _violating(
-    table: DeltaTable, transaction: PreparedTransaction, rejects: Rejects, where: str
+    table: DeltaTable, transaction: PreparedTransaction, rejects: Rejects, rules: Sequence[RowRule], where: str
 ) -> Iterator[RefusedRow]:
     """The rows that are not left out yet and violate a rule, each once, by the first one."""
     names = sorted(file.path for file in transaction.files)
     found = set[tuple[int, int]]()
     with tempfile.TemporaryDirectory(prefix="stormproof-check-") as folder:
         asked = _numbered(table, transaction, rejects.kept(), folder)
-        for rule in rules_of(table, transaction.files):
+        for rule in rules:
             for file, number, row in _answers(asked, rule, where):
                 if (file, number) in found:
                     continue

@@ -33,6 +33,7 @@ from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.delta.vacuum import vacuum
 from stormproof.sinks.files import files_at
 from stormproof.sinks.merging import function_folds
+from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import CommitResult, PreparedTransaction, SinkIdentity, SinkProblem, SinkSession
 from stormproof.sinks.staging import (
@@ -94,7 +95,8 @@ class DeltaSession(TableHold, SinkSession):
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
         adopted = not self.input.is_by_key and self.committer() is Committer.DELTA_RS
         partitions = tuple(self.load().metadata().partition_columns) if adopted else ()
-        rejects = may_reject(self.load(), self.input, self.committer())
+        leaves_out = self.contract is SchemaContract.DISCARD_ROW
+        rejects = leaves_out or may_reject(self.load(), self.input, self.committer())
         return FileWriter(
             self.identity.sink,
             self._directory,
@@ -103,6 +105,7 @@ class DeltaSession(TableHold, SinkSession):
             partitions=partitions,
             input=self.input,
             discards=self.contract is SchemaContract.DISCARD_VALUE,
+            leaves_out=leaves_out,
             names_messages=rejects or bool(self.input.keep),  # which tell the first row of a key
             keeps_messages=rejects,
             guarded=not self.input.is_by_key,
@@ -122,6 +125,9 @@ class DeltaSession(TableHold, SinkSession):
             remove_staged(self._directory, self.identity.incarnation, transaction.txid)
         else:
             self._remove_replaced(transaction)
+            for file in transaction.files:
+                if not file.rows:  # it named misfits, and no more
+                    files_at(self._directory).remove(os.path.join(self._directory, file.path))
         if not self.input.is_by_key:
             remove_guards(self._directory, transaction.files)
         if self._compact_every is not None:
@@ -216,6 +222,8 @@ class _PreparedRows(RowsToPut):
     def left_out(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> LeftOut | None:
         """The rows that violate a CHECK constraint, or a NOT NULL that was made since they were checked."""
         files = transaction.files
+        if Misfits.of(files):
+            return leave_out(table, self.directory, transaction, self.input, where)
         if not may_reject(table, self.input, require_table(table, self.input, where, self.committer)):
             return None
         if not name_messages(self.directory, transaction):  # the table had no constraint when their writer was made
@@ -227,7 +235,8 @@ class _PreparedRows(RowsToPut):
 
     def _require_partitions(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
         columns = sorted(table.metadata().partition_columns)
-        wrong = [file.path for file in transaction.files if sorted(partition_values(file)) != columns]
+        filled = [file for file in transaction.files if file.rows]
+        wrong = [file.path for file in filled if sorted(partition_values(file)) != columns]
         if wrong:
             raise SinkRefused(
                 f"{where}: the table is partitioned by {', '.join(columns) or 'nothing'}, and {wrong[0]} was written for "

@@ -56,7 +56,8 @@ class DeltaSink(Sink):
     `schema_contract` says what becomes of columns and values that the table cannot hold. ``"freeze"``: a column is refused
     by name when the sink is opened, and a value fails its message. ``"evolve"``: the table gets the columns that it lacks,
     and in Postgres wider types, with the first batch that has them, on record with the txid. ``"discard_value"``: such a
-    value is NULL, and counted by txid and column; where a column takes no NULL, it fails its message.
+    value is NULL, and counted by txid and column; where a column takes no NULL, it fails its message. ``"discard_row"``: the
+    message of such a row is a reject of this sink, whole, and the rest of the batch is committed.
 
     Appended files are written into the table's own folder and adopted by the log. The files of an upsert or a fold go to
     `staging`: by default `.stormproof-staging/TABLE` beside the table. There, whoever reaches the table reaches them, on the
@@ -141,6 +142,11 @@ class DeltaSink(Sink):
     def fold_kinds(self) -> frozenset[type[AnyFold]]:
         """All."""
         return EVERY_FOLD
+
+    @property
+    def rejects_misfits(self) -> bool:
+        """By `schema_contract`."""
+        return self._contract is SchemaContract.DISCARD_ROW
 
     def input_of(self, rows: SinkInput) -> SinkInput:
         """By `mode`."""

@@ -15,6 +15,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.contract import SchemaContract
+from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.copying import copy_rows
 from stormproof.sinks.postgres.durable import require_durable
@@ -82,6 +83,7 @@ class PostgresSession(TableHold, SinkSession):
             *(self.identity.sink, self._staging, self.limits),
             input=self.input,
             discards=self.contract is SchemaContract.DISCARD_VALUE,
+            leaves_out=self.contract is SchemaContract.DISCARD_ROW,
             names_messages=True,
             undecided=self.undecided,
         )
@@ -93,6 +95,8 @@ class PostgresSession(TableHold, SinkSession):
         All rows are moved at once. Where the table refuses one of them, and messages may be rejected, they are moved again
         by halves, in another transaction.
         """
+        if Misfits.of(transaction.files):
+            return self._commit_some(transaction, transaction.rejects_max, checked=checked)
         try:
             return self._commit_all(transaction, checked=checked)
         except SinkRefused as refusal:
@@ -130,7 +134,7 @@ class PostgresSession(TableHold, SinkSession):
         return self._commit_some(transaction, REFUSED_MAX, checked=True, row_by_row=True)
 
     def _commit_some(
-        self, transaction: PreparedTransaction, most: int, *, checked: bool, row_by_row: bool = False
+        self, transaction: PreparedTransaction, most: int | None, *, checked: bool, row_by_row: bool = False
     ) -> CommitResult:
         """Commit without the messages whose rows the table refuses; these rows are kept in the table `reject`."""
         where, guard = self._where(transaction), self.guard

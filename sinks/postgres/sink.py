@@ -112,6 +112,11 @@ class PostgresSink(Sink):
         """All."""
         return EVERY_FOLD
 
+    @property
+    def rejects_misfits(self) -> bool:
+        """By `schema_contract`."""
+        return self._contract is SchemaContract.DISCARD_ROW
+
     def input_of(self, rows: SinkInput) -> SinkInput:
         """By `mode`."""
         return self._rule.applied(rows, f"sink {self._name!r}")

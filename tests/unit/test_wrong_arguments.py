@@ -929,6 +929,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             (lambda w=w: MemorySink("o", staging=w), "sink 'o': staging is .*; it must be a path") for w in ("", 3)
         ],
         **rules(MemorySink),
+        "schema_contract": contracts(MemorySink),
         "refuse": [
             (
                 lambda w=w: MemorySink("o", refuse=w),

@@ -44,14 +44,15 @@ def of_rows(
     counts: dict[tuple[int, int], int] = {}
     for row in refused:
         if not row.messages:
-            found.append(Reject(txid, sink, None, None, None, 1, row.sqlstate, row.error, row.text))
+            rows = int(row.row >= 0)
+            found.append(Reject(txid, sink, None, None, None, rows, row.sqlstate, row.error, row.text))
         first = row.messages[:1]
         for message in row.messages:
             reason = reasons.setdefault(message, row)
             if reason.goes_with_others and not row.goes_with_others:
                 reasons[message] = row
             # A row of several messages counts once, so that the rows of a txid's rejects are those that the sink left out.
-            # A group's row is in no file, and is none of them.
+            # A row of a group, and one that does not fit its columns, is in no file, and is none of them.
             counts[message] = counts.get(message, 0) + (message in first and row.row >= 0)
     for (number, origin), row in reasons.items():
         rows, payload = counts[number, origin], payloads.get(number)

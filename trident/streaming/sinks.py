@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from stormproof.core.bolt import DEFAULT_STREAM
-from stormproof.core.errors import Fenced, JobFailed, Json, SinkRefused, UsageError
+from stormproof.core.errors import Fenced, JobFailed, Json, SinkRefused, TopologyError, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Subscription
@@ -45,6 +45,17 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 log = logging.getLogger("stormproof.txn")
+
+
+def _require_no_rejects(name: str, sinks: Sequence[SinkSpec]) -> None:
+    for sink in sinks:
+        if sink.rejects_misfits:
+            raise TopologyError(
+                f"{name!r}: sink {sink.name!r} has schema_contract='discard_row', which rejects the message of a row that "
+                "does not fit; here the whole micro-batch or job is one message. Use 'freeze' or 'discard_value', or feed() "
+                "a topology, where each row is a message",
+                sink=sink.name,
+            )
 
 
 class OneMessageSteps(Steps):
@@ -86,6 +97,7 @@ class SinkStream(ForeachBatch):
             name, Guarantee.EXACTLY_ONCE, adopt=adopt, settings=settings, options=None, on_batch=on_batch, frames=frames
         )
         self._sinks = tuple(sinks)
+        _require_no_rejects(name, self._sinks)
         self._steps: Steps | None = None
         self._schema: pa.Schema | None = None
         self._rolled: set[int] = set()

@@ -1,0 +1,114 @@
+"""Rows that their columns cannot hold, left out and named: what ``schema_contract="discard_row"`` does in a task.
+
+A task cannot know which other rows its message has. So the row is kept apart, in the description of the file, and the commit
+leaves out what else the message has there (`stormproof.sinks.rejects`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.message import storable_text
+from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, TaskWriter
+from stormproof.core.task.passage import shown_row
+from stormproof.sinks.limits import Limits
+from stormproof.sinks.message_pairs import pairs_of
+from stormproof.sinks.protocol import RefusedRow
+
+MESSAGES_MAX: Final = 1_001
+"""Messages of misfits that a task names: one more than a commit may reject. Of each message the first row is named."""
+TEXT_MAX: Final = 1_000
+"""Characters of a row, and of the reason, that are recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misfits:
+    """The misfits of some prepared files. Of those that are `unnamed` the messages are not known one by one."""
+
+    rows: tuple[RefusedRow, ...] = ()
+    unnamed: tuple[RefusedRow, ...] = ()
+    more: bool = False
+    """There are more messages than are named."""
+
+    @staticmethod
+    def of(files: Iterable[PreparedFile]) -> Misfits:
+        """Those of these files."""
+        found: dict[bool, list[RefusedRow]] = {False: [], True: []}
+        more = False
+        for file in files:
+            told: dict[str, Any] = json.loads(file.misfits) if file.misfits else {}
+            more |= bool(told.get("more"))
+            for text, error, messages, unnamed in told.get("rows", ()):
+                pairs = tuple((int(number), int(origin)) for number, origin in messages)
+                found[bool(unnamed)].append(RefusedRow(file.path, -1, text, None, error, pairs))
+        return Misfits(tuple(found[False]), tuple(found[True]), more)
+
+    @property
+    def all(self) -> tuple[RefusedRow, ...]:
+        """Both."""
+        return self.rows + self.unnamed
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.unnamed or self.more)
+
+
+class LeavingOutWriter:
+    """A task's writer that leaves out rows which the limits do not allow; the first file says which.
+
+    `empty` makes a writer whose file has no rows, for a task that has nothing else to write.
+    """
+
+    def __init__(self, inner: TaskWriter, limits: Limits, empty: Callable[[], TaskWriter]) -> None:
+        self._inner = inner
+        self._limits = limits
+        self._empty = empty
+        self._rows: list[tuple[str, str, list[tuple[int, int]], bool]] = []
+        self._named = set[int]()
+        self._more = False
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Write the rows that fit; `rows` have the message columns."""
+        own = rows.select([name for name in rows.schema.names if name not in MESSAGE_COLUMNS.names])
+        bad = self._limits.check(own)
+        if bad:
+            self._leave_out(own, rows.select(MESSAGE_COLUMNS.names), bad)
+            fit = np.ones(rows.num_rows, np.bool_)
+            fit[[row for row, _ in bad]] = False
+            rows = rows.filter(pa.array(fit))
+        self._inner.write(rows)
+
+    def _leave_out(self, own: pa.RecordBatch, messages: pa.RecordBatch, bad: Sequence[tuple[int, str]]) -> None:
+        places = [row for row, _ in bad]
+        row, number, origin, unnamed = pairs_of(messages.take(pa.array(places, pa.int64())))
+        starts = np.searchsorted(row, np.arange(len(bad) + 1))
+        for at, (place, why) in enumerate(bad):
+            start, stop = int(starts[at]), int(starts[at + 1])
+            named = list(zip(number[start:stop].tolist(), origin[start:stop].tolist(), strict=True))
+            if named and self._named.issuperset(one for one, _ in named):
+                continue
+            if len(self._rows) >= MESSAGES_MAX:
+                self._more = True
+                return
+            self._named.update(one for one, _ in named)
+            text, error = shown_row(own, place)[:TEXT_MAX], storable_text(why)[:TEXT_MAX]
+            self._rows.append((text, error, named, bool(unnamed[at])))
+
+    def close(self) -> Sequence[PreparedFile]:
+        """Finish the files."""
+        files = list(self._inner.close())
+        if not self._rows:
+            return files
+        if not files:
+            files = list(self._empty().close())
+        files[0] = replace(files[0], misfits=json.dumps({"rows": self._rows, "more": self._more}))
+        return files
+
+    def discard(self) -> None:
+        """Remove what was written: the task failed."""
+        self._inner.discard()
