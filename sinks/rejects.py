@@ -254,7 +254,8 @@ class Rejects:
             SinkRefused: that is more than may be rejected, or the row's messages are not known.
         """
         place = self._messages.place(row.file, row.row)
-        named = self._messages.of_row(place)
+        # Of a group given up alone the messages have parts in other groups, which stay.
+        named = () if self._of_groups and self._row_by_row else self._messages.of_row(place)
         self._refused[place] = replace(row, messages=named)
         if self._messages.unnamed[place] and not self._row_by_row:
             self._raise_unnamed(row)
@@ -287,8 +288,8 @@ class Rejects:
         if not self._refused and not self._misfits:
             return False
         last = next(reversed([*self._misfits, *self._refused.values()]))
-        if self._of_groups and not self._alone:
-            rows = (*self._misfits, *self._refused.values())
+        rows = tuple(row for row in (*self._misfits, *self._refused.values()) if row.messages)
+        if self._of_groups and rows and not self._row_by_row:
             refused = GroupsRefused(
                 f"{self._where}: the table refuses {len(rows)} rows of groups, the last for: {last.error}: "
                 f"{last.text[:200]}. Nothing was written",

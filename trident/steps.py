@@ -24,7 +24,7 @@ from stormproof.core.tracking.attempts import Journal
 from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
 from stormproof.sinks.discards import discarded_in
 from stormproof.sinks.misfits import Misfits
-from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, SinkProblem
+from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, RefusedRow, SinkProblem
 from stormproof.trident.blocked_error import blocked
 from stormproof.trident.ledger import events, rejects, txns
 from stormproof.trident.ledger.ledger import Ledger
@@ -425,10 +425,7 @@ class Steps:
         self, txid: int, slice_: Slice, work: Mapping[str, SinkWork], results: Mapping[str, CommitResult]
     ) -> list[Reject]:
         """The batch's rejects, with the payloads of their messages where the source gives them again."""
-        found = {
-            sink: (*(work[sink].left_out or ()), *Misfits.of(work[sink].files).all, *result.refused)
-            for sink, result in results.items()
-        }
+        found = {sink: (*_left_out(work[sink]), *result.refused) for sink, result in results.items()}
         refused = {sink: rows for sink, rows in found.items() if rows}
         if not refused:
             return []
@@ -546,6 +543,15 @@ class _LedgerJournal:
 
     def next_attempt(self, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]) -> Expectation:
         return self.steps.next_attempt(self.opened, ended, end, error, seed, excluded)
+
+
+def _left_out(work: SinkWork) -> tuple[RefusedRow, ...]:
+    """The refused rows that are in no file of a sink's work."""
+    misfits = Misfits.of(work.files).all
+    if work.left_out is None:
+        return misfits
+    # Of rows of groups that an operator gave up alone the messages have parts in others, which the sink holds.
+    return work.left_out + tuple(replace(row, messages=()) for row in misfits)
 
 
 def cause_of(refusal: SinkRefused) -> TxnCause:

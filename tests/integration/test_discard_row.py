@@ -281,6 +281,26 @@ def test_a_topology_rejects_what_does_not_fit(discarding: Operated) -> None:
     assert set(discarding.kinds("notices", discarding.verify())) == {"rejected"}
 
 
+@pytest.mark.postgres
+def test_too_many_misfits_are_given_up_on_record(discarding: Operated) -> None:
+    """Of the words, each message that has one; of their numbers, the row of the group alone: its messages are not named."""
+    lines = [b"toolong %d" % n for n in range(11)] + [b"a"] * 19
+    discarding.put(*lines)
+    for sink in ("short", "counts"):
+        with pytest.raises(SinkRefused, match="more than 10 messages"):
+            discarding.run(build(discarding.cell))
+        found = discarding.sql("select state, cause from stormproof.txn")
+        assert found == [("blocked", "too_many_rejects")]
+        discarding.command("ledger", "skip", NAME, "1", sink, "--rows", "--by", "Ada", "--why", "known")
+    assert discarding.run(build(discarding.cell)).rejected == 11
+    assert held(discarding, "select word, 1 from short_words") == Counter(a=19)
+    numbers = Counter(str(n) for n in range(11))
+    assert held(discarding, "select word, n from short_counts") == Counter(a=19) + numbers
+    found = discarding.sql("select sink, count(message), sum(rows) from stormproof.reject group by sink order by sink")
+    assert found == [("counts", 0, 0), ("short", 11, 11)]
+    assert discarding.verify()["violations"] == []
+
+
 POINTS = [
     *("prepare.after", "postgres.after_guard", "postgres.after_rejects", "recount.after", "commit.after_sink"),
     *("finish.before", "finish.before_commit", "finish.after"),

@@ -16,6 +16,7 @@ from support.operated import Operated
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.guarantee import Guarantee
 from stormproof.trident import recount
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
@@ -71,6 +72,16 @@ def test_a_refused_group_takes_its_own_messages_and_no_other(grouping: Operated)
     assert rejected(grouping) == {"batches": [b"bad c", b"e bad bad f"]}
     assert grouping.sql("select distinct rows, sqlstate, state from stormproof.reject") == [(0, "23514", "open")]
     assert grouping.kinds("notices", grouping.verify()) == ["rejected"]
+
+
+def test_groups_are_recounted_under_at_least_once_too(grouping: Operated) -> None:
+    grouping = replace(grouping, cell=replace(grouping.cell, guarantee=Guarantee.AT_LEAST_ONCE))
+    grouping.sql(f"alter table {BATCHES} add check (word <> 'bad')")
+    grouping.put(*LINES)
+    assert run(grouping).rejected == 2
+    assert counted(grouping, BATCHES) == counts_of(taken(LINES, no_bad))
+    assert counted(grouping, TOTALS) == counts_of(LINES)
+    grouping.verify()
 
 
 def test_a_total_that_the_table_refuses_takes_the_messages_of_this_batch(grouping: Operated) -> None:

@@ -203,7 +203,7 @@ def confirm_before_commit(patch: pytest.MonkeyPatch) -> None:
 def abort_what_is_prepared(patch: pytest.MonkeyPatch) -> None:
     """Recovery gives prepared messages back instead of rolling them forward."""
 
-    def give_back(steps: Steps, txn: Txn, done: object) -> None:
+    def give_back(steps: Steps, txn: Txn, *_: object) -> None:
         steps.source.abort(steps.lease(txn.txid))
         with steps.ledger.transaction(steps.run) as tx:
             patch.setitem(MOVES, TxnState.PREPARED, MOVES[TxnState.PREPARED] | {TxnState.ABORTED})

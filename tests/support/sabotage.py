@@ -81,7 +81,7 @@ def take_nothing_for_everything() -> None:
     """Recovery commits whatever the ledger's rows say, be it nothing."""
     commit, finish = Steps.commit, Steps.finish
 
-    def roll_forward(steps: Steps, txn: Txn, _done: object) -> None:
+    def roll_forward(steps: Steps, txn: Txn, *_: object) -> None:
         with steps.ledger.transaction(steps.run) as tx:
             work = txns.work(tx, txn.txid)
         outcomes = commit(steps, txn.txid, txn.guarantee, work)
@@ -137,7 +137,7 @@ def recompute_prepared() -> None:
     under a number of its own.
     """
 
-    def run_again(steps: Steps, txn: Txn, done: recovery._Done) -> None:  # pyright: ignore[reportPrivateUsage]
+    def run_again(steps: Steps, txn: Txn, done: recovery._Done, _: object) -> None:  # pyright: ignore[reportPrivateUsage]
         with steps.ledger.transaction(steps.run) as tx:
             for statement in (
                 "delete from stormproof.txn_sink where incarnation = :incarnation and txid = :txid",

@@ -54,7 +54,7 @@ def sink_skips_by_number_alone() -> None:
 def recompute_what_is_prepared() -> None:
     """Recovery computes a prepared batch anew, as Spark would: the same rows with other ids."""
 
-    def roll_forward(steps: Steps, txn: Txn, _done: Any) -> None:
+    def roll_forward(steps: Steps, txn: Txn, *_: Any) -> None:
         with steps.ledger.transaction(steps.run) as tx:
             work = txns.work(tx, txn.txid)
         some = next(w for w in work.values() if w.files)
