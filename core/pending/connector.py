@@ -12,6 +12,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import OriginIds, ShownIds
 from stormproof.core.pending.audit import NumberedAudit, SliceAudit
 from stormproof.core.pending.rows import At, Subscriber
+from stormproof.core.source.capabilities import READS_AGAIN, Capabilities, refusal
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.protocol import Expectation, Limit, SliceReader, Source
 
@@ -150,10 +151,14 @@ class Connector(Source):
         """A slice can be read again, for as long as it is not confirmed."""
         return SourceKind.TRANSACTIONAL
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the server of its messages can do; by default, any set of them can be read again."""
+        return READS_AGAIN
+
     def serves(self, guarantee: Guarantee) -> str | None:
-        """All of them."""
-        del guarantee
-        return None
+        """As its capabilities allow."""
+        return refusal(self.capabilities, guarantee, self.where)
 
     @property
     def key(self) -> str:

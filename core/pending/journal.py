@@ -140,11 +140,12 @@ class Journal:
             stable_id=id_,
         )
 
-    def settle(self, first: int, stop: int) -> None:
-        """These messages left their first slice: the server is owed a confirmation of each."""
+    def settle(self, first: int, stop: int, *, owed: bool = True) -> None:
+        """These messages left their first slice; `owed`: the server is owed a confirmation of each."""
         self._run(
-            f"update {_TABLE} set resolved_at = clock_timestamp(), owed = true"
+            f"update {_TABLE} set resolved_at = clock_timestamp(), owed = %s"
             f" where {MINE} and number >= %s and number < %s",
+            owed,
             *self._key,
             first,
             stop,

@@ -19,6 +19,7 @@ from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.capabilities import REDELIVERS, Capabilities, Protection, protection_of
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.protocol import Limit, SliceReader, SourcePreview
 
@@ -111,7 +112,17 @@ class RedeliveringSource(NumberedSource):
         """The connection is another one: the handles that were given before are dead."""
         self._handles.clear()
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the server can do; by default, it gives messages stable ids, and delivers them again."""
+        return REDELIVERS
+
     # ---- what every such source does
+
+    @property
+    def _takes_over(self) -> bool:
+        """Whether the server hears of a message as soon as it is written down: then none is owed a confirmation."""
+        return protection_of(self.capabilities) is Protection.TAKE_OVER
 
     def for_run(self, database: Database) -> Self:
         """The same source for one run, with handles of its own."""
@@ -145,9 +156,12 @@ class RedeliveringSource(NumberedSource):
                 numbers = self._journal(rows.cursor).write(received)
                 failpoint("journal.in_transaction")
             failpoint("journal.after_write")
-            for number, message in zip(numbers, received, strict=True):
-                self._handles.setdefault(number, []).append(message.handle)
-            self.pay()
+            if self._takes_over:
+                self.acknowledge([message.handle for message in received])
+            else:
+                for number, message in zip(numbers, received, strict=True):
+                    self._handles.setdefault(number, []).append(message.handle)
+                self.pay()
             if max(numbers) >= stop:
                 return  # else all of it is known here: what is new may stand behind it
 
@@ -224,5 +238,5 @@ class RedeliveringSource(NumberedSource):
         return self._journal(cursor).payloads(ids)
 
     def settle(self, at: At, cursor: Any) -> None:
-        """The server is owed a confirmation, in the transaction of ours."""
-        self._journal(cursor).settle(*range_of(at))
+        """The server is owed a confirmation, in the transaction of ours; unless it has it from the take-over."""
+        self._journal(cursor).settle(*range_of(at), owed=not self._takes_over)

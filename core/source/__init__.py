@@ -8,6 +8,7 @@
 | `files` | how do Parquet, JSON lines, text files and micro-batches become messages |
 | `iterator`, `memory` | a client of the user's own as a source; messages in memory |
 | `iterator_client` | what does the user's iterator give, and what is it told |
+| `capabilities` | what can a source's server do; how is a batch made safe with it; what does a crash lead to |
 | `group`, `spouts` | several spouts as one source; how their messages and seeds are told apart |
 | `spout_ids` | messages' ids as a column, where there are several spouts |
 | `decode` | how does a payload become tuples, and when does it not decode |
