@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from support.brokers import LEFT_OUT, left_out
 
 from stormproof.core.errors import MachineUnfit
 from stormproof.core.extras import required
@@ -26,7 +27,6 @@ from stormproof.core.source.capabilities import (
     protection_of,
     refusal,
 )
-from support.brokers import LEFT_OUT, left_out
 
 EVERY = [Capabilities(ids, *flags) for ids in StableIds for flags in itertools.product([False, True], repeat=5)]
 

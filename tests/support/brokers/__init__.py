@@ -53,7 +53,8 @@ class Broker(ABC):
         return {}
 
     def prepare(self) -> None:
-        """What is done once before the first start, such as formatting a folder."""
+        """What is done once before the first start, such as formatting a folder; by default nothing."""
+        return
 
     @property
     def log(self) -> Path:
