@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -124,6 +124,11 @@ class Journal:
                 raise self._reused(id_)
             known[id_] = number
         return known
+
+    def known(self, ids: Iterable[str]) -> set[str]:
+        """Those of these stable ids that were written down."""
+        found = self._run(f"select stable_id from {_TABLE} where {MINE} and stable_id = any(%s)", *self._key, list(ids))
+        return {id_ for (id_,) in found}
 
     def _check(self, id_: str) -> None:
         if not id_ or len(id_) > STABLE_ID_MAX or "\0" in id_ or not id_.isprintable():

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final, Self
 
-from stormproof.core.arguments import error_prefix, require_seconds, require_whole
+from stormproof.core.arguments import error_prefix, require_object, require_seconds, require_whole
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import StoreUnavailable
 from stormproof.core.failpoint import failpoint
@@ -74,6 +74,8 @@ class RedeliveringSource(NumberedSource):
         where = f"{self.NOUN} {name}"
         require_whole(where, "prefetch", prefetch, 1)
         require_seconds(where, "horizon_s", horizon_s)
+        if backoff is not None:
+            require_object(where, "backoff", backoff, Backoff, "Backoff(1.0, 60.0)")
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
         super().__init__(

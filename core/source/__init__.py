@@ -6,6 +6,7 @@
 | `kind` | does a replayed batch have the same messages: transactional, opaque, or neither |
 | `postgres_queue` | how are messages put into a Postgres queue, numbered and read |
 | `files` | how do Parquet, JSON lines, text files and micro-batches become messages |
+| `redis_streams` | how are the entries of a Redis stream read, taken over and confirmed |
 | `iterator`, `memory` | a client of the user's own as a source; messages in memory |
 | `iterator_client` | what does the user's iterator give, and what is it told |
 | `capabilities` | what can a source's server do; how is a batch made safe with it; what does a crash lead to |

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.brokers.redis_server import RedisHarness, RedisServer
 from support.queues import prepared_database
 from support.redelivering import ToyHarness
 from support.source_harness import FileHarness, IteratorHarness, MemoryHarness, PostgresHarness
@@ -76,5 +77,18 @@ class TestRedeliveringSource(SourceConformance):
     @pytest.fixture
     def harness(self, request: pytest.FixtureRequest, shared_database: Database) -> Iterator[SourceHarness]:
         harness = ToyHarness(shared_database, request.node.name)
+        yield harness
+        harness.close()
+
+
+@pytest.mark.postgres
+class TestRedisStreamSource(SourceConformance):
+    """A stream of a Redis server."""
+
+    @pytest.fixture
+    def harness(
+        self, request: pytest.FixtureRequest, shared_database: Database, redis_server: RedisServer
+    ) -> Iterator[SourceHarness]:
+        harness = RedisHarness(shared_database, request.node.name, server=redis_server)
         yield harness
         harness.close()
