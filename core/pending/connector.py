@@ -21,7 +21,9 @@ from stormproof.core.source.protocol import Expectation, Limit, SliceReader, Sou
 class Piece:
     """The first messages of a set, within a limit: at least one where the set holds any.
 
-    `expected` is for the seed that was asked for. `rest` is what is left of the set, None: nothing.
+    `expected` is for the seed that was asked for. `rest` is what is left of the set, None: nothing. `gone` is how many
+    messages of the set, `rest` included, its store has removed as it may (Kafka's compaction); a connector whose messages
+    must stay raises PositionMismatch instead, or leaves them out of all.
     """
 
     at: At
@@ -29,6 +31,7 @@ class Piece:
     bytes: int
     expected: Expectation
     rest: At | None
+    gone: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ from .core.sink import (
 from .core.source.backoff import Backoff as Backoff
 from .core.source.dead_letter import DeadLetter as DeadLetter, Disposal as Disposal
 from .core.source.files import FileSource as FileSource
+from .core.source.kafka import KafkaSource as KafkaSource
 from .core.source.files.micro_batches import MicroBatches as MicroBatches
 from .core.source.iterator import IteratorSource as IteratorSource
 from .core.source.kind import SourceKind as SourceKind

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.brokers.kafka import KafkaBroker
 from support.brokers.redis_server import RedisHarness, RedisServer
+from support.kafka_source import GapsHarness, KafkaHarness
 from support.queues import prepared_database
 from support.redelivering import ToyHarness
 from support.source_harness import FileHarness, IteratorHarness, MemoryHarness, PostgresHarness
@@ -90,5 +92,19 @@ class TestRedisStreamSource(SourceConformance):
         self, request: pytest.FixtureRequest, shared_database: Database, redis_server: RedisServer
     ) -> Iterator[SourceHarness]:
         harness = RedisHarness(shared_database, request.node.name, server=redis_server)
+        yield harness
+        harness.close()
+
+
+@pytest.mark.postgres
+@pytest.mark.broker("kafka")
+class TestKafkaSource(SourceConformance):
+    """Topics of a real broker: offsets without gaps, and offsets among those of transactions."""
+
+    @pytest.fixture(params=[KafkaHarness, GapsHarness], ids=["plain", "gaps"])
+    def harness(
+        self, request: pytest.FixtureRequest, shared_database: Database, kafka: KafkaBroker
+    ) -> Iterator[SourceHarness]:
+        harness = request.param(shared_database, kafka)
         yield harness
         harness.close()
