@@ -26,7 +26,12 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["support.fixtures", "support.brokers.kafka", "support.brokers.redis_server"]
+pytest_plugins = [
+    "support.fixtures",
+    "support.brokers.kafka",
+    "support.brokers.nats_server",
+    "support.brokers.redis_server",
+]
 # Else a case that fails shows no values.
 pytest.register_assert_rewrite("stormproof.testing.sources", "stormproof.testing.states")
 

@@ -130,6 +130,17 @@ class Journal:
         found = self._run(f"select stable_id from {_TABLE} where {MINE} and stable_id = any(%s)", *self._key, list(ids))
         return {id_ for (id_,) in found}
 
+    def highest(self, prefix: str) -> int:
+        """The highest number that stands behind a prefix in a stable id; 0 where there is none."""
+        found = self._run(
+            f"select coalesce(max(substr(stable_id, %s)::bigint), 0) from {_TABLE} where {MINE}"
+            " and starts_with(stable_id, %s)",
+            len(prefix) + 1,
+            *self._key,
+            prefix,
+        ).fetchone()
+        return 0 if found is None else int(found[0])
+
     def _check(self, id_: str) -> None:
         if not id_ or len(id_) > STABLE_ID_MAX or "\0" in id_ or not id_.isprintable():
             raise UsageError(

@@ -6,6 +6,7 @@
 | `kind` | does a replayed batch have the same messages: transactional, opaque, or neither |
 | `postgres_queue` | how are messages put into a Postgres queue, numbered and read |
 | `files` | how do Parquet, JSON lines, text files and micro-batches become messages |
+| `nats` | how are the messages of a NATS JetStream stream pulled and confirmed |
 | `redis_streams` | how are the entries of a Redis stream read, taken over and confirmed |
 | `kafka` | how are Kafka's topics read: by ranges of offsets |
 | `iterator`, `memory` | a client of the user's own as a source; messages in memory |

@@ -69,6 +69,7 @@ from .core.source.files.micro_batches import MicroBatches as MicroBatches
 from .core.source.iterator import IteratorSource as IteratorSource
 from .core.source.kind import SourceKind as SourceKind
 from .core.source.memory import MemorySource as MemorySource
+from .core.source.nats import NatsSource as NatsSource
 from .core.source.postgres_queue import PostgresQueue as PostgresQueue
 from .core.source.redis_streams import RedisStreamSource as RedisStreamSource
 from .core.source.protocol import (

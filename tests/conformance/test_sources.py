@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.brokers.kafka import KafkaBroker
+from support.brokers.nats_server import NatsHarness, NatsServer
 from support.brokers.redis_server import RedisHarness, RedisServer
 from support.kafka_source import GapsHarness, KafkaHarness
 from support.queues import prepared_database
@@ -106,5 +107,18 @@ class TestKafkaSource(SourceConformance):
         self, request: pytest.FixtureRequest, shared_database: Database, kafka: KafkaBroker
     ) -> Iterator[SourceHarness]:
         harness = request.param(shared_database, kafka)
+        yield harness
+        harness.close()
+
+
+@pytest.mark.postgres
+class TestNatsSource(SourceConformance):
+    """A JetStream stream of a NATS server."""
+
+    @pytest.fixture
+    def harness(
+        self, request: pytest.FixtureRequest, shared_database: Database, nats_server: NatsServer
+    ) -> Iterator[SourceHarness]:
+        harness = NatsHarness(shared_database, request.node.name, server=nats_server)
         yield harness
         harness.close()
