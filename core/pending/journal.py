@@ -72,10 +72,10 @@ class Journal:
         found = self._run(f"select coalesce(max(number) + 1, 0) from {_TABLE} where {MINE}", *self._key).fetchone()
         return 0 if found is None else int(found[0])
 
-    def write(self, received: Sequence[Delivery]) -> list[int]:
+    def write(self, received: Sequence[Delivery], *, owed: bool = True) -> list[int]:
         """Write down messages that are new; gives the number of each, new or known.
 
-        One that comes again after it was resolved is owed a confirmation again, and counted as suppressed.
+        One that comes again after it was resolved is counted as suppressed, and with `owed` is owed a confirmation again.
 
         Raises:
             UsageError: an id is none, or came before with another payload; nothing was written.
@@ -103,9 +103,10 @@ class Journal:
         again = [numbers[message.stable_id] for message in received if message.stable_id in known]
         if again:
             self._run(
-                f"update {_TABLE} m set owed = true, suppressed = suppressed + a.times"
+                f"update {_TABLE} m set owed = %s, suppressed = suppressed + a.times"
                 " from (select number, count(*) as times from unnest(%s::bigint[]) as n (number) group by 1) a"
                 f" where m.{MINE} and m.number = a.number and m.resolved_at is not null",
+                owed,
                 again,
                 *self._key,
             )

@@ -19,7 +19,7 @@ from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.capabilities import REDELIVERS, Capabilities, Protection, protection_of
+from stormproof.core.source.capabilities import REDELIVERS, Capabilities
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.protocol import Limit, SliceReader, SourcePreview
 
@@ -124,7 +124,7 @@ class RedeliveringSource(NumberedSource):
     @property
     def _takes_over(self) -> bool:
         """Whether the server hears of a message as soon as it is written down: then none is owed a confirmation."""
-        return protection_of(self.capabilities) is Protection.TAKE_OVER
+        return self.capabilities.takes_over
 
     def for_run(self, database: Database) -> Self:
         """The same source for one run, with handles of its own."""
@@ -155,15 +155,16 @@ class RedeliveringSource(NumberedSource):
                 return
             with self.rows() as rows:
                 self._locked(rows, self._who(), epoch)
-                numbers = self._journal(rows.cursor).write(received)
+                numbers = self._journal(rows.cursor).write(received, owed=not self._takes_over)
                 failpoint("journal.in_transaction")
             failpoint("journal.after_write")
             if self._takes_over:
+                # The server has nothing else for us until then, so what it gives at a time may be less than a batch.
                 self.acknowledge([message.handle for message in received])
-            else:
-                for number, message in zip(numbers, received, strict=True):
-                    self._handles.setdefault(number, []).append(message.handle)
-                self.pay()
+                continue
+            for number, message in zip(numbers, received, strict=True):
+                self._handles.setdefault(number, []).append(message.handle)
+            self.pay()
             if max(numbers) >= stop:
                 return  # else all of it is known here: what is new may stand behind it
 

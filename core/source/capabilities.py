@@ -30,7 +30,7 @@ class Capabilities:
     `reopens`: any set of its messages can be read again, by their ids, for as long as it is pending. `delivers`: the
     server hands a message to one receiver, and waits for a confirmation. `fenced_confirm`: a confirmation of a receiver
     that was replaced is refused. `counts_attempts`: the server says how often it delivered a message. `takes_over`: a
-    message without a stable id is confirmed to its server as soon as it is in the journal, and ours from then on.
+    message is confirmed to its server as soon as it is in the journal, and ours from then on.
     """
 
     stable_ids: StableIds
@@ -152,6 +152,7 @@ RABBITMQ_WITHOUT_ID: Final = Capabilities(StableIds.NONE)
 REDIS_STREAM: Final = Capabilities(StableIds.SERVER, reopens=True, counts_attempts=True)
 NATS: Final = Capabilities(StableIds.SERVER, reopens=True, counts_attempts=True)
 KESTREL: Final = Capabilities(StableIds.NONE, takes_over=True)
+KESTREL_WITH_ID: Final = Capabilities(StableIds.PUBLISHER, takes_over=True)
 
 SOURCES: Final = (
     SourceRow("a queue in Postgres", "PostgresQueue", READS_AGAIN, "Positions move in the transaction of the ledger."),
@@ -166,6 +167,9 @@ SOURCES: Final = (
     ),
     SourceRow("NATS JetStream", "NatsSource", NATS, "A sequence number is its stream's, and that of its creation."),
     SourceRow("Kestrel", "KestrelSource", KESTREL, "Items have no id: exactly-once begins with the take-over."),
+    SourceRow(
+        "Kestrel, with an id", "KestrelSource", KESTREL_WITH_ID, "`id_from` names the field of an item that is its id."
+    ),
 )
 
 

@@ -67,6 +67,7 @@ from .core.source.files import FileSource as FileSource
 from .core.source.kafka import KafkaSource as KafkaSource
 from .core.source.files.micro_batches import MicroBatches as MicroBatches
 from .core.source.iterator import IteratorSource as IteratorSource
+from .core.source.kestrel import KestrelSource as KestrelSource
 from .core.source.kind import SourceKind as SourceKind
 from .core.source.memory import MemorySource as MemorySource
 from .core.source.nats import NatsSource as NatsSource

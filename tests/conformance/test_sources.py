@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.brokers.kafka import KafkaBroker
+from support.brokers.kestrel_broker import KestrelHarness, KestrelServer
 from support.brokers.nats_server import NatsHarness, NatsServer
 from support.brokers.redis_server import RedisHarness, RedisServer
 from support.kafka_source import GapsHarness, KafkaHarness
@@ -120,5 +121,18 @@ class TestNatsSource(SourceConformance):
         self, request: pytest.FixtureRequest, shared_database: Database, nats_server: NatsServer
     ) -> Iterator[SourceHarness]:
         harness = NatsHarness(shared_database, request.node.name, server=nats_server)
+        yield harness
+        harness.close()
+
+
+@pytest.mark.postgres
+class TestKestrelSource(SourceConformance):
+    """Queues of a Kestrel server: without ids, and with them."""
+
+    @pytest.fixture
+    def harness(
+        self, request: pytest.FixtureRequest, shared_database: Database, kestrel: KestrelServer
+    ) -> Iterator[SourceHarness]:
+        harness = KestrelHarness(shared_database, request.node.name, servers=[kestrel])
         yield harness
         harness.close()
