@@ -83,5 +83,5 @@ torture: $(STAMP)
 	@$(PY) tests/torture.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 
 clean:
-	rm -rf $(VENV) .jars .java .stormproof .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) .jars .brokers .java .stormproof .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
 	find core trident sinks migrations src/stormproof/testing tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

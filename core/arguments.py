@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 
@@ -41,6 +41,12 @@ def require_seconds(where: str, argument: str, value: object) -> None:
     """Raise UsageError unless the value is a number of seconds, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
         raise _wrong(where, argument, value, "a number of seconds, at least 0")
+
+
+def require_choice(where: str, argument: str, value: object, choices: Sequence[str]) -> None:
+    """Raise UsageError unless the value is one of these texts."""
+    if not isinstance(value, str) or value not in choices:
+        raise _wrong(where, argument, value, " or ".join(repr(choice) for choice in choices))
 
 
 def require_path(where: str, argument: str, value: object) -> None:

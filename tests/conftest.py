@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import jvm
+from support.brokers import left_out
 from support.databases import fresh_database
 
 from stormproof.core.failpoint import ENV_DRIVER_PID
@@ -25,7 +26,13 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["support.fixtures"]
+pytest_plugins = [
+    "support.fixtures",
+    "support.brokers.kafka",
+    "support.brokers.kestrel_broker",
+    "support.brokers.nats_server",
+    "support.brokers.redis_server",
+]
 # Else a case that fails shows no values.
 pytest.register_assert_rewrite("stormproof.testing.sources", "stormproof.testing.states")
 
@@ -63,6 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if (mark := item.get_closest_marker("spark")) is not None and not mark.kwargs.get("own"):
             item.add_marker(pytest.mark.xdist_group("spark"))
+        elif (mark := item.get_closest_marker("broker")) is not None:
+            item.add_marker(pytest.mark.xdist_group(f"broker {mark.args[0]}"))
 
 
 def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -89,6 +98,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     # failpoint kills would kill the tests.
     del item
     os.environ.pop(ENV_DRIVER_PID, None)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    for line in left_out([str(report.longrepr[-1]) for report in skipped]):
+        terminalreporter.write_line(line)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -63,5 +63,17 @@ fi
 
 say "Delta's jars"
 .venv/bin/stormproof jars .jars
+
+# Brokers that are not packages of Python. Tests whose broker cannot be started say so, and are left out.
+if [ ! -e .brokers/kafka/.done ]; then
+    if command -v mvn >/dev/null 2>&1; then
+        say "Kafka's jars, for its tests and its example (44 MB)"
+        rm -rf .brokers/kafka
+        mvn -q -B -f tools/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory="$PWD/.brokers/kafka" \
+            && touch .brokers/kafka/.done || say "Maven could not copy them: Kafka's tests are left out"
+    else
+        say "no Maven here (apt-get install maven): Kafka's tests are left out"
+    fi
+fi
 touch "$stamp"
 say "done in $(($(date +%s) - started)) s"

@@ -12,6 +12,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import OriginIds, ShownIds
 from stormproof.core.pending.audit import NumberedAudit, SliceAudit
 from stormproof.core.pending.rows import At, Subscriber
+from stormproof.core.source.capabilities import READS_AGAIN, Capabilities, refusal
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.protocol import Expectation, Limit, SliceReader, Source
 
@@ -20,7 +21,9 @@ from stormproof.core.source.protocol import Expectation, Limit, SliceReader, Sou
 class Piece:
     """The first messages of a set, within a limit: at least one where the set holds any.
 
-    `expected` is for the seed that was asked for. `rest` is what is left of the set, None: nothing.
+    `expected` is for the seed that was asked for. `rest` is what is left of the set, None: nothing. `gone` is how many
+    messages of the set, `rest` included, its store has removed as it may (Kafka's compaction); a connector whose messages
+    must stay raises PositionMismatch instead, or leaves them out of all.
     """
 
     at: At
@@ -28,6 +31,7 @@ class Piece:
     bytes: int
     expected: Expectation
     rest: At | None
+    gone: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +154,14 @@ class Connector(Source):
         """A slice can be read again, for as long as it is not confirmed."""
         return SourceKind.TRANSACTIONAL
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the server of its messages can do; by default, any set of them can be read again."""
+        return READS_AGAIN
+
     def serves(self, guarantee: Guarantee) -> str | None:
-        """All of them."""
-        del guarantee
-        return None
+        """As its capabilities allow."""
+        return refusal(self.capabilities, guarantee, self.where)
 
     @property
     def key(self) -> str:

@@ -35,6 +35,7 @@ class SliceCutter:
             limit = replace(limit, messages=min(limit.messages, math.ceil(row.messages / 2)))
         retries: Sequence[Retry] = self._rows.retries(row.id) if row.is_retry else ()
         piece, kept = self._head(row, retries, limit, seed)
+        row = replace(row, messages=row.messages - piece.gone)
         if (left := row.messages - piece.messages) > 0 and (row.is_retry or piece.rest is not None):
             rest = replace(
                 row, at=piece.rest, messages=left, bytes=max(0, row.bytes - piece.bytes), owner=None, path=rest_path
@@ -60,12 +61,14 @@ class SliceCutter:
             places: Sequence[int] = [place for place, retry in enumerate(retries) if retry.id in suspects]
         else:
             retries, places = (), self._connector.places(row.at, alone, self._rows.cursor) if alone else ()
-        done, rest = 0, row
+        done, rest, gone = 0, row, 0
         for number, end in enumerate((*inner_ends(row.messages, places), row.messages)):
             of_part = retries[done:end]
             limit = Limit(end - done, max(1, row.bytes + 1))
             piece, _ = self._head(rest, of_part, limit, 0)
-            part = replace(row, messages=end - done, bytes=piece.bytes, owner=None, path=row.path_of(number))
+            gone += piece.gone
+            messages = piece.messages if gone else end - done
+            part = replace(row, messages=messages, bytes=piece.bytes, owner=None, path=row.path_of(number))
             part = replace(part, at=None if row.is_retry else piece.at)
             if done:
                 self._rows.insert(part, [retry.id for retry in of_part])

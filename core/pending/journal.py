@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -72,10 +72,10 @@ class Journal:
         found = self._run(f"select coalesce(max(number) + 1, 0) from {_TABLE} where {MINE}", *self._key).fetchone()
         return 0 if found is None else int(found[0])
 
-    def write(self, received: Sequence[Delivery]) -> list[int]:
+    def write(self, received: Sequence[Delivery], *, owed: bool = True) -> list[int]:
         """Write down messages that are new; gives the number of each, new or known.
 
-        One that comes again after it was resolved is owed a confirmation again, and counted as suppressed.
+        One that comes again after it was resolved is counted as suppressed, and with `owed` is owed a confirmation again.
 
         Raises:
             UsageError: an id is none, or came before with another payload; nothing was written.
@@ -103,9 +103,10 @@ class Journal:
         again = [numbers[message.stable_id] for message in received if message.stable_id in known]
         if again:
             self._run(
-                f"update {_TABLE} m set owed = true, suppressed = suppressed + a.times"
+                f"update {_TABLE} m set owed = %s, suppressed = suppressed + a.times"
                 " from (select number, count(*) as times from unnest(%s::bigint[]) as n (number) group by 1) a"
                 f" where m.{MINE} and m.number = a.number and m.resolved_at is not null",
+                owed,
                 again,
                 *self._key,
             )
@@ -125,6 +126,22 @@ class Journal:
             known[id_] = number
         return known
 
+    def known(self, ids: Iterable[str]) -> set[str]:
+        """Those of these stable ids that were written down."""
+        found = self._run(f"select stable_id from {_TABLE} where {MINE} and stable_id = any(%s)", *self._key, list(ids))
+        return {id_ for (id_,) in found}
+
+    def highest(self, prefix: str) -> int:
+        """The highest number that stands behind a prefix in a stable id; 0 where there is none."""
+        found = self._run(
+            f"select coalesce(max(substr(stable_id, %s)::bigint), 0) from {_TABLE} where {MINE}"
+            " and starts_with(stable_id, %s)",
+            len(prefix) + 1,
+            *self._key,
+            prefix,
+        ).fetchone()
+        return 0 if found is None else int(found[0])
+
     def _check(self, id_: str) -> None:
         if not id_ or len(id_) > STABLE_ID_MAX or "\0" in id_ or not id_.isprintable():
             raise UsageError(
@@ -140,11 +157,12 @@ class Journal:
             stable_id=id_,
         )
 
-    def settle(self, first: int, stop: int) -> None:
-        """These messages left their first slice: the server is owed a confirmation of each."""
+    def settle(self, first: int, stop: int, *, owed: bool = True) -> None:
+        """These messages left their first slice; `owed`: the server is owed a confirmation of each."""
         self._run(
-            f"update {_TABLE} set resolved_at = clock_timestamp(), owed = true"
+            f"update {_TABLE} set resolved_at = clock_timestamp(), owed = %s"
             f" where {MINE} and number >= %s and number < %s",
+            owed,
             *self._key,
             first,
             stop,

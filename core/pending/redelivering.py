@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final, Self
 
-from stormproof.core.arguments import error_prefix, require_seconds, require_whole
+from stormproof.core.arguments import error_prefix, require_object, require_seconds, require_whole
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import StoreUnavailable
 from stormproof.core.failpoint import failpoint
@@ -19,6 +19,7 @@ from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.capabilities import REDELIVERS, Capabilities
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.protocol import Limit, SliceReader, SourcePreview
 
@@ -73,6 +74,8 @@ class RedeliveringSource(NumberedSource):
         where = f"{self.NOUN} {name}"
         require_whole(where, "prefetch", prefetch, 1)
         require_seconds(where, "horizon_s", horizon_s)
+        if backoff is not None:
+            require_object(where, "backoff", backoff, Backoff, "Backoff(1.0, 60.0)")
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
         super().__init__(
@@ -111,7 +114,17 @@ class RedeliveringSource(NumberedSource):
         """The connection is another one: the handles that were given before are dead."""
         self._handles.clear()
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the server can do; by default, it gives messages stable ids, and delivers them again."""
+        return REDELIVERS
+
     # ---- what every such source does
+
+    @property
+    def _takes_over(self) -> bool:
+        """Whether the server hears of a message as soon as it is written down: then none is owed a confirmation."""
+        return self.capabilities.takes_over
 
     def for_run(self, database: Database) -> Self:
         """The same source for one run, with handles of its own."""
@@ -142,9 +155,13 @@ class RedeliveringSource(NumberedSource):
                 return
             with self.rows() as rows:
                 self._locked(rows, self._who(), epoch)
-                numbers = self._journal(rows.cursor).write(received)
+                numbers = self._journal(rows.cursor).write(received, owed=not self._takes_over)
                 failpoint("journal.in_transaction")
             failpoint("journal.after_write")
+            if self._takes_over:
+                # The server has nothing else for us until then, so what it gives at a time may be less than a batch.
+                self.acknowledge([message.handle for message in received])
+                continue
             for number, message in zip(numbers, received, strict=True):
                 self._handles.setdefault(number, []).append(message.handle)
             self.pay()
@@ -224,5 +241,5 @@ class RedeliveringSource(NumberedSource):
         return self._journal(cursor).payloads(ids)
 
     def settle(self, at: At, cursor: Any) -> None:
-        """The server is owed a confirmation, in the transaction of ours."""
-        self._journal(cursor).settle(*range_of(at))
+        """The server is owed a confirmation, in the transaction of ours; unless it has it from the take-over."""
+        self._journal(cursor).settle(*range_of(at), owed=not self._takes_over)

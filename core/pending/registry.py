@@ -11,6 +11,7 @@ from stormproof.core.pending.source import PendingSource
 _OWN: Final = {
     "queue": "stormproof.core.source.postgres_queue.queue:PostgresQueue",
     "files": "stormproof.core.source.files.source:FileSource",
+    "kafka": "stormproof.core.source.kafka.source:KafkaSource",
 }
 """Stormproof's own, imported when they are asked for."""
 

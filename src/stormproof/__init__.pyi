@@ -64,11 +64,15 @@ from .core.sink import (
 from .core.source.backoff import Backoff as Backoff
 from .core.source.dead_letter import DeadLetter as DeadLetter, Disposal as Disposal
 from .core.source.files import FileSource as FileSource
+from .core.source.kafka import KafkaSource as KafkaSource
 from .core.source.files.micro_batches import MicroBatches as MicroBatches
 from .core.source.iterator import IteratorSource as IteratorSource
+from .core.source.kestrel import KestrelSource as KestrelSource
 from .core.source.kind import SourceKind as SourceKind
 from .core.source.memory import MemorySource as MemorySource
+from .core.source.nats import NatsSource as NatsSource
 from .core.source.postgres_queue import PostgresQueue as PostgresQueue
+from .core.source.redis_streams import RedisStreamSource as RedisStreamSource
 from .core.source.protocol import (
     Backlog as Backlog,
     Decoded as Decoded,

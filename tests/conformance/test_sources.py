@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.brokers.kafka import KafkaBroker
+from support.brokers.kestrel_broker import KestrelHarness, KestrelServer
+from support.brokers.nats_server import NatsHarness, NatsServer
+from support.brokers.redis_server import RedisHarness, RedisServer
+from support.kafka_source import GapsHarness, KafkaHarness
 from support.queues import prepared_database
 from support.redelivering import ToyHarness
 from support.source_harness import FileHarness, IteratorHarness, MemoryHarness, PostgresHarness
@@ -76,5 +81,58 @@ class TestRedeliveringSource(SourceConformance):
     @pytest.fixture
     def harness(self, request: pytest.FixtureRequest, shared_database: Database) -> Iterator[SourceHarness]:
         harness = ToyHarness(shared_database, request.node.name)
+        yield harness
+        harness.close()
+
+
+@pytest.mark.postgres
+class TestRedisStreamSource(SourceConformance):
+    """A stream of a Redis server."""
+
+    @pytest.fixture
+    def harness(
+        self, request: pytest.FixtureRequest, shared_database: Database, redis_server: RedisServer
+    ) -> Iterator[SourceHarness]:
+        harness = RedisHarness(shared_database, request.node.name, server=redis_server)
+        yield harness
+        harness.close()
+
+
+@pytest.mark.postgres
+@pytest.mark.broker("kafka")
+class TestKafkaSource(SourceConformance):
+    """Topics of a real broker: offsets without gaps, and offsets among those of transactions."""
+
+    @pytest.fixture(params=[KafkaHarness, GapsHarness], ids=["plain", "gaps"])
+    def harness(
+        self, request: pytest.FixtureRequest, shared_database: Database, kafka: KafkaBroker
+    ) -> Iterator[SourceHarness]:
+        harness = request.param(shared_database, kafka)
+        yield harness
+        harness.close()
+
+
+@pytest.mark.postgres
+class TestNatsSource(SourceConformance):
+    """A JetStream stream of a NATS server."""
+
+    @pytest.fixture
+    def harness(
+        self, request: pytest.FixtureRequest, shared_database: Database, nats_server: NatsServer
+    ) -> Iterator[SourceHarness]:
+        harness = NatsHarness(shared_database, request.node.name, server=nats_server)
+        yield harness
+        harness.close()
+
+
+@pytest.mark.postgres
+class TestKestrelSource(SourceConformance):
+    """Queues of a Kestrel server: without ids, and with them."""
+
+    @pytest.fixture
+    def harness(
+        self, request: pytest.FixtureRequest, shared_database: Database, kestrel: KestrelServer
+    ) -> Iterator[SourceHarness]:
+        harness = KestrelHarness(shared_database, request.node.name, servers=[kestrel])
         yield harness
         harness.close()

@@ -448,9 +448,9 @@ def test_a_message_that_is_confirmed_before_it_is_written_down_is_lost(
 
 
 class IgnoresJournal(Journal):
-    def write(self, received: Sequence[Delivery]) -> list[int]:
+    def write(self, received: Sequence[Delivery], *, owed: bool = True) -> list[int]:
         known = self._known({message.stable_id: message.payload for message in received})
-        numbers = super().write([message for message in received if message.stable_id not in known])
+        numbers = super().write([message for message in received if message.stable_id not in known], owed=owed)
         return [*numbers, *[-1] * (len(received) - len(numbers))]
 
 

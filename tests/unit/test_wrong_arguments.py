@@ -10,6 +10,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -28,6 +29,7 @@ from stormproof import (
     DeltaSink,
     FileSource,
     IteratorSource,
+    KafkaSource,
     Lineage,
     MapSetter,
     MemoryMap,
@@ -877,6 +879,77 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
         "partition_messages": [
             (lambda: PostgresQueue("q", partition_messages=1), "queue q: partition_messages is 1; .*at least 2")
         ],
+    },
+    KafkaSource: {
+        "topics": [
+            (
+                lambda w=w: KafkaSource(w, servers="x:1"),
+                "Kafka source: topics is .*; it must be a topic, a list of topics",
+            )
+            for w in ("", 3, [], ["a", 3])
+        ]
+        + [(lambda: KafkaSource("^(", servers="x:1"), r"topics has the pattern '\^\(', which cannot be read")],
+        "servers": [
+            (lambda: KafkaSource("t", servers=""), "source t: servers is ''; it must be text, such as 'localhost:9092'")
+        ],
+        "schema": [(lambda: KafkaSource("t", servers="x:1", schema="a strng"), f"source t: .*{SCHEMA}")],
+        "start": [
+            (
+                lambda w=w: KafkaSource("t", servers="x:1", start=w),
+                "source t: start is .*; it is 'earliest', 'latest', a time",
+            )
+            for w in ("begin", 3, {}, {0: -1}, {"t": 3})
+        ]
+        + [(lambda: KafkaSource("t", servers="x:1", start=datetime(2026, 1, 1)), "without a time zone")],  # noqa: DTZ001
+        "unit": [(lambda: KafkaSource("t", servers="x:1", unit="rows"), "source t: no message unit 'rows'")],
+        "metadata": [
+            (
+                lambda: KafkaSource("t", servers="x:1", metadata=("offst",)),
+                "source t: no metadata 'offst'; known: topic",
+            ),
+            (
+                lambda: KafkaSource("t", servers="x:1", metadata="key"),
+                "source t: metadata is 'key'; it is a tuple of names",
+            ),
+            (
+                lambda: KafkaSource("t", servers="x:1", schema="key string", metadata=("key",)),
+                "field 'key' is there already; name the metadata's field: metadata={'key': 'message_key'}",
+            ),
+        ],
+        "isolation": [
+            (
+                lambda: KafkaSource("t", servers="x:1", isolation="none"),
+                "isolation is 'none'; it is 'read_committed' or",
+            )
+        ],
+        "on_gap": [
+            (lambda: KafkaSource("t", servers="x:1", on_gap="skip"), "on_gap is 'skip'; it is 'fail' or 'record'")
+        ],
+        "group": [(lambda: KafkaSource("t", servers="x:1", group=3), "source t: group is 3; it must be text")],
+        "client": [
+            (
+                lambda: KafkaSource("t", servers="x:1", client="x"),
+                "source t: client is str; it is a mapping such as",
+            ),
+            (
+                lambda: KafkaSource("t", servers="x:1", client={"auto.offset.reset": "latest"}),
+                "setting 'auto.offset.reset' of client is decided by the argument 'start'",
+            ),
+        ],
+        "name": [
+            (lambda: KafkaSource("t", servers="x:1", name=3), "Kafka source: name is 3; it must be text, such as")
+        ],
+        "database": [
+            (lambda: KafkaSource("t", servers="x:1", database="x"), "source t: database is not a Postgres URL")
+        ],
+        "max_attempts": [(lambda: KafkaSource("t", servers="x:1", max_attempts=0), f"source t: {ATTEMPTS}")],
+        **{
+            name: [
+                (lambda n=name, w=w: KafkaSource("t", servers="x:1", **{n: w}), f"source t: {name} is .*{SECONDS}")
+                for w in (-1, "1")
+            ]
+            for name in ("backoff_base_s", "backoff_max_s", "look_interval_s", "answer_s")
+        },
     },
     FileSource: {
         "path": [(lambda w=w: FileSource(w), "source: path is .*; it must be a path") for w in ("", 3, None)],

@@ -22,6 +22,9 @@ from stormproof.core.source.protocol import Decoded
 _ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 """How an Arrow stream begins."""
 
+PAYLOAD: Final = "$payload"
+"""The field of a stored row that has a message's payload; the others have its metadata, which nobody edits."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowDecoder:
@@ -118,7 +121,7 @@ def editable(payload: bytes) -> bytes:
     row = _row_of(payload)
     if row is None:
         return payload
-    only = _bare_column(row.type)
+    only = PAYLOAD if row.type.get_field_index(PAYLOAD) >= 0 else _bare_column(row.type)
     if only is not None:
         value = row.field(only)[0].as_py()
         return b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)

@@ -1,0 +1,312 @@
+"""A Kafka cluster: how its clients are made, what it is asked, and what its errors mean here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from stormproof.core.errors import MissingRight, StoreUnavailable, StormproofError, UsageError
+from stormproof.core.extras import required
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+    from confluent_kafka.admin import AdminClient
+
+log = logging.getLogger("stormproof.kafka")
+_client_log = logging.getLogger("stormproof.kafka.client")
+
+ANSWER_S: Final = 30.0
+"""How long a cluster may leave a question unanswered; a run waits for it longer than that, by asking again."""
+END_WAIT_MS: Final = 20
+"""How long a fetch at the end of a partition waits: only then is it known that transaction markers are all that is left."""
+
+_RIGHTS: Final = frozenset(
+    {"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"},
+)
+_WRONG: Final = frozenset(
+    {"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "_INVALID_ARG", "_SSL", "_FATAL"},
+)
+
+Partition = tuple[str, int]
+"""Topic and number."""
+
+
+class Topic(NamedTuple):
+    """What the cluster says of a topic: its id, which a topic of the same name that was made later does not have."""
+
+    id: str
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where a cluster is, and the settings of its clients. Picklable, and as secret as the passwords in it."""
+
+    servers: str
+    isolation: str = "read_committed"
+    settings: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    answer_s: float = ANSWER_S
+
+    def consumer(self, group: str | None = None, heard: Callable[[Any, Any], None] | None = None) -> Consumer:
+        """A consumer that is told what to read: no group decides that, and an offset that is not there is an error.
+
+        `heard` is called with the error (or None) and the offsets of what was committed to the group.
+        """
+        consumer: Consumer = _kafka().Consumer(
+            {
+                **({} if heard is None else {"on_commit": heard}),
+                "group.id": group or "stormproof",  # the library wants one; without `group` nothing is committed to it
+                **self._common,
+                "isolation.level": self.isolation,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "error",
+                "enable.partition.eof": True,
+                "allow.auto.create.topics": False,
+                "fetch.wait.max.ms": END_WAIT_MS,
+                "queued.min.messages": 10_000,  # read ahead of what is asked for: a slice, and not ten
+                **dict(self.settings),
+            },
+            logger=_client_log,
+        )
+        return consumer
+
+    def admin(self) -> AdminClient:
+        """A client that asks."""
+        client: AdminClient = required("confluent_kafka.admin", "kafka", "KafkaSource").AdminClient(
+            {**self._common, **_without_consumers(dict(self.settings))}, logger=_client_log
+        )
+        return client
+
+    @property
+    def _common(self) -> dict[str, Any]:
+        return {
+            "bootstrap.servers": self.servers,
+            "client.id": "stormproof",
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 1_000,
+        }
+
+    @contextmanager
+    def errors(self, what: str) -> Generator[None]:
+        """Errors of the client as those of this package."""
+        exception = _kafka().KafkaException
+        try:
+            yield
+        except exception as error:
+            raise self.error(what, error.args[0]) from error
+
+    def error(self, what: str, cause: Any) -> StormproofError:
+        """What an error of the cluster means: its client is away, or set wrong, or lacks a right."""
+        name = cause.name() if hasattr(cause, "name") else type(cause).__name__
+        text = f"{what} at {self.servers}: {self.without_secrets(str(getattr(cause, 'str', lambda: cause)()))} ({name})"
+        if name in _RIGHTS:
+            return MissingRight(
+                f"{text}. Give the client's principal READ and DESCRIBE on the topic (kafka-acls --add --operation read)",
+                servers=self.servers,
+                error=name,
+            )
+        if name in _WRONG:
+            return UsageError(
+                f"{text}. Mend `client`, the settings of the source's client", servers=self.servers, error=name
+            )
+        return StoreUnavailable(text, servers=self.servers, error=name)
+
+    def without_secrets(self, text: str) -> str:
+        """A text without the values of settings that are secret."""
+        for name, value in self.settings:
+            if isinstance(value, str) and value and any(word in name for word in SECRETS):
+                text = text.replace(value, "***")
+        return text
+
+
+SECRETS: Final = ("password", "secret", "jaas", "key.pem", "sasl.oauthbearer.config", "credentials")
+"""Parts of the names of settings whose values are never shown."""
+
+
+def _without_consumers(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that a client which only asks has, too."""
+    return {name: value for name, value in settings.items() if not name.startswith(("fetch.", "queued.", "max.poll."))}
+
+
+def _kafka() -> Any:
+    """The client library.
+
+    Raises:
+        MachineUnfit: it is not installed here.
+    """
+    return required("confluent_kafka", "kafka", "KafkaSource")
+
+
+class Asking:
+    """What the driver asks a cluster; its client is made when it is needed, and again in a fork."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._admin: AdminClient | None = None
+        self._made_in = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"cluster": self.cluster, "_admin": None, "_made_in": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    @property
+    def _client(self) -> AdminClient:
+        if self._admin is None or self._made_in != os.getpid():
+            self._admin, self._made_in = self.cluster.admin(), os.getpid()
+        return self._admin
+
+    def close(self) -> None:
+        """Let the client go; the next question makes another."""
+        if self._made_in == os.getpid():
+            self._admin = None
+
+    def names(self) -> tuple[str, frozenset[str]]:
+        """The cluster's id, and the names of its topics."""
+        with self.cluster.errors("the cluster's topics could not be listed"):
+            found = self._client.list_topics(timeout=self.cluster.answer_s)
+        return str(found.cluster_id), frozenset(str(name) for name in found.topics)
+
+    def topics(self, names: Iterable[str]) -> dict[str, Topic | None]:
+        """Ids and partitions of topics; None for one that is not there."""
+        kafka = _kafka()
+        wanted = sorted(names)
+        if not wanted:
+            return {}
+        found: dict[str, Topic | None] = {}
+        with self.cluster.errors("topics could not be described"):
+            answers = self._client.describe_topics(kafka.TopicCollection(wanted), request_timeout=self.cluster.answer_s)
+        for name, answer in answers.items():
+            try:
+                about = answer.result()
+            except kafka.KafkaException as error:
+                if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                    raise self.cluster.error(f"topic {name} could not be described", error.args[0]) from error
+                found[str(name)] = None
+            else:
+                found[str(name)] = Topic(str(about.topic_id), tuple(sorted(one.id for one in about.partitions)))
+        return found
+
+    def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The first offsets that are still there."""
+        return self._offsets(partitions, "earliest")
+
+    def ends(self, partitions: Iterable[Partition], *, committed: bool = True) -> dict[Partition, int]:
+        """The offsets behind the last message that may be read; those of an open transaction may not.
+
+        Not `committed`: behind the last message of all.
+        """
+        return self._offsets(partitions, "latest", committed=committed)
+
+    def at_time(self, partitions: Sequence[Partition], when: datetime) -> dict[Partition, int]:
+        """The offsets of the first messages at or after a time; where there is none, the ends."""
+        found = self._offsets(partitions, when)
+        later = [one for one, offset in found.items() if offset < 0]
+        return {**found, **self.ends(later)} if later else found
+
+    def _offsets(
+        self, partitions: Iterable[Partition], which: str | datetime, *, committed: bool = True
+    ) -> dict[Partition, int]:
+        kafka = _kafka()
+        specs = required("confluent_kafka.admin", "kafka", "KafkaSource").OffsetSpec
+        if isinstance(which, datetime):
+            spec = specs.for_timestamp(int(which.timestamp() * 1_000))
+        else:
+            spec = specs.earliest() if which == "earliest" else specs.latest()
+        wanted = {kafka.TopicPartition(*one): spec for one in partitions}
+        if not wanted:
+            return {}
+        isolation = self.cluster.isolation if committed else "read_uncommitted"
+        level = kafka.IsolationLevel[isolation.upper()]
+        found: dict[Partition, int] = {}
+        with self.cluster.errors("the offsets of partitions could not be asked"):
+            answers = self._client.list_offsets(wanted, isolation_level=level, request_timeout=self.cluster.answer_s)
+            for partition, answer in answers.items():
+                found[(partition.topic, partition.partition)] = int(answer.result().offset)
+        return found
+
+
+class Delivered(NamedTuple):
+    """What a consumer gave at once: messages, and partitions whose end it has come to (with the offset there)."""
+
+    messages: list[Any]
+    ends: Mapping[Partition, int]
+
+
+class OffsetGone(Exception):
+    """An offset that was to be read is not there (any more): below the first one, or above the end."""
+
+    def __init__(self, partition: Partition) -> None:
+        super().__init__(partition)
+        self.partition = partition
+
+
+class Feed:
+    """A consumer that is told where to read. `at` is where it stands in each partition that it reads."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._consumer = cluster.consumer()
+        self._heard_s = time.monotonic()
+
+    def assign(self, at: Mapping[Partition, int]) -> None:
+        """Read these partitions, from these offsets on."""
+        kafka = _kafka()
+        with self.cluster.errors("partitions could not be read"):
+            self._consumer.assign([kafka.TopicPartition(*one, offset) for one, offset in at.items()])
+        self._heard_s = time.monotonic()
+
+    def next(self, most: int, wait_s: float) -> Delivered:
+        """What has arrived, at most `most` messages; waits for the first of them.
+
+        Raises:
+            OffsetGone: an offset to read is not there.
+            StoreUnavailable: nothing at all was heard for too long.
+        """
+        with self.cluster.errors("partitions could not be read"):
+            first = self._consumer.poll(wait_s)
+            arrived: list[Any] = [] if first is None else [first, *self._consumer.consume(most, 0)]
+        if arrived:
+            self._heard_s = time.monotonic()
+        elif time.monotonic() - self._heard_s > self.cluster.answer_s:
+            raise StoreUnavailable(
+                f"partitions could not be read at {self.cluster.servers}: no answer for {self.cluster.answer_s:g} seconds",
+                servers=self.cluster.servers,
+            )
+        if all(message.error() is None for message in arrived):
+            return Delivered(arrived, {})
+        good: list[Any] = []
+        ends: dict[Partition, int] = {}
+        for message in arrived:
+            error = message.error()
+            if error is None:
+                good.append(message)
+                continue
+            name, partition = error.name(), (message.topic(), message.partition())
+            if name == "_PARTITION_EOF":
+                ends[partition] = message.offset()
+            elif name in {"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"}:
+                raise OffsetGone(partition)
+            elif error.fatal() or not error.retriable() or name in _RIGHTS | _WRONG:
+                raise self.cluster.error(f"partition {partition[1]} of topic {partition[0]} could not be read", error)
+        return Delivered(good, ends)
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self._consumer.close()
+
+
+def feeds(cluster: Cluster) -> list[Feed]:
+    """Idle consumers of this process for a cluster: a fork never sees its parent's."""
+    return _idle.setdefault((os.getpid(), cluster), [])
+
+
+_idle: dict[tuple[int, Cluster], list[Feed]] = {}

@@ -1,0 +1,172 @@
+"""Reads a part of a slice inside an executor: the messages of ranges of offsets, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.errors import PositionMismatch, StormproofError
+from stormproof.core.pending.batches import reader_batch
+from stormproof.core.source.kafka.cluster import Cluster, Feed, OffsetGone, Partition, feeds
+from stormproof.core.source.kafka.offsets import OffsetRange, number_of
+from stormproof.core.source.metadata import Metadata
+
+METADATA: Final = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "key": pa.binary(),
+    "headers": pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])),
+    "tombstone": pa.bool_(),
+}
+"""What Kafka knows of a message beside its payload."""
+
+_MOST: Final = 10_000
+_WAIT_S: Final = 0.25
+_IDLE_MAX: Final = 2
+"""Idle consumers kept by a process for each cluster."""
+
+
+def messages_in(cluster: Cluster, ranges: Sequence[OffsetRange]) -> dict[int, list[Any]]:
+    """The messages of some ranges, each of another partition, by place and in order of their offsets.
+
+    Each read goes from the range's start to its last message, or to the end of the partition.
+
+    Raises:
+        PositionMismatch: retention removed what was to be read.
+        StoreUnavailable: the cluster is away.
+    """
+    wanted: dict[Partition, OffsetRange] = {(one.topic, one.partition): one for one in ranges if one.messages}
+    found: dict[int, list[Any]] = {one.place: [] for one in ranges}
+    if not wanted:
+        return found
+    idle = feeds(cluster)
+    feed = idle.pop() if idle else Feed(cluster)
+    try:
+        feed.assign({partition: one.start for partition, one in wanted.items()})
+        _collect(feed, wanted, found)
+        feed.assign({})
+    except OffsetGone as error:
+        _dispose(feed)
+        raise gone(wanted[error.partition]) from error
+    except BaseException:
+        _dispose(feed)
+        raise
+    if len(idle) < _IDLE_MAX:
+        idle.append(feed)
+    else:
+        _dispose(feed)
+    return found
+
+
+def _collect(feed: Feed, wanted: dict[Partition, OffsetRange], found: dict[int, list[Any]]) -> None:
+    last = {partition: one.last for partition, one in wanted.items()}
+    left = set(wanted)
+    while left:
+        delivered = feed.next(_MOST, _WAIT_S)
+        for partition, messages in by_partition(delivered.messages).items():
+            if partition not in left:
+                continue
+            is_done = messages[-1].offset() >= last[partition]
+            found[wanted[partition].place] += (
+                [message for message in messages if message.offset() <= last[partition]] if is_done else messages
+            )
+            if is_done:
+                left.discard(partition)
+        left -= {partition for partition, end in delivered.ends.items() if partition in left and end > last[partition]}
+
+
+def by_partition(messages: Sequence[Any]) -> dict[Partition, list[Any]]:
+    """Messages by their partitions, in their order."""
+    found: dict[Partition, list[Any]] = {}
+    for message in messages:
+        found.setdefault((message.topic(), message.partition()), []).append(message)
+    return found
+
+
+def gone(one: OffsetRange) -> PositionMismatch:
+    """The error for a range that is not there any more."""
+    return PositionMismatch(
+        f"topic {one.topic}, partition {one.partition}: offsets {one.start} to {one.stop - 1} were opened and cannot be "
+        "read any more: the topic's retention removed them, or the topic was made again. Raise retention.ms of the topic "
+        "above the time that a message may wait; to go on without them, skip the batch: stormproof skip",
+        topic=one.topic,
+        partition=one.partition,
+        start=one.start,
+        stop=one.stop,
+    )
+
+
+def _dispose(feed: Feed) -> None:
+    with suppress(StormproofError, RuntimeError):
+        feed.close()
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSliceReader:
+    """Reads a part of a slice: ranges of offsets, by place. Picklable, and as secret as the cluster's password."""
+
+    cluster: Cluster
+    ranges: tuple[OffsetRange, ...]
+    metadata: Metadata
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the part's messages by ascending number.
+
+        Which messages a range has is not looked up: what the cluster gives is compared with what was counted.
+
+        Raises:
+            PositionMismatch: retention removed what was to be read.
+            StoreUnavailable: the cluster is away.
+        """
+        out = np.fromiter(excluded, np.int64)
+        found = messages_in(self.cluster, self.ranges)
+        for one in self.ranges:
+            messages = found.pop(one.place)
+            if not messages:
+                continue
+            ids = np.array([message.offset() for message in messages], np.int64) + number_of(one.place, 0)
+            if len(out):
+                kept = ~np.isin(ids, out)
+                ids = ids[kept]
+                messages = [message for message, keep in zip(messages, kept.tolist(), strict=True) if keep]
+            for start in range(0, len(ids), batch_rows):
+                part = ids[start : start + batch_rows]
+                payload = payloads_of(messages[start : start + batch_rows], self.metadata)
+                yield reader_batch(part, np.full(len(part), one.place, np.int64), payload, seed)
+
+
+def payloads_of(messages: Sequence[Any], metadata: Metadata) -> pa.Array:
+    """What the decoder gets of messages: bytes, or a struct with their metadata."""
+    if not metadata:
+        return pa.array([message.value() or b"" for message in messages], pa.binary())
+    return metadata.rows(
+        [message.value() for message in messages],
+        [[_OF[name](message) for message in messages] for name in metadata.names],
+    )
+
+
+def _headers(message: Any) -> list[dict[str, object]]:
+    return [{"name": name, "value": value} for name, value in message.headers() or ()]
+
+
+def _timestamp_us(message: Any) -> int | None:
+    kind, milliseconds = message.timestamp()
+    return milliseconds * 1_000 if kind else None
+
+
+_OF: Final[dict[str, Any]] = {
+    "topic": lambda message: message.topic(),
+    "partition": lambda message: message.partition(),
+    "offset": lambda message: message.offset(),
+    "timestamp": _timestamp_us,
+    "key": lambda message: message.key(),
+    "headers": _headers,
+    "tombstone": lambda message: message.value() is None,
+}

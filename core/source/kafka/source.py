@@ -1,0 +1,611 @@
+"""`KafkaSource`: the messages of Kafka topics, read by ranges of offsets."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from random import Random
+from typing import Any, ClassVar, Final, Self, cast
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.arguments import error_prefix, require_seconds, require_text
+from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.errors import PositionMismatch, StoreUnavailable, StormproofError, UsageError
+from stormproof.core.pending.audit import SliceAudit
+from stormproof.core.pending.connector import Next, Piece
+from stormproof.core.pending.postgres import PostgresPendingStore
+from stormproof.core.pending.rows import At, Subscriber
+from stormproof.core.pending.slice_position import even_bounds, expectation_of
+from stormproof.core.pending.source import PendingSource
+from stormproof.core.postgres.database import Database
+from stormproof.core.preflight import Probe
+from stormproof.core.schema import SchemaLike
+from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.decode import Unit, decoder_for
+from stormproof.core.source.kafka.advice import GroupAdvice
+from stormproof.core.source.kafka.arguments import (
+    Isolation,
+    OnGap,
+    Start,
+    Topics,
+    checked_settings,
+    checked_start,
+    one_of,
+    start_offset,
+)
+from stormproof.core.source.kafka.audit import KafkaAudit
+from stormproof.core.source.kafka.cluster import ANSWER_S, Asking, Cluster, OffsetGone, Partition, Topic
+from stormproof.core.source.kafka.offsets import (
+    OFFSET_BITS,
+    PLACES_MAX,
+    OffsetRange,
+    PlaceIds,
+    at_of_ranges,
+    ids_of,
+    number_of,
+    place_and_offset,
+    ranges_of,
+)
+from stormproof.core.source.kafka.position import KafkaPosition, Lost, Place
+from stormproof.core.source.kafka.reader import METADATA, KafkaSliceReader, messages_in, payloads_of
+from stormproof.core.source.kafka.scout import Scout
+from stormproof.core.source.metadata import Metadata, edited, pack, unpack
+from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice, SliceReader, SourcePreview
+
+log = logging.getLogger("stormproof.kafka")
+
+LOOK_INTERVAL_S: Final = 5.0
+"""Seconds between two searches for new topics and partitions."""
+
+
+class KafkaSource(PendingSource):
+    """The messages of Kafka topics, read by ranges of offsets that the driver plans and executors read.
+
+    `topics` is a topic, a list of them, or a pattern that begins with ``^``. `start` holds for a new subscription alone:
+    "earliest", "latest", a time, or offsets by partition; partitions and topics that appear later are read from their
+    first message on. How far a subscription is stands in the run's Postgres, and moves in the ledger's transaction: no
+    consumer group decides anything. `client` has settings of the client (librdkafka), such as those of security,
+    which are passed on.
+
+    Guarantee:
+        Every committed message of every partition is opened once by each subscription, and again only when it was
+        returned, failed, or its lease ran out. A batch that is replayed has the same messages. Messages of aborted
+        transactions are never seen, and those of an open one hold up their own partition alone. What is expected of a
+        slice is counted by a consumer of its own, apart from the readers. Messages that retention removed before they
+        were opened, a topic that is gone or was made again, and another cluster under the same name are refused by name;
+        with ``on_gap="record"`` what retention took is put on record, and the run goes on.
+
+    Not guaranteed:
+        An order between slices, or between partitions. Within a slice the messages of a partition come by their offsets.
+        A message that compaction removed before it was opened is not seen: a later one has its key.
+
+    `metadata` names fields to add behind the schema's: topic, partition, offset, timestamp, key, headers, tombstone. After
+    a commit the offsets are also committed to the consumer group `group`, so that Kafka's own tools show the lag; nothing
+    reads them here. ``group=None`` leaves that out. The object connects at its first use.
+
+    Threads: topologies on several threads may share one object; each run has a subscription of its own.
+    Forks: a fork makes connections of its own, and never touches its parent's.
+    """
+
+    KIND: ClassVar[str] = "kafka"
+    SHOWN_FORM: ClassVar[str] = "PLACE-OFFSET"
+
+    def __init__(
+        self,
+        topics: str | Sequence[str],
+        *,
+        servers: str,
+        schema: SchemaLike = "line string",
+        start: Start = "earliest",
+        unit: Unit | None = None,
+        metadata: Sequence[str] | Mapping[str, str] = (),
+        isolation: Isolation = "read_committed",
+        on_gap: OnGap = "fail",
+        group: str | None = "stormproof.{name}",
+        client: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        database: Database | str | None = None,
+        max_attempts: int = 5,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
+        look_interval_s: float = LOOK_INTERVAL_S,
+        answer_s: float = ANSWER_S,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        self._topics = Topics.of(topics)
+        if name is not None:
+            require_text("Kafka source", "name", name, "orders")
+        name = name or self._topics.name
+        where = f"source {name}"
+        require_text(where, "servers", servers, "localhost:9092")
+        for argument, seconds in (
+            ("backoff_base_s", backoff_base_s),
+            ("backoff_max_s", backoff_max_s),
+            ("look_interval_s", look_interval_s),
+            ("answer_s", answer_s),
+        ):
+            require_seconds(where, argument, seconds)
+        one_of(where, "isolation", isolation, ("read_committed", "read_uncommitted"))
+        one_of(where, "on_gap", on_gap, ("fail", "record"))
+        if group is not None:
+            require_text(where, "group", group, "orders-lag")
+        with error_prefix(where):
+            decoder = decoder_for(schema, unit)
+            self._metadata = Metadata.chosen(where, metadata, METADATA, decoder.schema)
+        super().__init__(
+            name,
+            decoder=self._metadata.decoder(decoder),
+            store=PostgresPendingStore("source", name, database=Database.given(where, database)),
+            max_attempts=max_attempts,
+            backoff=Backoff(backoff_base_s, backoff_max_s),
+            rng=rng,
+        )
+        self._start = checked_start(where, start, self._topics)
+        self._on_gap = on_gap
+        self._cluster = Cluster(servers, isolation, checked_settings(where, client), answer_s)
+        self._group = group.replace("{name}", name) if group is not None else None
+        self._clock: Clock | None = clock
+        self._look_interval_s = look_interval_s
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was seen, and hold no connection."""
+        self._asking = Asking(self._cluster)
+        self._scout = Scout(self._cluster)
+        self._advice = GroupAdvice(self._cluster, self._group)
+        self._limit = Limit()
+        self._searched_s = -math.inf
+        self._cluster_id = ""
+        self._found: dict[str, Topic | None] = {}
+        self._lost = tuple[Lost, ...]()
+        self._ends: dict[Partition, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        view._clock = None
+        view._begin()
+        return view.__dict__
+
+    def for_run(self, database: Database) -> Self:
+        """The same topics for one run: with a subscription and connections of its own, in `database` if none is named."""
+        view = super().for_run(database)
+        view._begin()
+        return view
+
+    def drop_connections(self) -> None:
+        """Let connections go, to the store and to the cluster; the next call makes others."""
+        self._scout.close()
+        self._asking.close()
+        self._advice.close()
+        super().drop_connections()
+
+    def close(self) -> None:
+        """End the run: let connections go."""
+        self.drop_connections()
+
+    def probes(self) -> tuple[Probe, ...]:
+        """Executors read the cluster."""
+        return (KafkaProbe(self._cluster),)
+
+    def place_of(self, message: int) -> tuple[str, int, int]:
+        """Topic, partition and offset of a message."""
+        number, offset = place_and_offset(message)
+        with self.rows() as rows:
+            places = KafkaPosition.of(rows.position() or {}).places
+        if number >= len(places):
+            raise UsageError(f"{self.where}: no partition has message {message}", message=message)
+        return places[number].topic, places[number].partition, offset
+
+    # ---- what there is
+
+    def subscribe(self, subscription: str, epoch: int) -> None:
+        """Act for this subscription from now on; made, at `start`, where it is missing.
+
+        Raises:
+            Fenced: a newer epoch has the subscription.
+            PositionMismatch: its topics are not those that it was made for.
+            UsageError: a topic is not there.
+        """
+        self._search()
+        super().subscribe(subscription, epoch)
+
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        """Hand out returned messages first, then due retries, then new ones; None where there are none."""
+        self._limit = limit
+        return super().open(lease, limit, seed, tx)
+
+    def look(self, epoch: int) -> None:
+        """See how far the partitions go, and count what lies behind the position.
+
+        Raises:
+            PositionMismatch: messages were removed before they were opened (on_gap), or a topic is another one now.
+            StoreUnavailable: the cluster is away.
+        """
+        del epoch
+        with self.rows() as rows:
+            position = rows.position()
+        if position is not None:
+            self._look(KafkaPosition.of(position))
+
+    def _look(self, known: KafkaPosition) -> None:
+        clock = self._clock = self._clock or SystemClock()
+        if clock.monotonic_s() - self._searched_s >= self._look_interval_s:
+            self._search()
+        for _ in range(len(known.places) + len(self._found) + 2):  # each time another partition has lost messages
+            position = self._as_found(known)
+            active = self._active(position)
+            self._ends = self._asking.ends((place.topic, place.partition) for place in active)
+            behind = [place for place in active if self._ends[place.topic, place.partition] != place.next]
+            if not behind:
+                return
+            self._search()  # a topic that was made again has other messages at the same offsets
+            self._as_found(known)
+            try:
+                self._scout.look(active, self._ends, self._limit)
+            except OffsetGone as error:
+                self._scout.close()
+                self._missing(next(p for p in position.places if (p.topic, p.partition) == error.partition), position)
+            else:
+                self._require_within(active)
+                return
+
+    def _require_within(self, active: Sequence[Place]) -> None:
+        """Refuse a partition that ends before the position: what was applied is not there."""
+        short = [p for p in active if self._ends[p.topic, p.partition] < p.next]
+        if not short:
+            return
+        ends = self._asking.ends(((p.topic, p.partition) for p in short), committed=False)
+        for place in short:
+            end = ends[place.topic, place.partition]
+            if end < place.next:
+                raise PositionMismatch(
+                    f"{self.where}: partition {place.partition} of topic {place.topic} ends at offset {end}, and messages "
+                    f"up to {place.next - 1} were opened: the cluster lost messages that it had given out. To read the "
+                    "topic as it is now, give the source another name",
+                    topic=place.topic,
+                    partition=place.partition,
+                    end=end,
+                    next=place.next,
+                )
+
+    def _search(self) -> None:
+        """Ask which topics and partitions there are."""
+        clock = self._clock = self._clock or SystemClock()
+        names = self._topics.literal
+        if self._topics.has_pattern or not self._cluster_id:
+            self._cluster_id, there = self._asking.names()
+            names |= {topic for topic in there if self._topics.matches(topic)}
+        self._found = {**self._asking.topics(names)}
+        self._searched_s = clock.monotonic_s()
+
+    def _active(self, position: KafkaPosition) -> list[Place]:
+        """The places that are read: not those of topics that the source does not name any more."""
+        return [place for place in position.places if self._topics.matches(place.topic)]
+
+    def _as_found(self, position: KafkaPosition) -> KafkaPosition:
+        """The position with partitions that are new, and behind what was lost.
+
+        Raises:
+            PositionMismatch: a topic or the cluster is not the one that the position is of.
+        """
+        if position.cluster != self._cluster_id:
+            raise PositionMismatch(
+                f"{self.where}: its position is of cluster {position.cluster}, and {self._cluster.servers} is cluster "
+                f"{self._cluster_id}. Name the right servers, or give the source another name to begin anew",
+                source=self.name,
+            )
+        there = {(place.topic, place.partition) for place in position.places}
+        for topic, id_ in position.topics.items():
+            now = self._found.get(topic)
+            if not self._topics.matches(topic) or (now is not None and now.id == id_):
+                continue
+            what = f"was deleted and made again (id {now.id}, not {id_})" if now is not None else "is gone"
+            raise PositionMismatch(
+                f"{self.where}: topic {topic} {what}; what was not read of it is lost. To read the topic as it is now, "
+                "give the source another name",
+                topic=topic,
+            )
+        new = [
+            Place(topic, partition, 0, 0)
+            for topic, about in sorted(self._found.items())
+            if about is not None
+            for partition in about.partitions
+            if (topic, partition) not in there
+        ]
+        if len(position.places) + len(new) > PLACES_MAX:
+            raise UsageError(
+                f"{self.where}: {len(position.places) + len(new)} partitions, more than {PLACES_MAX}; read the topics by "
+                "several sources",
+                source=self.name,
+            )
+        topics = {**position.topics, **{place.topic: _id_of(self._found, place.topic) for place in new}}
+        grown = replace(position, places=(*position.places, *new), topics=topics)
+        lost = [one for one in self._lost if grown.places[one.place].next == one.start]
+        return grown.without(lost) if lost else grown
+
+    def _missing(self, place: Place, position: KafkaPosition) -> None:
+        """An offset to read is not there: retention took it, which is refused or put on record."""
+        partition = (place.topic, place.partition)
+        first = self._asking.earliest([partition])[partition]
+        if first <= place.next:  # the topic is another one by now, or ends before the position
+            self._search()
+            self._as_found(position)
+            self._ends = self._asking.ends([partition])
+            self._require_within([place])
+            raise StoreUnavailable(
+                f"{self.where}: partition {place.partition} of topic {place.topic} could not be read from offset "
+                f"{place.next}",
+                topic=place.topic,
+            )
+        text = (
+            f"{self.where}: topic {place.topic}, partition {place.partition}: offsets {place.next} to {first - 1} were "
+            "removed by the topic's retention before they were read"
+        )
+        if self._on_gap == "fail":
+            raise PositionMismatch(
+                f"{text}. Raise retention.ms of the topic; to go on without them, and have them on record, say "
+                "on_gap='record'",
+                topic=place.topic,
+                partition=place.partition,
+                start=place.next,
+                stop=first,
+            )
+        log.error("%s; they are on record as lost", text)
+        number = position.places.index(place)
+        self._lost = (*self._lost, Lost(number, place.next, first, datetime.now(UTC).isoformat(timespec="seconds")))
+
+    def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
+        """From the position on; messages are counted as `open` counts them."""
+        return self._preview_next(subscription, limit, database)
+
+    def _unopened(self, who: Subscriber, limit: Limit) -> SourcePreview:
+        self._begin()
+        self._limit = limit
+        self._search()
+        with self._store.rows(who) as rows:
+            position = rows.position() or self.start(rows.cursor)
+        self._look(KafkaPosition.of(position))
+        return super()._unopened(who, limit)
+
+    # ---- the connector
+
+    def start(self, cursor: Any) -> At:
+        """Where `start` says."""
+        del cursor
+        for topic in sorted(self._topics.literal):
+            if self._found.get(topic) is None:
+                raise UsageError(
+                    f"{self.where}: no topic {topic} at {self._cluster.servers}; make it first: kafka-topics.sh --create "
+                    f"--topic {topic} --bootstrap-server {self._cluster.servers}",
+                    topic=topic,
+                )
+        found = {topic: about for topic, about in self._found.items() if about is not None}
+        partitions = [(topic, number) for topic, about in sorted(found.items()) for number in about.partitions]
+        first = self._first(partitions)
+        places = tuple(Place(*one, first[one], first[one]) for one in partitions)
+        topics = {topic: about.id for topic, about in found.items()}
+        return KafkaPosition(self._cluster_id, topics, places).to_json()
+
+    def _first(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        if self._start == "latest":
+            return self._asking.ends(partitions)
+        if isinstance(self._start, datetime):
+            return self._asking.at_time(partitions, self._start)
+        first = self._asking.earliest(partitions)
+        if isinstance(self._start, Mapping):
+            ends = self._asking.ends(partitions)
+            for one in partitions:
+                given = start_offset(self._start, *one)
+                if given is None:
+                    continue
+                if given > ends[one]:
+                    raise UsageError(
+                        f"{self.where}: start names offset {given} of partition {one[1]} of topic {one[0]}, which ends at "
+                        f"{ends[one]}",
+                        argument="start",
+                    )
+                first[one] = given
+        return first
+
+    def check(self, who: Subscriber, position: At, cursor: Any) -> At:
+        """Refuse a position of other topics; gives it with partitions that are new, and the ends as they were seen."""
+        del who, cursor
+        found = self._as_found(KafkaPosition.of(position))
+        ends = tuple(self._ends.get((place.topic, place.partition), place.next) for place in found.places)
+        return replace(found, ends=ends).to_json()
+
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+        """What was counted behind the position, from each partition a fair share."""
+        del cursor
+        at = KafkaPosition.of(position)
+        ranges = self._scout.slice(at.places, limit, at.slices) if at.places else []
+        if not ranges:
+            return None
+        if any(one.stop >> OFFSET_BITS for one in ranges):
+            raise UsageError(f"{self.where}: offsets above 2^{OFFSET_BITS} cannot be numbered", source=self.name)
+        moved = replace(at.moved({one.place: one.stop for one in ranges}), slices=at.slices + 1)
+        return Next(_piece(ranges, moved.reach, seed), moved.to_json())
+
+    def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
+        """The first messages by place and offset. They are counted again: compaction may have removed some."""
+        del cursor
+        ranges = ranges_of(at)
+        there = messages_in(self._cluster, ranges)
+        kept, rest = list[OffsetRange](), list[OffsetRange]()
+        gone, messages_left, bytes_left = 0, max(1, limit.messages), limit.bytes
+        for one in ranges:
+            mine = there[one.place]
+            offsets = np.array([message.offset() for message in mine], np.int64)
+            known = np.isin(offsets, one.offsets)
+            offsets = offsets[known]
+            total = np.cumsum(np.array([len(message) for message in mine], np.int64)[known])
+            gone += one.messages - len(offsets)
+            now = OffsetRange.of(one, offsets, int(total[-1]) if len(total) else 0)
+            fits = min(messages_left, int(np.searchsorted(total, bytes_left, side="right")))
+            if not fits and len(offsets) and not any(before.messages for before in kept):
+                fits = 1
+            if rest or (fits < now.messages and not fits):
+                rest.append(now)
+                continue
+            if fits < now.messages:
+                size = int(total[fits - 1])
+                kept.append(now.head(fits, size))
+                rest.append(now.rest(fits, now.bytes - size))
+            else:
+                kept.append(now)
+            messages_left -= kept[-1].messages
+            bytes_left -= kept[-1].bytes
+        piece = _piece(kept, at.get("reach"), seed)
+        return replace(piece, rest=at_of_ranges(rest, at.get("reach")) if rest else None, gone=gone)
+
+    def places(self, at: At, ids: Sequence[int], cursor: Any) -> Sequence[int]:
+        """Where these numbers are among all of the slice."""
+        del cursor
+        found: list[int] = np.flatnonzero(np.isin(ids_of(ranges_of(at)), np.array(ids, np.int64))).tolist()
+        return found
+
+    def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
+        """From the offsets that were counted when the slice was opened."""
+        del cursor
+        ids = ids_of(ranges_of(at))
+        return expectation_of(ids[~np.isin(ids, np.fromiter(excluded, np.int64))] if excluded else ids, seed)
+
+    def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
+        """Readers of about equally many messages each."""
+        ranges = ranges_of(at)
+        bounds = even_bounds(0, sum(one.messages for one in ranges), parallelism)
+        return tuple(
+            KafkaSliceReader(self._cluster, _between(ranges, first, stop), self._metadata)
+            for first, stop in pairwise(bounds)
+        )
+
+    def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
+        """Read again; with their metadata where that was asked for."""
+        del cursor
+        wanted, narrowed = set(ids), list[OffsetRange]()
+        for one in ranges_of(at):
+            failed = one.offsets[np.isin(one.ids, np.array(ids, np.int64))]
+            if len(failed):
+                narrowed.append(OffsetRange.of(replace(one, start=int(failed[0]), stop=int(failed[-1]) + 1), failed, 0))
+        found: dict[int, bytes] = {}
+        for place, messages in messages_in(self._cluster, narrowed).items():
+            numbers = [number_of(place, message.offset()) for message in messages]
+            mine = [number in wanted for number in numbers]
+            rows = payloads_of(
+                [message for message, is_mine in zip(messages, mine, strict=True) if is_mine], self._metadata
+            )
+            stored = pack(cast("pa.StructArray", rows)) if self._metadata else rows.to_pylist()
+            found |= zip(
+                (number for number, is_mine in zip(numbers, mine, strict=True) if is_mine), stored, strict=True
+            )
+        return found
+
+    def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]] | None:
+        """What makes the reader's struct of stored messages; None where there is no metadata."""
+        return unpack if self._metadata else None
+
+    @classmethod
+    def edited(cls, old: bytes, payload: bytes) -> bytes:
+        """The new payload, with the metadata of the old one."""
+        return edited(old, payload)
+
+    def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
+        """The lag: offsets up to the partitions' ends. Where it is small, those that have no message are left out."""
+        del cursor
+        active = self._active(KafkaPosition.of(position))
+        try:
+            ends = self._asking.ends((place.topic, place.partition) for place in active)
+            return self._scout.left(active, ends), None
+        except (StoreUnavailable, OffsetGone):
+            left = (self._ends.get((place.topic, place.partition), place.next) - place.next for place in active)
+            return sum(max(0, one) for one in left), None
+
+    def maintain(self) -> None:
+        """Forget leases that ran out long ago, and tell the consumer group how far everything is applied."""
+        super().maintain()
+        if self._group is None:
+            return
+        with self.rows() as rows:
+            position, slices = rows.position(), rows.unresolved()
+        if position is None:
+            return
+        places = KafkaPosition.of(position).places
+        applied = {number: place.next for number, place in enumerate(places)}
+        for row in slices:
+            for one in ranges_of(row.at) if row.at is not None else ():
+                applied[one.place] = min(applied[one.place], one.start)
+        self._advice.tell({(places[number].topic, places[number].partition): at for number, at in applied.items()})
+
+    @classmethod
+    def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:
+        """Slices are ranges of offsets by partition."""
+        return KafkaAudit(who, cursor)
+
+    @classmethod
+    def shown_id(  # pyright: ignore[reportIncompatibleMethodOverride] - it is called as a method is
+        cls, message: int, origin: int
+    ) -> str:
+        """``PLACE-OFFSET``: the place is the partition, where a source reads one topic."""
+        del origin
+        return "{}-{}".format(*place_and_offset(message))
+
+    def shown_ids(self) -> PlaceIds:
+        """``PLACE-OFFSET``."""
+        return PlaceIds()
+
+    @classmethod
+    def number_of(cls, shown: str) -> tuple[int, int] | None:
+        """Number and origin (the place) of a shown id; None: it is none of this source."""
+        place, dash, offset = shown.partition("-")
+        if not (dash and place.isdecimal() and offset.isdecimal()):
+            return None
+        return number_of(int(place), int(offset)), int(place)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaProbe:
+    """A machine has the client library, and reaches the cluster."""
+
+    cluster: Cluster
+
+    def probe(self) -> None:
+        """List the topics."""
+        asking = Asking(self.cluster)
+        try:
+            asking.names()
+        except StormproofError:
+            asking.close()
+            raise
+
+
+def _id_of(found: Mapping[str, Topic | None], topic: str) -> str:
+    about = found[topic]
+    assert about is not None
+    return about.id
+
+
+def _piece(ranges: Sequence[OffsetRange], reach: Any, seed: int) -> Piece:
+    messages, size = sum(one.messages for one in ranges), sum(one.bytes for one in ranges)
+    return Piece(at_of_ranges(ranges, reach), messages, size, expectation_of(ids_of(ranges), seed), None)
+
+
+def _between(ranges: Sequence[OffsetRange], first: int, stop: int) -> tuple[OffsetRange, ...]:
+    """The messages of a slice from one ordinal up to another, as ranges."""
+    found: list[OffsetRange] = []
+    done = 0
+    for one in ranges:
+        low, high = max(first - done, 0), min(stop - done, one.messages)
+        done += one.messages
+        if low >= high:
+            continue
+        part = one if high == one.messages else one.head(high, 0)
+        found.append(part if not low else part.rest(low, 0))
+    return tuple(found)

@@ -1,0 +1,185 @@
+"""`KestrelSource`: the items of a Kestrel queue as messages."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import ClassVar, Final, Self
+
+from stormproof.core.arguments import require_text, require_whole
+from stormproof.core.clock import Clock
+from stormproof.core.errors import UsageError
+from stormproof.core.pending.journal import Delivery
+from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.capabilities import KESTREL, KESTREL_WITH_ID, Capabilities
+from stormproof.core.source.decode import Unit
+from stormproof.core.source.kestrel.connection import Connection
+from stormproof.core.source.kestrel.hosts import Address, Hosts
+from stormproof.core.source.stable_ids import IdFrom
+
+log = logging.getLogger("stormproof.source")
+
+CONNECTIONS: Final = 16
+_QUEUE: Final = re.compile(r"[^\s/~\x00-\x20\x7f]{1,200}")
+
+
+class KestrelSource(RedeliveringSource):
+    """The items of a Kestrel queue, over all servers of a cluster, by the memcache protocol.
+
+    Kestrel's items have no id, so an item that comes again cannot be told from a new one. Therefore an item is taken over
+    as soon as possible: it is opened (``get QUEUE/open``), written down in the run's Postgres, and closed (``/close``).
+    From then on it is pending in Postgres alone: retries, dead letters and replays ask no server. Nothing is ever aborted
+    because it failed, so no item bounces between clients.
+
+    Guarantee: no item is lost, whatever ends: a server has it until the journal has it. From the moment when the server
+    has heard of the take-over, an item is applied exactly once.
+
+    Not guaranteed: an item whose take-over the server did not hear of comes again as a new message. That is one whose
+    driver, connection or server went between the commit of the journal and the server's journal, some milliseconds; or
+    whose `openTransactionTimeout` at the server ran out meanwhile. A log line names the server and how many they may be.
+    With `id_from="field:NAME"`, a field of JSON items that is an item's own id, such an item is known and not applied again.
+
+    A server that does not answer is left alone for half a second, longer each time, at most a minute; the others go on, and
+    what it holds waits. Only when none answers the run waits for them, as for every store.
+
+    Threads: topologies on several threads may share one object; each run has connections of its own.
+    """
+
+    KIND: ClassVar[str] = "kestrel"
+    NOUN: ClassVar[str] = "Kestrel queue"
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        hosts: Sequence[str] = ("127.0.0.1:22133",),
+        schema: str = "line string",
+        unit: Unit | None = None,
+        id_from: str | None = None,
+        connections: int = CONNECTIONS,
+        open_reads: int = 1,
+        name: str | None = None,
+        database: Database | str | None = None,
+        max_attempts: int = 5,
+        backoff: Backoff | None = None,
+        prefetch: int = 10_000,
+        horizon_s: float = 7 * DAY_S,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
+        """`hosts`: each server as HOST:PORT; 22133 where there is no port. `queue` may be one of a fanout, ``NAME+CHILD``.
+
+        `connections`: at most so many to each server; `open_reads`: items that a connection may have open, at most the
+        server's maxOpenTransactions (1 where nobody set it). Items come in steps of connections times open_reads a server.
+        `id_from`: ``field:NAME`` where items have an id of their own. `name`: under which messages are pending; by default
+        the queue's. `prefetch`: how many items may be taken over and not opened yet. `new_id` makes the ids of items.
+        """
+        require_text(self.NOUN, "queue", queue, "orders")
+        if not _QUEUE.fullmatch(queue):
+            raise UsageError(
+                f"{self.NOUN} {queue!r}: a queue's name has 1 to 200 characters, no spaces, '/' or '~'",
+                argument="queue",
+            )
+        where = f"{self.NOUN} {queue}"
+        if name is not None:
+            require_text(where, "name", name, queue)
+        require_whole(where, "connections", connections, 1)
+        require_whole(where, "open_reads", open_reads, 1)
+        if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not hosts:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"{where}: hosts is {hosts!r}; it is a list of servers, such as ['kestrel1:22133', 'kestrel2:22133']",
+                argument="hosts",
+            )
+        self._addresses = tuple(dict.fromkeys(Address.of(where, host) for host in hosts))
+        self._id_from = None if id_from is None else IdFrom.of(where, id_from, properties=False)
+        super().__init__(
+            name or queue,
+            schema=schema,
+            unit=unit,
+            database=database,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            prefetch=prefetch,
+            horizon_s=horizon_s,
+            clock=clock,
+            rng=rng,
+        )
+        if self._id_from is not None:
+            self._decoder = self._id_from.decoder(self._decoder)
+        self._queue = queue
+        self._most = (connections, open_reads)
+        self._jitter = rng or Random()  # noqa: S311 - nothing secret
+        self._new_id = new_id or (lambda: uuid.uuid4().hex)
+        self._hosts: Hosts | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Without `id_from`, items have no id; with it, that of their publisher. They are taken over in both cases."""
+        return KESTREL if self._id_from is None else KESTREL_WITH_ID
+
+    def for_run(self, database: Database) -> Self:
+        """The same queue for one run, with connections of its own."""
+        view = super().for_run(database)
+        view._hosts = None
+        return view
+
+    @property
+    def _servers(self) -> Hosts:
+        if self._hosts is None:
+            connections, open_reads = self._most
+            self._hosts = Hosts(
+                self.where,
+                self._addresses,
+                self._queue,
+                connections=connections,
+                open_reads=open_reads,
+                clock=self._clock,
+                rng=self._jitter,
+            )
+        return self._hosts
+
+    # ---- what the journal asks for
+
+    def receive(self, limit: int) -> Sequence[Delivery]:
+        """Open items at every server in turn. An item that was not written down the last time is given back first."""
+        return [self._delivery(connection, item) for connection, item in self._servers.receive(limit)]
+
+    def _delivery(self, connection: Connection, item: bytes) -> Delivery:
+        if self._id_from is None:
+            return Delivery(self._new_id(), connection, item)
+        id_, payload = self._id_from.identified(item)
+        return Delivery(id_, connection, payload)
+
+    def acknowledge(self, handles: Sequence[Connection]) -> None:
+        """Close the reads: the servers forget the items. That one may not have heard it is logged, and stops nobody."""
+        for address, items in self._servers.confirm(handles):
+            log.warning(
+                "%s: %s was lost while it was told that %d items are ours; those of which it did not hear come again%s",
+                self.where,
+                address,
+                items,
+                " as new messages" if self._id_from is None else ", and are known by their ids",
+            )
+
+    def give_back(self, handles: Sequence[Connection]) -> None:
+        """Abort what is open."""
+        del handles
+        self._servers.give_back()
+
+    def drop_connections(self) -> None:
+        """Let connections go: the servers give back what is open. The next call makes others."""
+        super().drop_connections()
+        if self._hosts is not None:
+            self._hosts.drop()
+
+    def close(self) -> None:
+        """End the run: let connections go."""
+        super().close()
+        if self._hosts is not None:
+            self._hosts.drop()

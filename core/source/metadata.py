@@ -1,0 +1,146 @@
+"""What a broker says of a message beside its payload, as fields of its tuple: the argument `metadata` of a source.
+
+A source that was asked for metadata reads a struct: the payload in the field `PAYLOAD`, and a field for each of them. A
+failed message keeps all of it for its retry, and as a dead letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.arguments import shown
+from stormproof.core.arrow_compute import pc
+from stormproof.core.errors import TopologyError, UsageError
+from stormproof.core.python_to_arrow import nulls_refused
+from stormproof.core.source.files.rows import PAYLOAD, pack, unpack
+from stormproof.core.source.protocol import Decoded, Decoder
+
+__all__ = ["PAYLOAD", "Metadata", "MetadataDecoder", "edited", "pack", "unpack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Which of the things that a broker knows of a message are wanted: by its word for them, and the field's name."""
+
+    names: tuple[str, ...]
+    fields: pa.Schema
+
+    @classmethod
+    def chosen(
+        cls, where: str, given: Sequence[str] | Mapping[str, str], known: Mapping[str, pa.DataType], schema: pa.Schema
+    ) -> Metadata:
+        """Those that a source was asked for: names, or a mapping of names to the names of their fields.
+
+        Raises:
+            TopologyError: the broker has no such thing, or a field of the schema has the name already.
+        """
+        if isinstance(given, str) or not isinstance(given, (Sequence, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TopologyError(
+                f"{where}: metadata is {shown(given)}; it is a tuple of names, such as {tuple(known)[:2]}, or a mapping of "
+                "names to field names",
+                argument="metadata",
+            )
+        pairs = list(given.items()) if isinstance(given, Mapping) else [(name, name) for name in given]
+        taken = set(schema.names)
+        for name, field in pairs:
+            if name not in known:
+                raise TopologyError(f"{where}: no metadata {name!r}; known: {', '.join(known)}", argument="metadata")
+            if field in taken:
+                raise TopologyError(
+                    f"{where}: field {field!r} is there already; name the metadata's field: "
+                    f"metadata={{{name!r}: {f'message_{name}'!r}}}",
+                    argument="metadata",
+                )
+            taken.add(field)
+        names = tuple(name for name, _ in pairs)
+        return cls(names, pa.schema([pa.field(field, known[name]) for name, field in pairs]))
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+    @property
+    def payload_type(self) -> pa.StructType:
+        """What a reader gives: the payload, NULL where the message has none, and the metadata by the fields' names."""
+        return pa.struct([pa.field(PAYLOAD, pa.binary()), *self.fields])
+
+    def rows(self, payloads: Sequence[bytes | None], columns: Sequence[Sequence[object]]) -> pa.StructArray:
+        """The struct that a reader gives: a column of values for each name."""
+        type_ = self.payload_type
+        arrays = [pa.array(payloads, pa.binary())]
+        arrays += [pa.array(column, field.type) for column, field in zip(columns, self.fields, strict=True)]
+        return pa.StructArray.from_arrays(arrays, fields=list(type_))
+
+    def decoder(self, payloads: Decoder) -> Decoder:
+        """Decodes payloads as before, with the metadata behind their fields."""
+        return MetadataDecoder(payloads, self.fields) if self else payloads
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataDecoder:
+    """Decodes a payload with its metadata: each of the payload's tuples has it. A message without a payload (a tombstone)
+    is one tuple whose other fields are NULL.
+    """
+
+    payload: Decoder
+    fields: pa.Schema
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The fields of the payload's tuples, then the metadata's."""
+        return pa.schema([*self.payload.schema, *self.fields])
+
+    def decode(self, payload: pa.Array) -> Decoded:
+        """Decode the payloads that are there, and repeat the metadata for each tuple of a unit."""
+        there = dict(zip((field.name for field in payload.type), payload.flatten(), strict=True))
+        missing = pc.is_null(there[PAYLOAD]).to_numpy(zero_copy_only=False)
+        made = self.payload.decode(there[PAYLOAD] if not missing.any() else there[PAYLOAD].drop_null())
+        failed = list(made.failed)
+        if missing.any():
+            made, failed = _with_tombstones(made, missing)
+        columns = [there[field.name] for field in self.fields]
+        if made.counts is not None:
+            rows = pa.array(np.repeat(np.arange(len(made.counts)), made.counts))
+            columns = [column.take(rows) for column in columns]
+        rows_made = pa.RecordBatch.from_arrays([*made.rows.columns, *columns], schema=self.schema)
+        return Decoded(rows_made, made.counts, failed)
+
+
+def _with_tombstones(made: Decoded, missing: np.ndarray) -> tuple[Decoded, list[tuple[int, str]]]:
+    """What was decoded of the payloads that are there, with a row of NULLs for each of the others."""
+    places = np.flatnonzero(~missing)
+    counts = np.ones(len(missing), np.int64)
+    if made.counts is not None:
+        counts[places] = made.counts
+    source = np.full(int(counts.sum()), -1, np.int64)
+    first = np.cumsum(counts) - counts
+    is_null = np.zeros(len(source), np.bool_)
+    is_null[first[missing]] = True
+    source[~is_null] = np.arange(int((~is_null).sum()))
+    taken = pa.array(source, mask=is_null)
+    rows = pa.RecordBatch.from_arrays([column.take(taken) for column in made.rows.columns], schema=made.rows.schema)
+    failed = {int(places[number]): text for number, text in made.failed}
+    for column, field in zip(rows.columns, rows.schema, strict=True):
+        for row, text in nulls_refused(column, field):
+            number = int(np.searchsorted(first, row, side="right")) - 1
+            if missing[number]:
+                failed.setdefault(number, f"the message has no payload (a tombstone): {text}")
+    return Decoded(rows, None if made.counts is None else counts, ()), sorted(failed.items())
+
+
+def edited(old: bytes, payload: bytes) -> bytes:
+    """What is stored of a payload that an operator wrote in place of one that was stored with metadata, which it keeps."""
+    try:
+        (row,) = unpack([old])
+    except UsageError:
+        return payload
+    row = cast("pa.StructArray", row)
+    columns = [
+        pa.array([payload], pa.binary()) if field.name == PAYLOAD else column
+        for field, column in zip(row.type, row.flatten(), strict=True)
+    ]
+    return pack(pa.StructArray.from_arrays(columns, fields=list(row.type)))[0]

@@ -1,0 +1,311 @@
+"""A durable pull consumer of a stream: what is asked of the server, and what its errors mean.
+
+The client is asynchronous: it runs in a thread of its own, where it also tells the server now and then that what was
+pulled is still in work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import os
+import threading
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+from stormproof.core.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.extras import required
+from stormproof.core.message import storable_text
+
+TIMEOUT_S: Final = 10.0
+"""For each answer of the server."""
+PULLED_MAX: Final = 2_000
+"""Messages asked for at once: they wait in the client's memory."""
+IN_WORK: Final = b"+WPI"
+DONE: Final = b"+ACK"
+AGAIN: Final = b"-NAK"
+
+_NO_MESSAGES: Final = ("404", "408")
+_GONE_CODES: Final = (10014, 10059)  # no such consumer, no such stream
+_UNBOUNDED: Final = 2**62
+
+T = TypeVar("T")
+
+
+class Pulled(NamedTuple):
+    """A message as it was pulled. `reply` is the subject on which the server waits for its confirmation."""
+
+    sequence: int
+    reply: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """Which stream it is (when it was made), and which messages it has."""
+
+    created: str
+    first: int
+    last: int
+
+
+class Consumer:
+    """One durable consumer of one stream, over a connection of its own. Every call may raise `StoreUnavailable`."""
+
+    def __init__(
+        self, url: str, stream: str, name: str, where: str, ack_wait_s: float, options: Mapping[str, Any]
+    ) -> None:
+        self._nats = required("nats", "nats", where)
+        self._url = url
+        self._stream = stream
+        self.name = name
+        self._where = where
+        self._ack_wait_s = ack_wait_s
+        self._options = dict(options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+        self._connection: Any = None
+        self._inbox: Any = None
+        self._held: dict[str, None] = {}
+
+    # ---- the thread
+
+    def _ask(self, what: Coroutine[Any, Any, T]) -> T:
+        """Run it in the thread, and say what its errors mean."""
+        from nats import errors
+        from nats.js import errors as js_errors
+
+        if self._loop is None or self._pid != os.getpid():  # a fork has no such thread
+            self._connection, self._pid, self._held = None, os.getpid(), {}
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=_run, args=(self._loop,), name="stormproof-nats", daemon=True)
+            self._thread.start()
+        waits = asyncio.run_coroutine_threadsafe(what, self._loop)
+        try:
+            return waits.result(3 * TIMEOUT_S)
+        except js_errors.NotFoundError as error:
+            if error.err_code in _GONE_CODES:
+                raise self.gone() from error
+            raise self._away(error) from error
+        except js_errors.BadRequestError as error:
+            raise UsageError(f"{self._where}: the server refuses it: {_text(error)}", source=self._stream) from error
+        except (errors.AuthorizationError, errors.InvalidUserCredentialsError) as error:
+            raise MissingRight(
+                f"{self._where}: the server refuses the user; give url or connect= the right credentials, and let the "
+                f"user publish to $JS.API.> and $JS.ACK.{self._stream}.>, and subscribe to _INBOX.>",
+                source=self._stream,
+            ) from error
+        except concurrent.futures.TimeoutError as error:
+            waits.cancel()
+            raise self._away(error) from error
+        except (TimeoutError, errors.Error, OSError) as error:
+            raise self._away(error) from error
+
+    def _away(self, error: Exception) -> StoreUnavailable:
+        """It was not answered: the next call makes another connection, since an answer may still come on this one."""
+        self.close()
+        return StoreUnavailable(f"{self._where}: {_text(error)}", source=self._stream)
+
+    def gone(self) -> PositionMismatch:
+        """The stream, or its consumer, is another one than the position was taken from."""
+        return PositionMismatch(
+            f"{self._where}: the stream or its consumer {self.name} was deleted since it was first read, and perhaps made "
+            "again: its sequence numbers begin at 1 again, so they cannot tell what was applied. To read the stream that "
+            "is there now from its start as a new one, pass on_new_stream='adopt', or another name=",
+            source=self._stream,
+            consumer=self.name,
+        )
+
+    async def _connected(self) -> Any:
+        if self._connection is None or self._connection.is_closed:
+            self._connection = await self._nats.connect(
+                self._url,
+                **{
+                    "allow_reconnect": False,
+                    "connect_timeout": TIMEOUT_S,
+                    "error_cb": _quiet,
+                    "name": "stormproof",
+                    **self._options,
+                },
+            )
+            self._inbox = await self._connection.subscribe(
+                self._connection.new_inbox(), pending_msgs_limit=_UNBOUNDED, pending_bytes_limit=_UNBOUNDED
+            )
+            asyncio.get_running_loop().create_task(self._keep(self._connection))
+        return self._connection
+
+    async def _keep(self, connection: Any) -> None:
+        """Tell the server that what is held is in work, for as long as the connection lives."""
+        while not connection.is_closed:
+            await asyncio.sleep(self._ack_wait_s / 3)
+            for number, reply in enumerate(list(self._held)):
+                if connection.is_closed:
+                    return
+                await connection.publish(reply, IN_WORK)
+                if number % 1_000 == 999:
+                    await asyncio.sleep(0)
+
+    # ---- stream and consumer
+
+    def stream(self) -> StreamFacts:
+        """What is there."""
+        return self._ask(self._stream_facts())
+
+    async def _stream_facts(self) -> StreamFacts:
+        connection = await self._connected()
+        info = await self._request(connection, f"$JS.API.STREAM.INFO.{self._stream}", {})
+        state = info["state"]
+        return StreamFacts(info["created"], state["first_seq"], state["last_seq"])
+
+    async def _request(self, connection: Any, subject: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A request of JetStream's own interface; its text has what the client's own class leaves out."""
+        from nats.js import errors as js_errors
+
+        answer = await connection.request(subject, json.dumps(body).encode(), timeout=TIMEOUT_S)
+        found: dict[str, Any] = json.loads(answer.data)
+        if "error" in found:
+            js_errors.APIError.from_error(found["error"])  # raises
+        return found
+
+    def make(self, start: str, subject: str | None) -> None:
+        """Make the consumer where it is missing.
+
+        Raises:
+            UsageError: one is there that would lose messages, or reads others.
+        """
+        self._ask(self._make(start, subject))
+
+    async def _make(self, start: str, subject: str | None) -> None:
+        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+        from nats.js.errors import NotFoundError
+
+        jetstream = (await self._connected()).jetstream(timeout=TIMEOUT_S)
+        try:
+            found = (await jetstream.consumer_info(self._stream, self.name)).config
+        except NotFoundError as error:
+            if error.err_code != _GONE_CODES[0]:
+                raise
+            found = ConsumerConfig(
+                durable_name=self.name,
+                description="a topology of Stormproof",
+                deliver_policy=DeliverPolicy.ALL if start == "earliest" else DeliverPolicy.NEW,
+                ack_policy=AckPolicy.EXPLICIT,
+                ack_wait=self._ack_wait_s,
+                max_deliver=-1,
+                max_ack_pending=-1,
+                filter_subject=subject,
+            )
+            await jetstream.add_consumer(self._stream, found)
+        for wrong, what, instead in (
+            (found.deliver_subject is not None, "pushes messages", "a pull consumer"),
+            (found.ack_policy != AckPolicy.EXPLICIT, "does not wait for confirmations", "ack policy 'explicit'"),
+            ((found.max_deliver or -1) > 0, "gives messages up after some deliveries", "max_deliver -1"),
+            ((found.filter_subject or None) != subject, "reads other subjects", f"filter subject {subject or 'none'}"),
+        ):
+            if wrong:
+                raise UsageError(
+                    f"{self._where}: the consumer {self.name} {what}; it needs {instead}. Edit it, or name another one "
+                    "by consumer=",
+                    consumer=self.name,
+                )
+
+    def is_there(self) -> bool:
+        """Whether the consumer is there."""
+        return self._ask(self._is_there())
+
+    async def _is_there(self) -> bool:
+        from nats.js.errors import NotFoundError
+
+        try:
+            await (await self._connected()).jetstream(timeout=TIMEOUT_S).consumer_info(self._stream, self.name)
+        except NotFoundError as error:
+            if error.err_code not in _GONE_CODES:
+                raise
+            return False
+        return True
+
+    # ---- its messages
+
+    def pull(self, limit: int) -> tuple[list[Pulled], StreamFacts]:
+        """What there is now, without waiting for more; and the stream as it was after that.
+
+        Raises:
+            PositionMismatch: the consumer is gone.
+        """
+        return self._ask(self._pull(min(limit, PULLED_MAX)))
+
+    async def _pull(self, limit: int) -> tuple[list[Pulled], StreamFacts]:
+        connection = await self._connected()
+        body = json.dumps({"batch": limit, "no_wait": True}).encode()
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self.name}"
+        await connection.publish(subject, body, self._inbox.subject)
+        pulled: list[Pulled] = []
+        while len(pulled) < limit:
+            message = await self._inbox.next_msg(timeout=TIMEOUT_S)
+            status = (message.headers or {}).get("Status") if not message.data else None
+            if status is None or message.reply:
+                pulled.append(Pulled(message.metadata.sequence.stream, message.reply, message.data))
+            elif status in _NO_MESSAGES:
+                break
+            else:
+                text = f"{status} {(message.headers or {}).get('Description', '')}"
+                if not await self._is_there():
+                    raise self.gone()
+                raise self._nats.errors.Error(f"the server answers a pull with: {text}")
+        self._held.update(dict.fromkeys(one.reply for one in pulled))
+        return pulled, await self._stream_facts()
+
+    def answer(self, replies: Sequence[str], how: bytes) -> None:
+        """Confirm these deliveries, or give them back; returns once the server has read it."""
+        for reply in replies:
+            self._held.pop(reply, None)
+        self._ask(self._answer(replies, how))
+
+    async def _answer(self, replies: Iterable[str], how: bytes) -> None:
+        connection = await self._connected()
+        for reply in replies:
+            await connection.publish(reply, how)
+        await connection.flush(timeout=int(TIMEOUT_S))
+
+    def close(self) -> None:
+        """Let the connection and its thread go; the next call makes others. What was pulled comes again."""
+        self._held.clear()
+        loop, connection, self._loop, self._connection = self._loop, self._connection, None, None
+        if loop is None or self._pid != os.getpid():
+            return
+        asyncio.run_coroutine_threadsafe(_end(loop, connection), loop)
+        if self._thread is not None:
+            self._thread.join(TIMEOUT_S)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    finally:
+        loop.close()
+
+
+async def _end(loop: asyncio.AbstractEventLoop, connection: Any) -> None:
+    try:
+        if connection is not None:
+            await asyncio.wait_for(connection.close(), TIMEOUT_S)
+    except (TimeoutError, OSError):  # it is gone already
+        pass
+    finally:
+        loop.stop()
+
+
+async def _quiet(error: Exception) -> None:
+    """What goes wrong in the background is seen by the next call."""
+    del error
+
+
+def _text(error: BaseException) -> str:
+    return storable_text(str(error) or type(error).__name__, 500)

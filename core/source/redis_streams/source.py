@@ -1,0 +1,270 @@
+"""`RedisStreamSource`: the entries of a Redis stream as messages."""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, ClassVar, Final, Literal, Self
+
+from stormproof.core.arguments import error_prefix, require_choice, require_seconds, require_text
+from stormproof.core.clock import Clock
+from stormproof.core.errors import PositionMismatch, StoreUnavailable
+from stormproof.core.pending.journal import Delivery
+from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
+from stormproof.core.pending.rows import At, Subscriber
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.capabilities import REDIS_STREAM, Capabilities
+from stormproof.core.source.decode import Unit, decoder_for
+from stormproof.core.source.redis_streams.entries import EntryDecoder, payload_by
+from stormproof.core.source.redis_streams.group import CONSUMER, Entry, Group
+
+log = logging.getLogger("stormproof.source")
+
+LOOK_FOR_HELD_S: Final = 1.0
+"""How often it is asked what other consumers hold: a driver that was replaced may have read entries meanwhile."""
+
+
+class RedisStreamSource(RedeliveringSource):
+    """The entries of a Redis stream, read by a consumer group.
+
+    Each topology has a group of its own, so each reads every entry. What a driver that died was given and has not
+    confirmed is taken over by the next one (XCLAIM), at once.
+
+    Guarantee: an entry is known by its id for `horizon_s` seconds after it was resolved, whatever the server forgets in a
+    crash. A stream that was deleted and made again, and one that lost entries before they were read, stop the run by name.
+
+    Not guaranteed: a server that is killed may lose the entries that it has not written to its disk (`appendfsync`).
+    Entries deleted one by one (XDEL) before they are read were withdrawn by whoever did it.
+    """
+
+    KIND: ClassVar[str] = "redis"
+    NOUN: ClassVar[str] = "Redis stream"
+
+    def __init__(
+        self,
+        stream: str,
+        *,
+        url: str = "redis://127.0.0.1:6379",
+        schema: str = "line string",
+        field: str | None = None,
+        unit: Unit | None = None,
+        group: str | None = None,
+        start: Literal["earliest", "latest"] = "earliest",
+        on_gap: Literal["fail", "skip"] = "fail",
+        on_new_stream: Literal["fail", "adopt"] = "fail",
+        claim_idle_s: float = 0.0,
+        name: str | None = None,
+        database: Database | str | None = None,
+        max_attempts: int = 5,
+        backoff: Backoff | None = None,
+        prefetch: int = 10_000,
+        horizon_s: float = 7 * DAY_S,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
+        """`field` holds the payload; without it, the fields that the schema's columns name do.
+
+        Where an entry has a single field, and no column has its name, that field is the payload.
+
+        `group`: a consumer group that is there already, or is to be made by this name; by default "stormproof:" and the
+        topology's name. Only entries that another consumer has held for `claim_idle_s` are taken over.
+        `start`: where a group that is made begins. `on_gap`: what entries that were removed before they were read lead
+        to. `on_new_stream`: what a stream that was deleted and made again leads to. `name`: under which messages are
+        pending; by default the stream's. `new_id` makes ids of consumers.
+        """
+        require_text(self.NOUN, "stream", stream, "orders")
+        where = f"{self.NOUN} {stream}"
+        require_text(where, "url", url, "redis://HOST:PORT")
+        for argument, value, example in (
+            ("field", field, "payload"),
+            ("group", group, "billing"),
+            ("name", name, stream),
+        ):
+            if value is not None:
+                require_text(where, argument, value, example)
+        require_choice(where, "start", start, ("earliest", "latest"))
+        require_choice(where, "on_gap", on_gap, ("fail", "skip"))
+        require_choice(where, "on_new_stream", on_new_stream, ("fail", "adopt"))
+        require_seconds(where, "claim_idle_s", claim_idle_s)
+        super().__init__(
+            name or stream,
+            schema=schema,
+            unit=unit,
+            database=database,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            prefetch=prefetch,
+            horizon_s=horizon_s,
+            clock=clock,
+            rng=rng,
+        )
+        with error_prefix(where):
+            decoded = decoder_for(schema, unit).schema
+        self._payload = payload_by(decoded, field, unit=unit is not None)
+        self._decoder = EntryDecoder(self._decoder, repr(field) if field else f"of {', '.join(decoded.names)}")
+        self._stream = stream
+        self._url = url
+        self._group_name = group
+        self._start = {"earliest": "0", "latest": "$"}[start]
+        self._fails_at_gap = on_gap == "fail"
+        self._adopts = on_new_stream == "adopt"
+        self._claim_idle_ms = int(claim_idle_s * 1_000)
+        self._new_id = new_id or (lambda: uuid.uuid4().hex)
+        self._group: Group | None = None
+        self._identity = ""
+        self._forget_connection()
+
+    def __repr__(self) -> str:
+        return f"RedisStreamSource({self._stream!r})"  # the url may have a password
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Ids of the server; a set of entries can be read again, but one journal serves all servers that deliver."""
+        return REDIS_STREAM
+
+    def for_run(self, database: Database) -> Self:
+        """The same source for one run, with connections of its own."""
+        view = super().for_run(database)
+        view._group = None
+        view._identity = ""
+        view._forget_connection()
+        return view
+
+    def _forget_connection(self) -> None:
+        """What was asked and not answered is with a consumer that is not ours any more: it is taken over from it."""
+        self._consumer = CONSUMER + self._new_id()
+        self._looked_s = -math.inf
+
+    # ---- which stream it is
+
+    def subscribe(self, subscription: str, epoch: int) -> None:
+        """Act for this subscription; its consumer group is made where it is missing."""
+        self._subscription = subscription  # the group's name has it
+        self._group = None
+        super().subscribe(subscription, epoch)
+
+    @property
+    def _here(self) -> Group:
+        if self._group is None:
+            name = self._group_name or f"stormproof:{self._subscription}"
+            self._group = Group(self._url, self._stream, name, self.where)
+        return self._group
+
+    def start(self, cursor: Any) -> At:
+        """In front of the first message, with the identity of the group."""
+        return {**super().start(cursor), "stream": self._here.make(self._start, self._new_id())}
+
+    def check(self, who: Subscriber, position: At, cursor: Any) -> At:
+        """Remember which stream it has to be."""
+        del who, cursor
+        if not self._identity:
+            self._identity = str(position.get("stream", ""))
+            found = self._here.identity()
+            if found != self._identity:
+                self._identity = self._another(found)
+        return {**position, "stream": self._identity}
+
+    def _another(self, found: str | None) -> str:
+        """The identity of the stream that is there now.
+
+        Raises:
+            PositionMismatch: it is not to be read in place of the one before.
+        """
+        if not self._adopts:
+            self._identity = ""
+            raise self._here.gone()
+        adopted = found or self._here.make("0", self._new_id())
+        log.warning("%s: the stream was made again; its entries are new messages", self.where)
+        return adopted
+
+    # ---- what the journal asks for
+
+    def receive(self, limit: int) -> Sequence[Delivery]:
+        """New entries; and now and then, those that another consumer was given and has not confirmed."""
+        try:
+            now_s = self._clock.monotonic_s()
+            if now_s - self._looked_s >= LOOK_FOR_HELD_S:
+                held = self._taken_over(limit)
+                if held:
+                    return self._deliveries(held)
+                self._looked_s = now_s
+            entries, removed = self._here.read(self._consumer, limit, self._identity, fails=self._fails_at_gap)
+        except StoreUnavailable:
+            self._forget_connection()
+            raise
+        except PositionMismatch:
+            if not self._adopts:
+                raise
+            self._identity = self._another(self._here.identity())
+            return ()
+        if removed is not None:
+            self._gap(f"{removed.entries} entries between {removed.behind} and {removed.before}", removed.entries)
+        return self._deliveries(entries)
+
+    def _deliveries(self, entries: Sequence[Entry]) -> list[Delivery]:
+        return [Delivery(self._stable_id(entry.id), entry.id, self._payload(entry.fields)) for entry in entries]
+
+    def _stable_id(self, entry: str) -> str:
+        return f"{self._identity}/{entry}"
+
+    def _taken_over(self, limit: int) -> list[Entry]:
+        """Entries that others hold. Of those that are not in the stream any more, the journal must have the payload."""
+        ids = self._here.held_by_others(self._consumer, limit, self._claim_idle_ms)
+        if not ids:
+            return []
+        gone = self._here.removed(ids)
+        if gone:
+            with self.rows() as rows:
+                known = self._journal(rows.cursor).known(self._stable_id(id_) for id_ in gone)
+            lost = [id_ for id_ in gone if self._stable_id(id_) not in known]
+            if lost:
+                self._gap(f"{len(lost)} entries that were given to a driver, from {lost[0]} on", len(lost))
+            self._here.confirm(gone)
+        left = set(gone)
+        return self._here.claim(self._consumer, [id_ for id_ in ids if id_ not in left], self._claim_idle_ms)
+
+    def _gap(self, what: str, entries: int) -> None:
+        text = f"{self.where}: {what} were removed from the stream before they were read (MAXLEN, XTRIM or XDEL)"
+        if self._fails_at_gap:
+            raise PositionMismatch(
+                f"{text}. To go on without them, pass on_gap='skip'; keep more entries in the stream",
+                source=self.name,
+                entries=entries,
+            )
+        log.error("%s; they are lost, and the run goes on", text)
+
+    def acknowledge(self, handles: Sequence[Any]) -> None:
+        """XACK: by id, so a repetition does no harm."""
+        try:
+            self._here.confirm(handles)
+        except StoreUnavailable:
+            self._forget_connection()
+            raise
+
+    def give_back(self, handles: Sequence[Any]) -> None:
+        """Nothing to do: the next driver takes over what this one holds."""
+        del handles
+
+    def maintain(self) -> None:
+        """Also remove consumers of drivers that are gone."""
+        forgot_s = self._forgot_s
+        super().maintain()
+        if self._forgot_s != forgot_s:
+            self._here.sweep()
+
+    def drop_connections(self) -> None:
+        """Let connections go; the next call makes others."""
+        super().drop_connections()
+        if self._group is not None:
+            self._group.close()
+
+    def close(self) -> None:
+        """Confirm what is owed, and let connections go."""
+        super().close()
+        if self._group is not None:
+            self._group.close()

@@ -1,0 +1,132 @@
+"""`id_from`: where the id of a message stands that its publisher gave it, and what becomes of a message without one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from stormproof.core.arguments import require_text
+from stormproof.core.arrow_compute import pc
+from stormproof.core.errors import UsageError
+from stormproof.core.message import storable_text
+from stormproof.core.pending.journal import STABLE_ID_MAX
+from stormproof.core.source.protocol import Decoded, Decoder
+
+MESSAGE_ID: Final = "message_id"
+HEADER: Final = "header:"
+FIELD: Final = "field:"
+_MARK: Final = b"\0stormproof: no id\0"
+"""Begins the payload of a message without an id; behind it and another NUL stands the payload as it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdFrom:
+    """Where ids stand: ``message_id`` (a property of the broker's), ``header:NAME``, or ``field:NAME`` of a JSON payload."""
+
+    text: str
+
+    @classmethod
+    def of(cls, where: str, given: object, *, properties: bool) -> IdFrom:
+        """From the argument `id_from`; `properties`: the broker's messages have properties and headers.
+
+        Raises:
+            UsageError: it names no such place.
+        """
+        forms = ("message_id", "header:NAME", "field:NAME") if properties else ("field:NAME",)
+        require_text(where, "id_from", given, forms[0])
+        assert isinstance(given, str)
+        kind, colon, name = given.partition(":")
+        known = (colon and name and (kind == "field" or (properties and kind == "header"))) or (
+            properties and given == MESSAGE_ID
+        )
+        if not known:
+            raise UsageError(
+                f"{where}: id_from is {given!r}; it is {' or '.join(forms)}, or None where messages have no id",
+                argument="id_from",
+            )
+        return cls(given)
+
+    def found(self, payload: bytes, message_id: object = None, headers: Mapping[str, Any] | None = None) -> str | None:
+        """The id of a message; None: it has none that could be one."""
+        value: object
+        if self.text == MESSAGE_ID:
+            value = message_id
+        elif self.text.startswith(HEADER):
+            value = (headers or {}).get(self.text.removeprefix(HEADER))
+        else:
+            value = _field(payload, self.text.removeprefix(FIELD))
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
+            return None
+        text = str(value)
+        return text if 0 < len(text) < STABLE_ID_MAX and text.isprintable() else None
+
+    def identified(
+        self, payload: bytes, message_id: object = None, headers: Mapping[str, Any] | None = None
+    ) -> tuple[str, bytes]:
+        """The stable id of a message, and the payload to keep.
+
+        A message without an id is kept under a digest, and fails when it is decoded. So it becomes a dead letter, and the
+        same one where it comes again; of several that are alike, one is kept.
+        """
+        found = self.found(payload, message_id, headers)
+        if found is not None:
+            return f"={found}", payload
+        digest = hashlib.sha256(payload).hexdigest()
+        return f"none {digest}", _MARK + payload
+
+    def decoder(self, inner: Decoder) -> Decoder:
+        """Fails what has no id; the rest is `inner`'s."""
+        return IdentifiedDecoder(inner, self.text)
+
+
+def _field(payload: bytes, name: str) -> object:
+    try:
+        parsed = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    return parsed.get(name) if isinstance(parsed, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class IdentifiedDecoder:
+    """Fails messages that came without an id; the rest is `inner`'s."""
+
+    inner: Decoder
+    wanted: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The fields of a tuple."""
+        return self.inner.schema
+
+    def decode(self, payload: pa.Array) -> Decoded:
+        """Decode all payloads at once; those that came without an id are named."""
+        marked = pc.starts_with(payload, _MARK)
+        if not pc.any(marked, min_count=0).as_py():
+            return self.inner.decode(payload)
+        decoded = self.inner.decode(payload)
+        failed = dict(decoded.failed)
+        for row in pc.indices_nonzero(marked).to_pylist():
+            start = storable_text(payload[row].as_py()[len(_MARK) :][:60].decode("utf-8", "replace"))
+            failed[row] = (
+                f"the message has no id in {self.wanted} (text of 1 to {STABLE_ID_MAX - 1} printable characters, or a whole "
+                f"number), so its deliveries could not be told apart; it begins with {start!r}. Have its publisher set one"
+            )
+        rows, counts = decoded.rows, decoded.counts
+        if counts is not None:  # a unit's tuples go with their message
+            kept = [row not in failed for row, times in enumerate(counts) for _ in range(times)]
+            rows, counts = rows.filter(pa.array(kept, pa.bool_())), counts.copy()
+            counts[list(failed)] = 0
+        return Decoded(rows, counts, sorted(failed.items()))
+
+
+def as_it_came(stored: bytes) -> bytes:
+    """The payload as its publisher sent it."""
+    return stored.removeprefix(_MARK)

@@ -1,0 +1,495 @@
+"""`KafkaSource` on a real broker: transactions, compaction, retention, new partitions, topics made again, metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pytest
+from support.brokers import until
+from support.brokers.kafka import READY_S, KafkaBroker
+from support.kafka_source import KafkaHarness
+from support.queues import prepared_database
+from support.source_harness import messages_of
+from support.verdicts import verified
+
+from stormproof import KafkaSource, PostgresSink, Topology
+from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.core.settings import Settings
+from stormproof.core.source.kafka.cluster import Cluster
+from stormproof.core.source.kafka.offsets import OffsetRange, ranges_of
+from stormproof.core.source.kafka.reader import KafkaSliceReader
+from stormproof.core.source.metadata import Metadata
+from stormproof.core.source.protocol import Lease, Limit, Slice
+from stormproof.testing.sources.harness import each_slice, lease_of, open_slice
+
+pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka")]
+
+ANY = Limit(1_000)
+NOTHING = Metadata((), pa.schema([]))
+
+
+@pytest.fixture(scope="module")
+def shared_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """One database for all cases that keep apart by their source's name."""
+    with connect(postgres.database, application_name="tests", autocommit=True) as connection:
+        connection.execute(b"create database test_kafka template template0")
+    yield prepared_database(postgres.database.with_name("test_kafka"))
+    with connect(postgres.database, application_name="tests", autocommit=True) as connection:
+        connection.execute(b"drop database test_kafka with (force)")
+
+
+@pytest.fixture
+def harness(shared_database: Database, kafka: KafkaBroker) -> Iterator[KafkaHarness]:
+    harness = KafkaHarness(shared_database, kafka)
+    yield harness
+    harness.close()
+
+
+def payloads(source: KafkaSource, slice_: Slice | None) -> list[bytes]:
+    return [] if slice_ is None else [message.payload for message in messages_of(source, slice_)]
+
+
+def everything(source: KafkaSource, limit: Limit = ANY, epoch: int = 1) -> list[bytes]:
+    """Open, read and confirm all there is."""
+    found: list[bytes] = []
+    for lease, slice_ in each_slice(source, limit, epoch):
+        found += payloads(source, slice_)
+        source.confirm(lease)
+    return found
+
+
+# ---- transactions
+
+
+def test_an_aborted_transaction_never_shows_and_an_open_one_holds_up_its_own_partition_alone(
+    harness: KafkaHarness, kafka: KafkaBroker
+) -> None:
+    topic = harness.topic = kafka.topic(2)
+    with kafka.transaction(commit=False) as producer:
+        producer.produce(topic, b"aborted", partition=0)
+        producer.produce(topic, b"aborted", partition=1)
+    source = harness.view()
+    with kafka.transaction() as producer:
+        producer.produce(topic, b"open", partition=0)
+        producer.flush(READY_S)
+        kafka.put(topic, [b"behind it"], 0)
+        kafka.put(topic, [b"beside it"], 1)
+        assert everything(source) == [b"beside it"]
+        assert source.backlog().ready == 0
+    assert everything(source) == [b"open", b"behind it"]
+    assert source.backlog().ready == 0
+
+
+def test_every_message_once_from_partitions_whose_slices_are_cut_returned_and_halved(
+    harness: KafkaHarness, kafka: KafkaBroker, seed: int
+) -> None:
+    """Offsets with gaps, in four partitions; any order of opening, confirming, returning, splitting and dying."""
+    rng = np.random.default_rng(seed)
+    topic = harness.topic = kafka.topic(4)
+    put: list[bytes] = []
+    for turn in range(5):
+        with kafka.transaction(commit=turn != 2) as producer:
+            lines = [b"%d-%d" % (turn, number) for number in range(40)]
+            for line in lines:
+                producer.produce(topic, line, partition=int(rng.integers(4)))
+        put += lines if turn != 2 else []
+    epoch, seen = 1, list[bytes]()
+    source = harness.view(epoch=epoch)
+    for number in range(400):
+        lease = Lease(f"o{number}", epoch)
+        slice_ = source.open(lease, Limit(int(rng.integers(1, 30)), int(rng.integers(20, 200))), number)
+        if slice_ is None:
+            break
+        found = messages_of(source, slice_, number, parallelism=int(rng.integers(1, 4)))
+        xor = int(np.bitwise_xor.reduce(np.array([message.token for message in found], np.int64)))
+        assert (slice_.expected.messages, slice_.expected.xor) == (len(found), xor)
+        assert slice_.bytes == sum(len(message.payload) for message in found)
+        match int(rng.integers(5)) if number < 300 else 0:
+            case 1:
+                source.abort(lease)
+            case 2:
+                source.split(slice_, lease, [found[int(rng.integers(len(found)))].id])
+            case 3:  # the driver dies
+                epoch += 1
+                source = harness.view(epoch=epoch)
+                for owner in source.recover(epoch):
+                    source.abort(Lease(owner, epoch))
+            case _:
+                source.confirm(lease)
+                seen += [message.payload for message in found]
+    assert sorted(seen) == sorted(put)
+
+
+# ---- compaction
+
+
+def test_a_compacted_topic_is_read_with_its_gaps_and_what_compaction_takes_later_is_no_loss(
+    harness: KafkaHarness, kafka: KafkaBroker
+) -> None:
+    topic = harness.topic = kafka.topic(
+        cleanup_policy="compact",
+        segment_ms="50",
+        min_cleanable_dirty_ratio="0.001",
+        max_compaction_lag_ms="100",
+        delete_retention_ms="0",
+    )
+    kafka.put(topic, [b"old %d" % n for n in range(5)], key=b"a")
+    source = harness.view()
+    slice_ = open_slice(source, "a")
+    assert len(payloads(source, slice_)) == slice_.expected.messages
+    source.abort(lease_of("a"))
+    reads = KafkaSliceReader(Cluster(kafka.servers), (OffsetRange(topic, 0, 0, 0, 6, 6, 0),), NOTHING)
+
+    def is_compacted() -> bool:
+        kafka.put(topic, [b"x"], key=b"roll")  # a segment is closed by the next message
+        return sum(int(rows.num_rows) for rows in reads.read(0, frozenset(), 100)) < 5
+
+    until(is_compacted, "nothing was compacted")
+    again = open_slice(source, "b")
+    left = payloads(source, again)
+    assert 0 < len(left) == again.expected.messages < slice_.expected.messages
+    source.confirm(lease_of("b"))
+    rest = everything(source)
+    assert (left + rest)[-1] == b"x"
+    assert b"old 4" in left + rest, "the newest of a key stays"
+    assert source.backlog().ready == 0
+
+
+# ---- retention
+
+
+def test_messages_that_retention_took_before_they_were_read_are_refused_by_name(
+    harness: KafkaHarness, kafka: KafkaBroker
+) -> None:
+    harness.put([b"a", b"b", b"c"])
+    source = harness.view()
+    assert payloads(source, open_slice(source, "a", Limit(1))) == [b"a"]
+    source.confirm(lease_of("a"))
+    source.close()
+    kafka.remove_below(harness.topic, 0, 2)
+    with pytest.raises(PositionMismatch, match=r"partition 0: offsets 1 to 1 were removed .* on_gap='record'"):
+        source.open(lease_of("b"), ANY, 7)
+    harness.options["on_gap"] = "record"
+    after = harness.view(epoch=2)
+    assert payloads(after, after.open(Lease("c", 2), ANY, 7)) == [b"c"]
+    ((position,),) = harness.execute(
+        f"select position from stormproof.pending_subscription where source = '{harness.topic}'"
+    )
+    assert [lost[:3] for lost in position["lost"]] == [[0, 1, 2]]
+
+
+def test_a_slice_whose_messages_retention_took_is_refused_by_name(harness: KafkaHarness, kafka: KafkaBroker) -> None:
+    harness.put([b"a", b"b"])
+    source = harness.view()
+    slice_ = open_slice(source)
+    kafka.remove_below(harness.topic, 0, 1)
+    with pytest.raises(PositionMismatch, match="offsets 0 to 0 were opened and cannot be read any more"):
+        messages_of(source, slice_)
+
+
+# ---- topics and partitions
+
+
+def test_a_new_partition_is_read_from_its_first_message(harness: KafkaHarness, kafka: KafkaBroker) -> None:
+    harness.options["start"] = "latest"
+    harness.put([b"before"])
+    source = harness.view()
+    assert everything(source) == []
+    kafka.grow(harness.topic, 2)
+    kafka.put(harness.topic, [b"new"], 1)
+    harness.put([b"old"])
+    until(lambda: source.backlog().ready == 1, "the message does not show")
+    assert everything(source) == [b"old", b"new"]
+
+
+def test_topics_by_a_pattern_and_those_that_appear_later(
+    harness: KafkaHarness, kafka: KafkaBroker, shared_database: Database
+) -> None:
+    first = kafka.topic()
+    kafka.topic(name=f"other-{first}")
+    kafka.put(f"other-{first}", [b"never"])
+    kafka.put(first, [b"a"])
+    source = KafkaSource(f"^{first}", servers=kafka.servers, database=shared_database, look_interval_s=0)
+    harness.views.append(source)
+    source.subscribe("s", 1)
+    assert everything(source) == [b"a"]
+    second = kafka.topic(name=f"{first}-second")
+    kafka.put(second, [b"b"])
+    found = list[bytes]()
+
+    def is_read() -> bool:
+        found.extend(everything(source))
+        return bool(found)
+
+    until(is_read, "the new topic is not read")
+    assert found == [b"b"]
+    kafka.delete(second)
+    with pytest.raises(PositionMismatch, match=f"topic {second} is gone; what was not read of it is lost"):
+        source.open(lease_of("z"), ANY, 7)
+
+
+def test_a_topic_that_was_deleted_and_made_again_is_refused_by_name(harness: KafkaHarness, kafka: KafkaBroker) -> None:
+    harness.put([b"a", b"b"])
+    source = harness.view()
+    assert everything(source) == [b"a", b"b"]
+    kafka.delete(harness.topic)
+    kafka.topic(name=harness.topic)
+    harness.put([b"c", b"d", b"e"])
+    with pytest.raises(PositionMismatch, match=f"topic {harness.topic} was deleted and made again"):
+        source.open(lease_of("z"), ANY, 7)
+    with pytest.raises(PositionMismatch, match="give the source another name"):
+        harness.view(epoch=2)
+
+
+def test_another_cluster_under_the_same_name_is_refused(harness: KafkaHarness) -> None:
+    harness.view()
+    harness.execute("update stormproof.pending_subscription set position = position || '{\"cluster\": \"another\"}'"
+                    f" where source = '{harness.topic}'")  # fmt: skip
+    with pytest.raises(PositionMismatch, match="its position is of cluster another"):
+        harness.view(epoch=2)
+
+
+def test_a_topic_that_is_not_there_is_named_with_the_command_that_makes_it(harness: KafkaHarness) -> None:
+    harness.topic = "nowhere"
+    with pytest.raises(UsageError, match=r"no topic nowhere at .*; make it first: kafka-topics.sh --create"):
+        harness.view()
+
+
+STARTS: dict[str, tuple[Callable[[datetime], Any], list[bytes]]] = {
+    "earliest": (lambda _: "earliest", [b"a", b"b", b"c", b"d"]),
+    "latest": (lambda _: "latest", [b"d"]),
+    "time": (lambda middle: middle, [b"c", b"d"]),
+    "later": (lambda middle: middle + timedelta(days=1), [b"d"]),
+    "offsets": (lambda _: {0: 1}, [b"b", b"c", b"d"]),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_where_a_new_subscription_begins(harness: KafkaHarness, kafka: KafkaBroker, start: str) -> None:
+    harness.topic = kafka.topic(retention_ms="-1")
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    for minutes, payload in enumerate([b"a", b"b", b"c"]):
+        kafka.put(harness.topic, [payload], timestamp=int((at + timedelta(minutes=minutes)).timestamp() * 1_000))
+    made, found = STARTS[start]
+    harness.options["start"] = made(at + timedelta(seconds=90))
+    source = harness.view()
+    kafka.put(harness.topic, [b"d"], timestamp=int((at + timedelta(days=2)).timestamp() * 1_000))
+    assert everything(source) == found
+    assert everything(harness.view(epoch=2), epoch=2) == [], "a subscription that is there goes on from where it is"
+
+
+# ---- metadata
+
+
+def test_metadata_as_fields_and_tombstones(harness: KafkaHarness, kafka: KafkaBroker) -> None:
+    harness.options |= {
+        "schema": "n int",
+        "metadata": {"key": "key", "offset": "at", "partition": "p", "timestamp": "time", "headers": "headers",
+                     "tombstone": "gone", "topic": "topic"},
+    }  # fmt: skip
+    kafka.put(harness.topic, [b'{"n": 1}'], key=b"k", headers=[("h", b"\xff"), ("h", None)], timestamp=1_000)
+    kafka.put(harness.topic, [None, b"{", b'{"n": 2}'], timestamp=2_000)  # type: ignore[list-item]
+    source = harness.view()
+    slice_ = open_slice(source, "a")
+    (batch,) = source.readers(slice_, 1)[0].read(7, frozenset(), 100)
+    made = source.decoder.decode(batch.column("payload"))
+    assert [row for row, _ in made.failed] == [2]
+    rows = made.rows.to_pylist()
+    at = datetime.fromtimestamp(1, UTC)
+    assert rows[0] == {"n": 1, "key": b"k", "at": 0, "p": 0, "time": at, "gone": False, "topic": harness.topic,
+                       "headers": [{"name": "h", "value": b"\xff"}, {"name": "h", "value": None}]}  # fmt: skip
+    assert (rows[1]["n"], rows[1]["gone"], rows[1]["key"]) == (None, True, None)
+    assert rows[3]["n"] == 2
+    assert made.rows.schema == source.decoder.schema
+
+
+def test_a_failed_message_keeps_its_metadata_and_is_edited_by_its_payload_alone(
+    harness: KafkaHarness, kafka: KafkaBroker
+) -> None:
+    harness.options["metadata"] = ("key", "offset")
+    harness.max_attempts = 1
+    kafka.put(harness.topic, [b"fine", b"poison"], key=b"k")
+    source = harness.view()
+    slice_ = open_slice(source, "a")
+    (batch,) = source.readers(slice_, 1)[0].read(7, frozenset(), 100)
+    number = batch.column("id")[1].as_py()
+    failure = MessageFailure(MessageId(number), 0, Token(0), FailureReason.ERROR, "b", "boom", "x", counted=True)
+    assert source.confirm(lease_of("a"), [failure]).dead == ("0-1",)
+    assert source.edit("0-1", b"mended", by="ann", why="typo")
+    retry = open_slice(source, "b")
+    (batch,) = source.readers(retry, 1)[0].read(7, frozenset(), 100)
+    assert source.decoder.decode(batch.column("payload")).rows.to_pylist() == [
+        {"line": "mended", "key": b"k", "offset": 1}
+    ]
+    source.confirm(lease_of("b"))
+
+
+# ---- what others see
+
+
+def test_offsets_are_told_to_the_consumer_group_once_they_are_applied(
+    harness: KafkaHarness, kafka: KafkaBroker
+) -> None:
+    harness.options["group"] = f"lag-{harness.topic}"
+    harness.put([b"a", b"b", b"c"])
+    source = harness.view()
+    open_slice(source, "a", Limit(2))
+    open_slice(source, "b", Limit(2))
+    source.confirm(lease_of("b"))
+    source.maintain()
+    source.confirm(lease_of("a"))
+    source.maintain()
+    source.close()
+    assert kafka.committed(f"lag-{harness.topic}", harness.topic) == [3]
+
+
+def test_lag_stands_in_the_backlog_and_with_the_position(harness: KafkaHarness) -> None:
+    harness.put([b"m"] * 5)
+    source = harness.view()
+    assert source.backlog().ready == 5
+    open_slice(source, "a", Limit(2))
+    assert (source.backlog().ready, source.backlog().pending) == (3, 2)
+    with source.rows() as rows:
+        position = rows.position()
+        assert position is not None
+        assert source.audit(source.subscriber, rows.cursor).unopened(position) == (3, None)
+
+
+def test_no_secret_is_shown(harness: KafkaHarness, kafka: KafkaBroker) -> None:
+    client = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "ann",
+              "sasl.password": "hunter2"}  # fmt: skip
+    source = KafkaSource("t", servers=kafka.servers, client=client, database=harness.database, answer_s=1)
+    harness.views.append(source)
+    with pytest.raises((StoreUnavailable, UsageError)) as error:
+        source.subscribe("s", 1)
+    assert "hunter2" not in f"{error.value} {error.value.details} {source!r} {vars(source)}"
+    (probe,) = source.probes()
+    assert "hunter2" not in repr(probe)
+    assert "hunter2" in str(getattr(probe, "cluster").settings), "it is passed on"  # noqa: B009
+
+
+# ---- negative controls
+
+
+class Skips(KafkaSliceReader):
+    """Reads the last message of a part twice, and the first never."""
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        for rows in super().read(seed, excluded, batch_rows):
+            yield rows.take(pa.array([*range(1, rows.num_rows), rows.num_rows - 1]))
+
+
+def test_a_reader_that_gives_one_message_twice_and_skips_another_is_noticed(harness: KafkaHarness) -> None:
+    harness.put([b"a", b"b", b"c"])
+    source = harness.view()
+    slice_ = open_slice(source)
+    (good,) = source.readers(slice_, 1)
+    assert isinstance(good, KafkaSliceReader)
+    for reads, is_right in ((good, True), (Skips(good.cluster, good.ranges, good.metadata), False)):
+        (rows,) = reads.read(7, frozenset(), 100)
+        tokens = rows.column("token").to_numpy()
+        assert rows.num_rows == slice_.expected.messages
+        assert (int(np.bitwise_xor.reduce(tokens)) == slice_.expected.xor) is is_right
+
+
+def test_a_gap_that_is_taken_for_messages_would_be_noticed(harness: KafkaHarness, kafka: KafkaBroker) -> None:
+    """What a source that subtracts offsets would expect is not what is there."""
+    for commit in (False, True):
+        with kafka.transaction(commit=commit) as producer:
+            producer.produce(harness.topic, b"a", partition=0)
+    source = harness.view()
+    slice_ = open_slice(source)
+    (one,) = ranges_of(slice_.position)
+    assert one.stop - one.start > one.messages == 1
+
+
+# ---- whole topologies
+
+
+def checked(line: str) -> list[str]:
+    if line.startswith("bad"):
+        raise ValueError(line)
+    return [line]
+
+
+def run(source: KafkaSource, database: Database, folder: Path, guarantee: Any = "exactly-once", **more: Any) -> None:
+    topology = Topology("kafka")
+    words = topology.stream("lines", source).flat_map(checked, "line", schema="word string")
+    words.into(PostgresSink("applied", database=database))
+    settings = Settings(
+        database_url=database.adbc_uri, staging_dir=str(folder), batch_messages=5, poll_interval_s=0.001
+    )
+    topology.run(guarantee, engine="inline", until_idle=True, settings=settings, **more)
+
+
+def applied(database: Database) -> Sequence[str]:
+    with connect(database, application_name="tests") as connection:
+        return sorted(word for (word,) in connection.execute("select word from applied").fetchall())
+
+
+@pytest.mark.parametrize("guarantee", ["at-most-once", "at-least-once", "exactly-once"])
+def test_poison_and_garbage_are_dead_letters_and_nothing_else_is(
+    database: Database, tmp_path: Path, kafka: KafkaBroker, guarantee: str
+) -> None:
+    prepared_database(database)
+    topic = kafka.topic(2)
+    kafka.put(topic, [b"a", b"bad 1", b"b", b"\xff\xfe", b"c"], 0)
+    kafka.put(topic, [b"d", b"e", b"f"], 1)
+    source = KafkaSource(
+        topic, servers=kafka.servers, database=database, max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001
+    )
+    run(source, database, tmp_path, guarantee)
+    assert applied(database) == list("abcdef")
+    with connect(database, application_name="tests") as connection:
+        dead = connection.execute("select payload, reason from stormproof.dead_letter order by 1").fetchall()
+    letters = [(b"bad 1", "error"), (b"\xff\xfe", "bad_message")]
+    assert dead == ([] if guarantee == "at-most-once" else letters), "at-most-once keeps no failed message"
+    assert verified("kafka", database).clean
+
+
+def test_verify_shows_what_retention_took_and_that_nothing_else_is_missing(
+    database: Database, tmp_path: Path, kafka: KafkaBroker
+) -> None:
+    prepared_database(database)
+    topic = kafka.topic(2)
+
+    def source() -> KafkaSource:
+        return KafkaSource(topic, servers=kafka.servers, database=database, on_gap="record", look_interval_s=0)
+
+    kafka.put(topic, [b"a", b"b"], 0)
+    run(source(), database, tmp_path)
+    kafka.put(topic, [b"lost", b"c"], 0)
+    kafka.put(topic, [b"d"], 1)
+    kafka.remove_below(topic, 0, 3)
+    assert verified("kafka", database).clean
+    run(source(), database, tmp_path)
+    assert applied(database) == list("abcd")
+    report = verified("kafka", database)
+    (violation,) = report.violations
+    assert f"topic {topic}, partition 0: offsets 2 to 2 were lost" in violation.text
+    with psycopg.connect(database.conninfo) as connection:  # a range that nobody was given is another thing
+        connection.execute("update stormproof.pending_subscription set position = jsonb_set(position, '{lost}', '[]')")
+    (violation,) = verified("kafka", database).violations
+    assert "offsets 2 to 2 of" in violation.text
+    assert "were handed out to no batch" in violation.text
+
+
+def test_a_dry_run_takes_nothing(database: Database, kafka: KafkaBroker) -> None:
+    prepared_database(database)
+    topic = kafka.topic()
+    kafka.put(topic, [b"a", b"b"])
+    source = KafkaSource(topic, servers=kafka.servers, database=database)
+    found = source.preview(None, ANY)
+    assert found.messages == 2
+    with connect(database, application_name="tests") as connection:
+        assert connection.execute("select count(*) from stormproof.pending_subscription").fetchone() == (0,)
+    source.close()

