@@ -29,6 +29,22 @@ class BrokerHarness(SourceHarness):
     def made(self, **options: Any) -> Any:
         """A new source."""
 
+    @abstractmethod
+    def left(self) -> int:
+        """How many messages the server has that are not confirmed to it."""
+
+    @abstractmethod
+    def deliver_again(self) -> None:
+        """Have the server deliver messages again that were confirmed to it, as far as it can."""
+
+    @property
+    @abstractmethod
+    def confirms_by(self) -> bytes:
+        """What stands in the bytes by which a client confirms messages."""
+
+    def died(self) -> None:
+        """A driver died in this process: what a process takes with it goes, too."""
+
     def unsubscribed(self, **options: Any) -> Any:
         source = self.made(**options)
         self.views.append(source)
