@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 from support.brokers.cutter import Cutter
-from support.brokers.harness import ANY, BrokerHarness, opened
+from support.brokers.harness import ANY, CrashHarness, opened
 from support.brokers.journal_lives import Killed, Lives
 from support.brokers.nats_server import KilledWithItsProcess, NatsHarness
 from support.brokers.redis_server import RedisHarness
@@ -25,12 +25,12 @@ from stormproof.core.source.protocol import Lease
 
 pytestmark = pytest.mark.postgres
 
-HARNESSES: Final[Mapping[str, Callable[..., BrokerHarness]]] = {"redis": RedisHarness, "nats": NatsHarness}
+HARNESSES: Final[Mapping[str, Callable[..., CrashHarness]]] = {"redis": RedisHarness, "nats": NatsHarness}
 ROUNDS: Final = 20
 
 
 @pytest.fixture(params=HARNESSES)
-def harness(request: pytest.FixtureRequest, database: Database) -> Iterator[BrokerHarness]:
+def harness(request: pytest.FixtureRequest, database: Database) -> Iterator[CrashHarness]:
     server: Any = request.getfixturevalue(f"{request.param}_server")
     harness = HARNESSES[request.param](prepared_database(database), request.node.name, server=server)
     yield harness
@@ -38,7 +38,7 @@ def harness(request: pytest.FixtureRequest, database: Database) -> Iterator[Brok
 
 
 @pytest.fixture
-def lives(harness: BrokerHarness, tmp_path: Path) -> Lives:
+def lives(harness: CrashHarness, tmp_path: Path) -> Lives:
     return Lives(harness, harness.database, tmp_path)
 
 
@@ -143,7 +143,7 @@ def test_what_was_applied_and_comes_again_is_confirmed_and_counted(lives: Lives)
     assert lives.journal().owed == 0
 
 
-def test_a_replaced_driver_confirms_nothing_more(harness: BrokerHarness) -> None:
+def test_a_replaced_driver_confirms_nothing_more(harness: CrashHarness) -> None:
     harness.put([b"a", b"b"])
     old = harness.view(epoch=1)
     assert opened(old, Lease("a", 1)) == [b"a", b"b"]
@@ -167,7 +167,7 @@ def test_only_the_culprit_is_a_dead_letter(lives: Lives) -> None:
     assert lives.dead() == ["bad 1", "bad 2"]
 
 
-def test_garbage_is_a_dead_letter_and_its_neighbours_are_applied(harness: BrokerHarness, tmp_path: Path) -> None:
+def test_garbage_is_a_dead_letter_and_its_neighbours_are_applied(harness: CrashHarness, tmp_path: Path) -> None:
     lives = Lives(harness, harness.database, tmp_path)
     lives.put(3)
     harness.put([b"\xff\xfe", b"\x80"])
@@ -248,7 +248,7 @@ class RedisConfirmsFirst(ConfirmsFirst, RedisStreamSource): ...
 class NatsConfirmsFirst(ConfirmsFirst, KilledWithItsProcess): ...
 
 
-BROKEN: Final[Mapping[tuple[type[BrokerHarness], str], type[RedeliveringSource]]] = {
+BROKEN: Final[Mapping[tuple[type[CrashHarness], str], type[RedeliveringSource]]] = {
     (RedisHarness, "key"): RedisNoKey,
     (NatsHarness, "key"): NatsNoKey,
     (RedisHarness, "order"): RedisConfirmsFirst,

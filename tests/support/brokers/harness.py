@@ -29,22 +29,6 @@ class BrokerHarness(SourceHarness):
     def made(self, **options: Any) -> Any:
         """A new source."""
 
-    @abstractmethod
-    def left(self) -> int:
-        """How many messages the server has that are not confirmed to it."""
-
-    @abstractmethod
-    def deliver_again(self) -> None:
-        """Have the server deliver messages again that were confirmed to it, as far as it can."""
-
-    @property
-    @abstractmethod
-    def confirms_by(self) -> bytes:
-        """What stands in the bytes by which a client confirms messages."""
-
-    def died(self) -> None:
-        """A driver died in this process: what a process takes with it goes, too."""
-
     def unsubscribed(self, **options: Any) -> Any:
         source = self.made(**options)
         self.views.append(source)
@@ -71,6 +55,27 @@ class BrokerHarness(SourceHarness):
     def close(self) -> None:
         for view in self.views:
             view.drop_connections()
+
+
+@dataclass
+class CrashHarness(BrokerHarness):
+    """Over a server that may be killed and cut off."""
+
+    @abstractmethod
+    def left(self) -> int:
+        """How many messages the server has that are not confirmed to it."""
+
+    @abstractmethod
+    def deliver_again(self) -> None:
+        """Have the server deliver messages again that were confirmed to it, as far as it can."""
+
+    @property
+    @abstractmethod
+    def confirms_by(self) -> bytes:
+        """What stands in the bytes by which a client confirms messages."""
+
+    def died(self) -> None:
+        """A driver died in this process: what a process takes with it goes, too."""
 
 
 def opened(source: Any, lease: Lease, limit: Limit = ANY) -> list[bytes]:

@@ -16,7 +16,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.core.source.backoff import Backoff
 from support.brokers import until
-from support.brokers.harness import BrokerHarness
+from support.brokers.harness import CrashHarness
 from support.contents import in_delta
 from support.verdicts import verified
 
@@ -38,7 +38,7 @@ def checked(line: str) -> list[str]:
 class Lives:
     """A topology, what was put into its source, and the drivers that it had."""
 
-    harness: BrokerHarness
+    harness: CrashHarness
     database: Database
     folder: Path
     options: dict[str, Any] = field(default_factory=dict[str, Any])

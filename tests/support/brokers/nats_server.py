@@ -19,7 +19,7 @@ from nats import errors
 from stormproof import NatsSource
 from stormproof.core.source.nats.consumer import DONE, Consumer
 from support.brokers import Broker, listens, running
-from support.brokers.harness import BrokerHarness
+from support.brokers.harness import CrashHarness
 
 
 class NatsServer(Broker):
@@ -107,7 +107,7 @@ class KilledWithItsProcess(NatsSource):
 
 
 @dataclass
-class NatsHarness(BrokerHarness):
+class NatsHarness(CrashHarness):
     """Over a stream of the test's own."""
 
     server: NatsServer = field(kw_only=True)

@@ -16,7 +16,7 @@ import redis
 
 from stormproof import RedisStreamSource
 from support.brokers import Broker, listens, running
-from support.brokers.harness import BrokerHarness
+from support.brokers.harness import CrashHarness
 
 
 class RedisServer(Broker):
@@ -81,7 +81,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 
 @dataclass
-class RedisHarness(BrokerHarness):
+class RedisHarness(CrashHarness):
     """Over a stream of the test's own."""
 
     server: RedisServer = field(kw_only=True)
