@@ -71,7 +71,7 @@ class RedisStreamSource(RedeliveringSource):
         Where an entry has a single field, and no column has its name, that field is the payload.
 
         `group`: a consumer group that is there already, or is to be made by this name; by default "stormproof:" and the
-        topology's name. Only entries that another consumer has held for `claim_idle_s` are taken over.
+        topology's incarnation. Only entries that another consumer has held for `claim_idle_s` are taken over.
         `start`: where a group that is made begins. `on_gap`: what entries that were removed before they were read lead
         to. `on_new_stream`: what a stream that was deleted and made again leads to. `name`: under which messages are
         pending; by default the stream's.
