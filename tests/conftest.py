@@ -31,6 +31,7 @@ pytest_plugins = [
     "support.brokers.kafka",
     "support.brokers.kestrel_broker",
     "support.brokers.nats_server",
+    "support.brokers.rabbitmq_server",
     "support.brokers.redis_server",
 ]
 # Else a case that fails shows no values.

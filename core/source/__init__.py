@@ -10,6 +10,7 @@
 | `redis_streams` | how are the entries of a Redis stream read, taken over and confirmed |
 | `kafka` | how are Kafka's topics read: by ranges of offsets |
 | `kestrel` | how are the items of Kestrel queues taken over |
+| `rabbitmq` | how are a RabbitMQ queue's messages received and confirmed |
 | `stable_ids` | where is the id that a message's publisher gave it |
 | `iterator`, `memory` | a client of the user's own as a source; messages in memory |
 | `iterator_client` | what does the user's iterator give, and what is it told |

@@ -9,6 +9,7 @@ import pytest
 from support.brokers.kafka import KafkaBroker
 from support.brokers.kestrel_broker import KestrelHarness, KestrelServer
 from support.brokers.nats_server import NatsHarness, NatsServer
+from support.brokers.rabbitmq_server import RabbitMQHarness, RabbitMQServer
 from support.brokers.redis_server import RedisHarness, RedisServer
 from support.kafka_source import GapsHarness, KafkaHarness
 from support.queues import prepared_database
@@ -134,5 +135,19 @@ class TestKestrelSource(SourceConformance):
         self, request: pytest.FixtureRequest, shared_database: Database, kestrel: KestrelServer
     ) -> Iterator[SourceHarness]:
         harness = KestrelHarness(shared_database, request.node.name, servers=[kestrel])
+        yield harness
+        harness.close()
+
+
+@pytest.mark.postgres
+@pytest.mark.broker("rabbitmq")
+class TestRabbitMQSource(SourceConformance):
+    """A classic queue of a RabbitMQ broker."""
+
+    @pytest.fixture
+    def harness(
+        self, request: pytest.FixtureRequest, shared_database: Database, rabbitmq: RabbitMQServer
+    ) -> Iterator[SourceHarness]:
+        harness = RabbitMQHarness(shared_database, request.node.name, server=rabbitmq)
         yield harness
         harness.close()

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.brokers import Broker, skip_where_missing
+from support.brokers.nats_server import NatsServer
+from support.brokers.redis_server import RedisServer
 from support.queues import prepared_database
 
 from stormproof.core.postgres.database import Database
@@ -74,6 +77,21 @@ def run(name: str, database: Database, folder: Path, *arguments: str, timeout_s:
 @pytest.mark.parametrize("name", sorted(DONE))
 def test_an_example_does_what_its_text_says(name: str, database: Database, tmp_path: Path) -> None:
     assert run(name, prepared_database(database), tmp_path, "--inline", timeout_s=INLINE_TIMEOUT_S) == DONE[name]
+
+
+@pytest.mark.parametrize("broker", [RedisServer, NatsServer], ids=["redis_streams", "nats_jetstream"])
+def test_an_example_of_a_broker_starts_its_server_and_applies_each_order_once(
+    request: pytest.FixtureRequest, broker: type[Broker], database: Database, tmp_path: Path
+) -> None:
+    skip_where_missing(broker)
+    name = f"brokers/{request.node.callspec.id}"
+    assert run(name, prepared_database(database), tmp_path, timeout_s=INLINE_TIMEOUT_S) == [
+        "2 messages, 1 dead letters",
+        "1 messages, 0 dead letters",
+        "{'number': 1, 'customer': 'Ada'}",
+        "{'number': 2, 'customer': 'Cy'}",
+        "{'number': 3, 'customer': 'Ada'}",
+    ]
 
 
 @pytest.mark.spark(own=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,6 +37,7 @@ from stormproof.testing.sources.harness import each_slice, lease_of, open_slice
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka")]
 
 ANY = Limit(1_000)
+EXAMPLE = Path(__file__).parents[2] / "examples" / "brokers" / "kafka.py"
 NOTHING = Metadata((), pa.schema([]))
 
 
@@ -493,3 +497,23 @@ def test_a_dry_run_takes_nothing(database: Database, kafka: KafkaBroker) -> None
     with connect(database, application_name="tests") as connection:
         assert connection.execute("select count(*) from stormproof.pending_subscription").fetchone() == (0,)
     source.close()
+
+
+def test_the_example_does_what_its_text_says(database: Database, tmp_path: Path, kafka: KafkaBroker) -> None:
+    url = prepared_database(database).sqlalchemy_url.render_as_string(hide_password=False)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "--servers", kafka.servers, "--inline"],
+        env={**os.environ, "STORMPROOF_DATABASE_URL": url},
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[1:] == [
+        "{'number': 1, 'cents': 500, 'offset': 0, 'customer': 'customer-1'}",
+        "{'number': 2, 'cents': 300, 'offset': 1, 'customer': 'customer-2'}",
+        "{'number': 5, 'cents': 250, 'offset': 6, 'customer': 'customer-5'}",
+    ]
+    assert "1 dead letter" in done.stdout

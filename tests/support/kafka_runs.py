@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from stormproof import Topology, count
 from stormproof.core.source.kafka import KafkaSource
+from stormproof.core.source.kafka.position import KafkaPosition
 from support.blows import Stand
 from support.brokers.kafka import READY_S, KafkaBroker
 from support.crashes import Cell
@@ -55,6 +57,37 @@ def built(cell: Cell, source: KafkaSource) -> Topology:
     return t
 
 
+class MovesOn(KafkaSource):
+    """Moves its position without the slices: as a consumer group that is told before the commit."""
+
+    def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
+        with self.rows() as rows:
+            rows.cursor.execute("delete from stormproof.pending_slice where at is not null")
+        return super().recover(epoch, tx)
+
+
+class Forgets(KafkaSource):
+    """Begins anew where it first began: as a group that is told after the commit, and was not."""
+
+    def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
+        with self.rows() as rows:
+            known = KafkaPosition.of(rows.position() or {})
+            again = known.moved({number: place.first for number, place in enumerate(known.places)})
+            rows.cursor.execute(
+                "update stormproof.pending_subscription set position = %s where source = %s",
+                [json.dumps(again.to_json()), self.name],
+            )
+        return super().recover(epoch, tx)
+
+
+def moving_on(cell: Cell) -> Topology:
+    return built(cell, source_of(cell, MovesOn))
+
+
+def forgetting(cell: Cell) -> Topology:
+    return built(cell, source_of(cell, Forgets))
+
+
 SHAPE = replace(SINKS, build=topology_of)
 
 
@@ -64,7 +97,6 @@ class KafkaStand(Stand):
 
     broker: KafkaBroker = field(kw_only=True)
     rng: Random = field(kw_only=True)
-    befalls: Callable[[KafkaStand], None] | None = field(default=None, kw_only=True)
     _turn: itertools.count[int] = field(default_factory=itertools.count)
     _producer: Any = None
 
@@ -81,5 +113,7 @@ class KafkaStand(Stand):
             end = self._producer.commit_transaction if commit else self._producer.abort_transaction
             end(READY_S)
         self.put += payloads
-        if self.befalls is not None:
-            self.befalls(self)
+
+    def renew(self) -> None:
+        """The broker was killed: the producer's transactions are begun anew."""
+        self._producer = None

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from stormproof import Topology
 from stormproof.core.failpoint import ENV, ENV_LOG
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
@@ -30,6 +32,7 @@ class SparkDriver:
         fields = {
             **asdict(cell),
             "folder": str(cell.folder),
+            "build": None if cell.build is None else f"{cell.build.__module__}:{cell.build.__qualname__}",
             "database": cell.database.sqlalchemy_url.render_as_string(hide_password=False),
         }
         self._process = subprocess.Popen(
@@ -60,6 +63,13 @@ def _armed() -> Mapping[str, str]:
     return {name: os.environ[name] for name in (ENV, ENV_LOG) if name in os.environ}
 
 
+def _named(place: str) -> Callable[[Cell], Topology]:
+    """A module's function."""
+    module, _, name = place.partition(":")
+    found: Callable[[Cell], Topology] = getattr(importlib.import_module(module), name)
+    return found
+
+
 def main() -> None:
     fields = json.loads(sys.argv[1])
     cell = Cell(
@@ -71,6 +81,7 @@ def main() -> None:
         queue=fields["queue"],
         batch_messages=fields["batch_messages"],
         in_flight=fields["in_flight"],
+        build=None if fields["build"] is None else _named(fields["build"]),
     )
     drive_and_exit(cell, "spark", _armed())
 

@@ -37,11 +37,13 @@ from stormproof import (
     MemorySource,
     MemoryStore,
     MicroBatches,
+    NatsSource,
     NonTransactionalMap,
     OpaqueMap,
     PostgresMap,
     PostgresQueue,
     PostgresSink,
+    RedisStreamSource,
     ReducerAggregator,
     RowMerge,
     StateSink,
@@ -950,6 +952,54 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             ]
             for name in ("backoff_base_s", "backoff_max_s", "look_interval_s", "answer_s")
         },
+    },
+    **{
+        kind: {
+            "stream": [
+                (lambda w=w, k=kind: k(w), f"{noun}: stream is .*; it must be text, such as") for w in ("", 3, None)
+            ],
+            **{
+                name: [(lambda n=name, k=kind: k("s", **{n: 3}), f"{noun} s: {name} is 3; it must be text, such as")]
+                for name in ("url", "name", *texts)
+            },
+            "schema": [(lambda k=kind: k("s", schema="a strng"), f"{noun} s: .*{SCHEMA}")],
+            "unit": [(lambda k=kind: k("s", unit="rows"), f"{noun} s: no message unit 'rows'; it is 'lines'")],
+            **{
+                name: [
+                    (
+                        lambda n=name, w=w, k=kind: k("s", **{n: w}),
+                        rf"{noun} s: {name} is .*; it must be '\w+' or '\w+'$",
+                    )
+                    for w in ("first", 3)
+                ]
+                for name in ("start", "on_gap", "on_new_stream")
+            },
+            "database": [
+                (lambda k=kind: k("s", database="x"), f"{noun} s: database is not a Postgres URL: it must begin with")
+            ],
+            "max_attempts": [(lambda k=kind: k("s", max_attempts=0), f"{noun} s: {ATTEMPTS}")],
+            "backoff": [(lambda k=kind: k("s", backoff=1.0), f"{noun} s: backoff is 1.0; it must be an object such")],
+            "prefetch": [(lambda k=kind: k("s", prefetch=0), f"{noun} s: prefetch is 0; it must be a whole number")],
+            **{
+                name: [(lambda n=name, k=kind: k("s", **{n: -1}), f"{noun} s: {name} is -1; it {SECONDS}")]
+                for name in ("horizon_s", seconds)
+            },
+            **more,
+        }
+        for kind, noun, texts, seconds, more in (
+            (RedisStreamSource, "Redis stream", ("field", "group"), "claim_idle_s", {}),
+            (
+                NatsSource,
+                "NATS stream",
+                ("subject", "consumer"),
+                "ack_wait_s",
+                {
+                    "connect": [
+                        (lambda: NatsSource("s", connect=3), "NATS stream s: connect is 3; it must be an object")
+                    ]
+                },
+            ),
+        )
     },
     FileSource: {
         "path": [(lambda w=w: FileSource(w), "source: path is .*; it must be a path") for w in ("", 3, None)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -188,7 +189,10 @@ class KafkaSource(PendingSource):
         super().drop_connections()
 
     def close(self) -> None:
-        """End the run: let connections go."""
+        """End the run: tell the consumer group the last offsets, and let connections go."""
+        if self._subscription is not None:
+            with suppress(StoreUnavailable):
+                self._tell()
         self.drop_connections()
 
     def probes(self) -> tuple[Probe, ...]:
@@ -531,6 +535,9 @@ class KafkaSource(PendingSource):
     def maintain(self) -> None:
         """Forget leases that ran out long ago, and tell the consumer group how far everything is applied."""
         super().maintain()
+        self._tell()
+
+    def _tell(self) -> None:
         if self._group is None:
             return
         with self.rows() as rows:

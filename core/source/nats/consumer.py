@@ -69,6 +69,7 @@ class Consumer:
         self._pid = 0
         self._connection: Any = None
         self._inbox: Any = None
+        self._closed: asyncio.Future[None] | None = None
         self._held: dict[str, None] = {}
 
     # ---- the thread
@@ -124,18 +125,37 @@ class Consumer:
             self._connection = await self._nats.connect(
                 self._url,
                 **{
-                    "allow_reconnect": False,
+                    "allow_reconnect": False,  # what was asked before would be forgotten
+                    "max_reconnect_attempts": 1,  # else a server that is away is tried for minutes
+                    "reconnect_time_wait": 0.1,
                     "connect_timeout": TIMEOUT_S,
                     "error_cb": _quiet,
                     "name": "stormproof",
                     **self._options,
+                    "closed_cb": self._lost,
                 },
             )
+            self._closed = asyncio.get_running_loop().create_future()
             self._inbox = await self._connection.subscribe(
                 self._connection.new_inbox(), pending_msgs_limit=_UNBOUNDED, pending_bytes_limit=_UNBOUNDED
             )
             asyncio.get_running_loop().create_task(self._keep(self._connection))
         return self._connection
+
+    async def _lost(self) -> None:
+        if self._closed is not None and not self._closed.done():
+            self._closed.set_result(None)
+
+    async def _unless_lost(self, what: Coroutine[Any, Any, T]) -> T:
+        """An answer of the server; the client would wait for one on a connection that is gone, too."""
+        assert self._closed is not None
+        asked: asyncio.Future[Any] = asyncio.ensure_future(what)
+        await asyncio.wait((asked, self._closed), return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            asked.cancel()
+            raise self._nats.errors.ConnectionClosedError
+        answer: T = await asked
+        return answer
 
     async def _keep(self, connection: Any) -> None:
         """Tell the server that what is held is in work, for as long as the connection lives."""
@@ -164,7 +184,7 @@ class Consumer:
         """A request of JetStream's own interface; its text has what the client's own class leaves out."""
         from nats.js import errors as js_errors
 
-        answer = await connection.request(subject, json.dumps(body).encode(), timeout=TIMEOUT_S)
+        answer = await self._unless_lost(connection.request(subject, json.dumps(body).encode(), timeout=TIMEOUT_S))
         found: dict[str, Any] = json.loads(answer.data)
         if "error" in found:
             js_errors.APIError.from_error(found["error"])  # raises
@@ -244,7 +264,7 @@ class Consumer:
         await connection.publish(subject, body, self._inbox.subject)
         pulled: list[Pulled] = []
         while len(pulled) < limit:
-            message = await self._inbox.next_msg(timeout=TIMEOUT_S)
+            message = await self._unless_lost(self._inbox.next_msg(timeout=TIMEOUT_S))
             status = (message.headers or {}).get("Status") if not message.data else None
             if status is None or message.reply:
                 pulled.append(Pulled(message.metadata.sequence.stream, message.reply, message.data))
@@ -268,7 +288,7 @@ class Consumer:
         connection = await self._connected()
         for reply in replies:
             await connection.publish(reply, how)
-        await connection.flush(timeout=int(TIMEOUT_S))
+        await self._unless_lost(connection.flush(timeout=int(TIMEOUT_S)))
 
     def close(self) -> None:
         """Let the connection and its thread go; the next call makes others. What was pulled comes again."""
@@ -287,7 +307,8 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
     finally:
         loop.close()
 

@@ -70,7 +70,7 @@ class NatsSource(RedeliveringSource):
         """`subject` leaves out messages of the stream's other subjects.
 
         `consumer`: a durable consumer that is there already, or is to be made by this name; by default "stormproof-" and
-        the topology's name. `start`: where a consumer that is made begins. `on_gap`: what messages that were removed
+        the topology's incarnation. `start`: where a consumer that is made begins. `on_gap`: what messages that were removed
         before they were read lead to. `on_new_stream`: what a stream that was deleted and made again leads to. `connect`:
         further arguments of `nats.connect`, such as credentials and TLS. `name`: under which messages are pending; by
         default the stream's.

@@ -49,7 +49,7 @@ The server counts the entries that were ever added, and those that the group has
 read, the difference was never read. Servers before 7.0 do not count; nor does a group made at an id, before it has read.
 """
 
-_SWEEP: Final = """
+SWEEP: Final = """
 local removed = 0
 for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
   local c = {}
@@ -237,7 +237,7 @@ class Group:
     def sweep(self) -> None:
         """Remove drivers' consumers that hold nothing."""
         with self._asked():
-            self._client.eval(_SWEEP, 1, self._stream, self._name, CONSUMER, IDLE_CONSUMER_MS)
+            self._client.eval(SWEEP, 1, self._stream, self._name, CONSUMER, IDLE_CONSUMER_MS)
 
     def close(self) -> None:
         """Let connections go."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -65,17 +65,16 @@ class RedisStreamSource(RedeliveringSource):
         horizon_s: float = 7 * DAY_S,
         clock: Clock | None = None,
         rng: Random | None = None,
-        new_id: Callable[[], str] | None = None,
     ) -> None:
         """`field` holds the payload; without it, the fields that the schema's columns name do.
 
         Where an entry has a single field, and no column has its name, that field is the payload.
 
         `group`: a consumer group that is there already, or is to be made by this name; by default "stormproof:" and the
-        topology's name. Only entries that another consumer has held for `claim_idle_s` are taken over.
+        topology's incarnation. Only entries that another consumer has held for `claim_idle_s` are taken over.
         `start`: where a group that is made begins. `on_gap`: what entries that were removed before they were read lead
         to. `on_new_stream`: what a stream that was deleted and made again leads to. `name`: under which messages are
-        pending; by default the stream's. `new_id` makes ids of consumers.
+        pending; by default the stream's.
         """
         require_text(self.NOUN, "stream", stream, "orders")
         where = f"{self.NOUN} {stream}"
@@ -114,7 +113,6 @@ class RedisStreamSource(RedeliveringSource):
         self._fails_at_gap = on_gap == "fail"
         self._adopts = on_new_stream == "adopt"
         self._claim_idle_ms = int(claim_idle_s * 1_000)
-        self._new_id = new_id or (lambda: uuid.uuid4().hex)
         self._group: Group | None = None
         self._identity = ""
         self._forget_connection()
@@ -137,7 +135,7 @@ class RedisStreamSource(RedeliveringSource):
 
     def _forget_connection(self) -> None:
         """What was asked and not answered is with a consumer that is not ours any more: it is taken over from it."""
-        self._consumer = CONSUMER + self._new_id()
+        self._consumer = CONSUMER + uuid.uuid4().hex
         self._looked_s = -math.inf
 
     # ---- which stream it is
@@ -157,7 +155,7 @@ class RedisStreamSource(RedeliveringSource):
 
     def start(self, cursor: Any) -> At:
         """In front of the first message, with the identity of the group."""
-        return {**super().start(cursor), "stream": self._here.make(self._start, self._new_id())}
+        return {**super().start(cursor), "stream": self._here.make(self._start, uuid.uuid4().hex)}
 
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Remember which stream it has to be."""
@@ -178,7 +176,7 @@ class RedisStreamSource(RedeliveringSource):
         if not self._adopts:
             self._identity = ""
             raise self._here.gone()
-        adopted = found or self._here.make("0", self._new_id())
+        adopted = found or self._here.make("0", uuid.uuid4().hex)
         log.warning("%s: the stream was made again; its entries are new messages", self.where)
         return adopted
 

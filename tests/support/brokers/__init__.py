@@ -104,12 +104,17 @@ class Broker(ABC):
 Kind = TypeVar("Kind", bound=Broker)
 
 
-@contextmanager
-def running(kind: type[Kind], tmp_path_factory: pytest.TempPathFactory, **options: Any) -> Generator[Kind]:
-    """A server of this kind for as long as the block lasts; skips the test where it cannot be started here."""
+def skip_where_missing(kind: type[Broker]) -> None:
+    """Skip the test where such a server cannot be started here, and say what to install."""
     missing = kind.missing()
     if missing is not None:
         pytest.skip(f"{LEFT_OUT}{kind.NAME}: {missing} is not installed; install it with: {kind.INSTALL}")
+
+
+@contextmanager
+def running(kind: type[Kind], tmp_path_factory: pytest.TempPathFactory, **options: Any) -> Generator[Kind]:
+    """A server of this kind for as long as the block lasts; skips the test where it cannot be started here."""
+    skip_where_missing(kind)
     broker = kind(tmp_path_factory.mktemp(kind.NAME.lower().replace(" ", "-")), **options)
     broker.prepare()
     try:

@@ -57,6 +57,27 @@ class BrokerHarness(SourceHarness):
             view.drop_connections()
 
 
+@dataclass
+class CrashHarness(BrokerHarness):
+    """Over a server that may be killed and cut off."""
+
+    @abstractmethod
+    def left(self) -> int:
+        """How many messages the server has that are not confirmed to it."""
+
+    @abstractmethod
+    def deliver_again(self) -> None:
+        """Have the server deliver messages again that were confirmed to it, as far as it can."""
+
+    @property
+    @abstractmethod
+    def confirms_by(self) -> bytes:
+        """What stands in the bytes by which a client confirms messages."""
+
+    def died(self) -> None:
+        """A driver died in this process: what a process takes with it goes, too."""
+
+
 def opened(source: Any, lease: Lease, limit: Limit = ANY) -> list[bytes]:
     """The payloads of the next slice; none where there is none."""
     slice_ = source.open(lease, limit, 7)

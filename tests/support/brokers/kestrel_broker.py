@@ -144,6 +144,16 @@ class KestrelHarness(BrokerHarness):
         for place, server in enumerate(self.servers):
             server.put(self.queue, payloads[place :: len(self.servers)])
 
+    @property
+    def confirms_by(self) -> bytes:
+        return b"/close"
+
+    def left(self) -> int:
+        return sum(server.left(self.queue) for server in self.servers)
+
+    def deliver_again(self) -> None:
+        """It cannot: what was closed is gone."""
+
     def made(self, **options: Any) -> KestrelSource:
         given: dict[str, Any] = {
             "hosts": [server.host for server in self.servers],

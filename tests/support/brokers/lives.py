@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -80,6 +82,14 @@ class Life:
 
     def drive(self, watcher: Callable[[str], None] | None = None) -> bool:
         """One driver, until nothing is left or it is killed; whether it came to the end."""
+        ended = self._drive(watcher)
+        if not ended:
+            with warnings.catch_warnings():  # a process that is killed closes nothing, either
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()
+        return ended
+
+    def _drive(self, watcher: Callable[[str], None] | None) -> bool:
         source = self.source()
         views: list[Any] = []
         for_run = source.for_run

@@ -10,15 +10,16 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import nats
 import pytest
 from nats import errors
 
 from stormproof import NatsSource
+from stormproof.core.source.nats.consumer import DONE, Consumer
 from support.brokers import Broker, listens, running
-from support.brokers.harness import BrokerHarness
+from support.brokers.harness import CrashHarness
 
 
 class NatsServer(Broker):
@@ -90,13 +91,29 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
         yield server
 
 
+CONNECTED: Final[list[Consumer]] = []
+"""Consumers whose thread lives, which a process that dies would take with it."""
+
+
+class KilledWithItsProcess(NatsSource):
+    """In a driver that dies in this process."""
+
+    @property
+    def _here(self) -> Consumer:
+        consumer = super()._here
+        if consumer not in CONNECTED:
+            CONNECTED.append(consumer)
+        return consumer
+
+
 @dataclass
-class NatsHarness(BrokerHarness):
+class NatsHarness(CrashHarness):
     """Over a stream of the test's own."""
 
     server: NatsServer = field(kw_only=True)
     options: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
     config: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    kind: type[NatsSource] = field(default=KilledWithItsProcess, kw_only=True)
 
     def __post_init__(self) -> None:
         self.stream = re.sub(r"\W", "_", self.name)
@@ -107,5 +124,22 @@ class NatsHarness(BrokerHarness):
 
     def made(self, **options: Any) -> NatsSource:
         given: dict[str, Any] = {"url": self.server.url, "database": self.database, "rng": Random(1)}
-        given |= {"max_attempts": self.max_attempts, "name": self.name}
-        return NatsSource(self.stream, **{**given, **self.options, **options})
+        given |= {"max_attempts": self.max_attempts, "name": self.name, "ack_wait_s": 1.0}
+        return self.kind(self.stream, **{**given, **self.options, **options})
+
+    @property
+    def confirms_by(self) -> bytes:
+        return DONE
+
+    def left(self) -> int:
+        found = self.server.ask(lambda jetstream: jetstream.consumers_info(self.stream))
+        return sum(int(one.num_pending) + int(one.num_ack_pending) for one in found)
+
+    def deliver_again(self) -> None:
+        """A server that is killed forgets what it was told last."""
+        self.server.restart()
+
+    def died(self) -> None:
+        for consumer in CONNECTED:
+            consumer.close()
+        CONNECTED.clear()

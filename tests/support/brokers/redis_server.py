@@ -16,7 +16,7 @@ import redis
 
 from stormproof import RedisStreamSource
 from support.brokers import Broker, listens, running
-from support.brokers.harness import BrokerHarness
+from support.brokers.harness import CrashHarness
 
 
 class RedisServer(Broker):
@@ -81,11 +81,12 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 
 @dataclass
-class RedisHarness(BrokerHarness):
+class RedisHarness(CrashHarness):
     """Over a stream of the test's own."""
 
     server: RedisServer = field(kw_only=True)
     options: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    kind: type[RedisStreamSource] = field(default=RedisStreamSource, kw_only=True)
 
     def put(self, payloads: Sequence[bytes]) -> None:
         self.server.put(self.name, payloads)
@@ -97,4 +98,18 @@ class RedisHarness(BrokerHarness):
             "max_attempts": self.max_attempts,
             "rng": Random(1),
         }
-        return RedisStreamSource(self.name, **{**given, **self.options, **options})
+        return self.kind(self.name, **{**given, **self.options, **options})
+
+    @property
+    def confirms_by(self) -> bytes:
+        return b"XACK"
+
+    def left(self) -> int:
+        with self.server.client() as client:
+            groups = client.xinfo_groups(self.name)
+        return sum(int(group["pending"]) + int(group["lag"] or 0) for group in groups)
+
+    def deliver_again(self) -> None:
+        with self.server.client() as client:
+            for group in client.xinfo_groups(self.name):
+                client.xgroup_setid(self.name, group["name"], "0")

@@ -1,0 +1,187 @@
+"""`RabbitMQSource`: the messages of a RabbitMQ queue."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import ClassVar, Final, NamedTuple, Self
+
+from stormproof.core.arguments import require_text
+from stormproof.core.clock import Clock
+from stormproof.core.errors import StoreUnavailable, UsageError
+from stormproof.core.pending.journal import Delivery
+from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.capabilities import RABBITMQ_CLASSIC, RABBITMQ_WITHOUT_ID, Capabilities
+from stormproof.core.source.decode import Unit
+from stormproof.core.source.rabbitmq.consumer import Arrived, Consumer
+from stormproof.core.source.stable_ids import MESSAGE_ID, IdFrom
+
+URL: Final = "amqp://guest:guest@127.0.0.1:5672/%2F"
+
+
+class Handle(NamedTuple):
+    """A delivery: the connection on which it came, and the broker's number for it there."""
+
+    connection: int
+    tag: int
+
+
+class RabbitMQSource(RedeliveringSource):
+    """The messages of a RabbitMQ queue, classic or quorum.
+
+    RabbitMQ gives messages no id of their own. `id_from` says where the publisher's stands: ``message_id``, the property;
+    ``header:NAME``; or ``field:NAME`` of a JSON payload. It must be the same each time a message is published or delivered,
+    and no other message's.
+
+    Guarantee: a message is confirmed to the broker after its batch was committed, and not before. One that comes again,
+    because a driver, a connection or the broker went, because the broker's consumer timeout ran out, or because its
+    publisher repeated it, is known by its id for `horizon_s` seconds after it was resolved: confirmed again, and not applied
+    again.
+
+    Not guaranteed: without ids (`id_from=None`) a message that comes again is a new one; exactly-once is refused then.
+    What the broker itself loses: messages that are not persistent, or of a queue that is not durable, when it restarts;
+    those that its limits (`x-max-length`, `x-message-ttl`, `x-delivery-limit`) drop before they are received.
+
+    A stream is refused by name. Threads: topologies on several threads may share one object; each run has a connection of
+    its own.
+    """
+
+    KIND: ClassVar[str] = "rabbitmq"
+    NOUN: ClassVar[str] = "RabbitMQ queue"
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        url: str = URL,
+        schema: str = "line string",
+        unit: Unit | None = None,
+        id_from: str | None = MESSAGE_ID,
+        name: str | None = None,
+        database: Database | str | None = None,
+        max_attempts: int = 5,
+        backoff: Backoff | None = None,
+        prefetch: int = 10_000,
+        horizon_s: float = 7 * DAY_S,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
+        """`queue` is one that is there: it is never declared here. `name`: under which messages are pending.
+
+        `prefetch`: messages that may be written down and not opened yet; and, at most 65,535, that the broker delivers
+        without a confirmation. `new_id` makes the ids of messages, with `id_from=None`.
+        """
+        require_text(self.NOUN, "queue", queue, "orders")
+        where = f"{self.NOUN} {queue}"
+        if len(queue.encode("utf-8", "replace")) > 255 or not queue.isprintable():
+            raise UsageError(f"{where}: a queue's name has at most 255 bytes, and is printable", argument="queue")
+        require_text(where, "url", url, "amqp://USER:PASSWORD@HOST:PORT/VHOST")
+        if name is not None:
+            require_text(where, "name", name, queue)
+        self._id_from = None if id_from is None else IdFrom.of(where, id_from, properties=True)
+        super().__init__(
+            name or queue,
+            schema=schema,
+            unit=unit,
+            database=database,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            prefetch=prefetch,
+            horizon_s=horizon_s,
+            clock=clock,
+            rng=rng,
+        )
+        if self._id_from is not None:
+            self._decoder = self._id_from.decoder(self._decoder)
+        self._queue = queue
+        self._url = url
+        self._new_id = new_id or (lambda: uuid.uuid4().hex)
+        self._consumer: Consumer | None = None
+        self._connection = 0
+
+    def __repr__(self) -> str:
+        return f"RabbitMQSource({self._queue!r})"  # the url has a password
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """With `id_from` the ids of publishers, else none. A quorum queue counts deliveries; nothing here depends on it."""
+        return RABBITMQ_WITHOUT_ID if self._id_from is None else RABBITMQ_CLASSIC
+
+    def for_run(self, database: Database) -> Self:
+        """The same queue for one run, with a connection of its own."""
+        view = super().for_run(database)
+        view._consumer = None
+        return view
+
+    # ---- the connection
+
+    def _connected(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = Consumer(self._url, self._queue, self._prefetch, self.where, self._clock)
+            self._connection += 1
+            self.reconnected()
+        return self._consumer
+
+    def _drop(self) -> None:
+        """Let the connection go; its deliveries come again."""
+        if self._consumer is not None:
+            self._consumer.drop()
+            self._consumer = None
+            self.reconnected()
+
+    # ---- what the journal asks for
+
+    def receive(self, limit: int) -> Sequence[Delivery]:
+        """What the broker has for us."""
+        try:
+            arrived = self._connected().receive(limit)
+        except StoreUnavailable:
+            self._drop()
+            raise
+        return [self._delivery(message) for message in arrived]
+
+    def _delivery(self, message: Arrived) -> Delivery:
+        handle = Handle(self._connection, message.tag)
+        if self._id_from is None:
+            return Delivery(self._new_id(), handle, message.payload)
+        id_, payload = self._id_from.identified(message.payload, message.message_id, message.headers)
+        return Delivery(id_, handle, payload)
+
+    def acknowledge(self, handles: Sequence[Handle]) -> None:
+        """Confirm what came on the connection that is there now; the rest comes again."""
+        if self._consumer is None:
+            return
+        try:
+            self._consumer.confirm([handle.tag for handle in handles if handle.connection == self._connection])
+        except StoreUnavailable:
+            self._drop()
+            raise
+
+    def give_back(self, handles: Sequence[Handle]) -> None:
+        """Have the broker deliver them to whoever is next."""
+        if self._consumer is not None:
+            self._consumer.give_back([handle.tag for handle in handles if handle.connection == self._connection])
+
+    def maintain(self) -> None:
+        """Also answer the broker's heartbeats."""
+        super().maintain()
+        if self._consumer is not None:
+            try:
+                self._consumer.pump()
+            except StoreUnavailable:
+                self._drop()
+                raise
+
+    def drop_connections(self) -> None:
+        """Let connections go; the next call makes others."""
+        super().drop_connections()
+        self._drop()
+
+    def close(self) -> None:
+        """Confirm what is owed, give back what is unresolved, and let connections go."""
+        super().close()
+        self._drop()

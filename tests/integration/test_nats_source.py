@@ -1,0 +1,178 @@
+"""What only a NATS stream has: one that is made again counts from 1, limits, consumers, and messages in work."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from nats.js.api import ConsumerConfig
+from support.brokers.harness import ANY, opened
+from support.brokers.nats_server import NatsHarness, NatsServer
+from support.queues import prepared_database
+
+from stormproof import NatsSource
+from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.protocol import Lease
+
+pytestmark = pytest.mark.postgres
+
+A, B, C = Lease("a", 1), Lease("b", 1), Lease("c", 1)
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest, database: Database, nats_server: NatsServer) -> Iterator[NatsHarness]:
+    harness = NatsHarness(prepared_database(database), request.node.name, server=nats_server)
+    yield harness
+    harness.died()
+    harness.close()
+
+
+def consumer(harness: NatsHarness) -> Any:
+    return harness.server.ask(lambda jetstream: jetstream.consumer_info(harness.stream, "stormproof-s"))
+
+
+# ---- another stream of the same name
+
+
+def test_a_stream_that_was_deleted_and_made_again_is_refused_by_name(harness: NatsHarness) -> None:
+    harness.put([b"one"])
+    source = harness.view()
+    assert opened(source, A) == [b"one"]
+    source.confirm(A)
+    harness.server.delete(harness.stream)
+    harness.server.make(harness.stream)
+    harness.put([b"one"])  # sequence 1 again, with the payload of the one that was applied
+    with pytest.raises(PositionMismatch, match=r"was deleted since .* on_new_stream='adopt'"):
+        source.open(B, ANY, 7)
+    with pytest.raises(PositionMismatch, match="was deleted since"):
+        harness.view(epoch=2)
+
+
+def test_a_consumer_of_the_same_name_that_somebody_made_again_does_not_hide_it(harness: NatsHarness) -> None:
+    """Negative control of the identity: the server itself sees nothing wrong."""
+    harness.put([b"one"])
+    source = harness.view()
+    assert opened(source, A) == [b"one"]
+    config = consumer(harness).config
+    harness.server.delete(harness.stream)
+    harness.server.make(harness.stream)
+    harness.server.ask(lambda jetstream: jetstream.add_consumer(harness.stream, config))
+    harness.put([b"two"])
+    with pytest.raises(PositionMismatch, match="was deleted since"):
+        source.open(B, ANY, 7)
+
+
+def test_a_new_stream_is_adopted_where_that_is_asked_for(harness: NatsHarness) -> None:
+    harness.put([b"one"])
+    source = harness.view(on_new_stream="adopt")
+    assert opened(source, A) == [b"one"]
+    source.confirm(A)
+    harness.server.delete(harness.stream)
+    harness.server.make(harness.stream)
+    harness.put([b"one"])
+    after = harness.view(epoch=2, on_new_stream="adopt")
+    assert opened(after, Lease("b", 2)) == [b"one"], "a new message, though its sequence is an old one"
+
+
+def test_a_stream_that_is_not_there_is_refused(harness: NatsHarness) -> None:
+    source = NatsSource("NOWHERE", url=harness.server.url, database=harness.database)
+    with pytest.raises(UsageError, match="nats stream add NOWHERE"):
+        source.subscribe("s", 1)
+    source.close()
+
+
+# ---- messages that are gone
+
+
+def purge(harness: NatsHarness, keep: int) -> None:
+    harness.server.ask(lambda jetstream: jetstream.purge_stream(harness.stream, keep=keep))
+
+
+def test_messages_that_were_removed_before_they_were_read_stop_the_run(harness: NatsHarness) -> None:
+    harness.put([b"0", b"1"])
+    source = harness.view()
+    assert opened(source, A) == [b"0", b"1"]
+    harness.put([b"2", b"3", b"4", b"5"])
+    purge(harness, keep=1)
+    for epoch in (1, 2):  # it is still so for the next driver
+        with pytest.raises(PositionMismatch, match=r"3 messages from sequence 3 on .* on_gap='skip'"):
+            harness.view(epoch=epoch).open(Lease("b", epoch), ANY, 7)
+
+
+def test_messages_that_were_removed_are_left_out_where_that_is_asked_for(
+    harness: NatsHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = harness.view(on_gap="skip")
+    harness.put([b"0", b"1", b"2"])
+    purge(harness, keep=1)
+    with caplog.at_level(logging.ERROR):
+        assert opened(source, A) == [b"2"]
+    assert "2 messages from sequence 1 on" in caplog.text
+
+
+def test_messages_that_are_removed_once_they_are_written_down_are_no_loss(harness: NatsHarness) -> None:
+    """Negative control: no alarm."""
+    harness.put([b"0", b"1"])
+    source = harness.view()
+    assert source.open(A, ANY, 7) is not None
+    purge(harness, keep=0)
+    harness.put([b"2"])
+    after = harness.view(epoch=2)
+    after.recover(2)
+    after.abort(Lease("a", 2))
+    assert opened(after, Lease("b", 2)) == [b"0", b"1"]
+    assert opened(after, Lease("c", 2)) == [b"2"]
+
+
+# ---- the consumer
+
+
+def test_what_is_in_work_is_not_delivered_again(harness: NatsHarness) -> None:
+    harness.put([b"0"])
+    source = harness.view(ack_wait_s=1.0)
+    assert opened(source, A) == [b"0"]
+
+    async def witness(jetstream: Any) -> list[int]:
+        """Nobody keeps what this consumer pulled: it is delivered again, after the same time."""
+        mine = ConsumerConfig(ack_wait=2.0)
+        pulled = await jetstream.pull_subscribe(f"{harness.stream}.a", "witness", config=mine)
+        return [(await pulled.fetch(1, timeout=30))[0].metadata.num_delivered for _ in range(2)]
+
+    assert harness.server.ask(witness) == [1, 2]
+    assert consumer(harness).num_redelivered == 0
+    source.confirm(A)
+    source.maintain()
+    assert consumer(harness).num_ack_pending == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [({"max_deliver": 3}, "gives messages up"), ({"filter_subject": "x"}, "reads other subjects")],
+)
+def test_a_consumer_that_would_lose_messages_is_refused(
+    harness: NatsHarness, config: dict[str, Any], said: str
+) -> None:
+    if "filter_subject" in config:
+        config = {"filter_subject": f"{harness.stream}.other"}
+    made = ConsumerConfig(durable_name="mine", ack_policy="explicit", **config)  # type: ignore[arg-type]
+    harness.server.ask(lambda jetstream: jetstream.add_consumer(harness.stream, made))
+    with pytest.raises(UsageError, match=said):
+        harness.view(consumer="mine")
+
+
+def test_one_subject_of_several_is_read(harness: NatsHarness) -> None:
+    harness.put([b"0"])
+    harness.server.ask(lambda jetstream: jetstream.publish(f"{harness.stream}.b", b"1"))
+    assert opened(harness.view(subject=f"{harness.stream}.b"), A) == [b"1"]
+
+
+def test_a_server_that_is_away_is_waited_for_and_its_password_is_not_shown(database: Database) -> None:
+    url = "nats://user:secret@127.0.0.1:1"
+    source = NatsSource("s", url=url, database=prepared_database(database))
+    with pytest.raises(StoreUnavailable) as raised:
+        source.subscribe("s", 1)
+    source.close()
+    assert "secret" not in f"{raised.value} {raised.value.details} {source!r}"

@@ -1,0 +1,369 @@
+"""`RabbitMQSource` over a real broker: what comes again is known by its publisher's id, confirmed and not applied again."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+from zlib import crc32
+
+import pytest
+from support.brokers.cutter import Cutter
+from support.brokers.harness import opened
+from support.brokers.lives import SOON, Killed, Life, kill_after, kill_at
+from support.brokers.rabbitmq_server import RabbitMQHarness, RabbitMQServer
+from support.queues import prepared_database
+
+from stormproof import Guarantee, RabbitMQSource
+from stormproof.core.errors import Fenced, MissingRight, StoreUnavailable, UsageError
+from stormproof.core.failpoint import watched
+from stormproof.core.pending.journal import Delivery, JournalCounts
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.core.source.protocol import Lease, Limit
+from stormproof.testing import messages_of
+
+pytestmark = [pytest.mark.postgres, pytest.mark.broker("rabbitmq")]
+
+A, B, C = Lease("a", 1), Lease("b", 1), Lease("c", 1)
+ANY: Final = Limit(1_000)
+
+
+@pytest.fixture(scope="module")
+def shared_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """One database for all cases: they keep apart by their names."""
+    with connect(postgres.database, application_name="tests", autocommit=True) as connection:
+        connection.execute(b"create database test_rabbitmq template template0")
+    yield prepared_database(postgres.database.with_name("test_rabbitmq"))
+    with connect(postgres.database, application_name="tests", autocommit=True) as connection:
+        connection.execute(b"drop database test_rabbitmq with (force)")
+
+
+@pytest.fixture(params=["classic", "quorum"])
+def harness(
+    request: pytest.FixtureRequest, shared_database: Database, rabbitmq: RabbitMQServer
+) -> Iterator[RabbitMQHarness]:
+    harness = RabbitMQHarness(shared_database, request.node.name, server=rabbitmq, queue_type=request.param)
+    yield harness
+    harness.close()
+
+
+@pytest.fixture
+def classic(
+    request: pytest.FixtureRequest, shared_database: Database, rabbitmq: RabbitMQServer
+) -> Iterator[RabbitMQHarness]:
+    harness = RabbitMQHarness(shared_database, request.node.name, server=rabbitmq)
+    yield harness
+    harness.close()
+
+
+# ---- one message after the other
+
+
+def test_a_message_is_confirmed_to_the_broker_after_its_slice_and_the_rest_is_given_back(
+    harness: RabbitMQHarness,
+) -> None:
+    harness.put([b"a", b"b", b"c"])
+    source = harness.view()
+    assert opened(source, A, Limit(2)) == [b"a", b"b"]
+    assert harness.server.ready(harness.name) == 0
+    source.confirm(A)
+    source.maintain()
+    source.close()
+    harness.server.until_left(harness.name, 1)
+
+
+def test_a_confirmation_that_is_owed_survives_a_crash_and_is_paid_with_the_new_handle(harness: RabbitMQHarness) -> None:
+    harness.put([b"a", b"b"])
+    source = harness.view()
+    assert opened(source, A) == [b"a", b"b"]
+    source.confirm(A)  # and here the driver dies
+    source.drop_connections()
+    harness.server.until_left(harness.name, 2)
+    after = harness.view(epoch=2)
+    assert opened(after, Lease("b", 2)) == []
+    assert after.journal_counts() == JournalCounts(messages=2, owed=0, suppressed=2)
+    after.close()
+    assert harness.server.ready(harness.name) == 0
+
+
+def test_a_message_that_its_publisher_repeats_is_applied_once(classic: RabbitMQHarness) -> None:
+    classic.server.put(classic.name, [b"a", b"a", b"b"], ["1", "1", "2"])
+    source = classic.view()
+    assert opened(source, A) == [b"a", b"b"]
+    source.confirm(A)
+    classic.server.put(classic.name, [b"a"], ["1"])
+    assert opened(source, B) == []
+    source.close()
+    assert classic.server.ready(classic.name) == 0
+
+
+def test_the_broker_is_asked_for_no_more_than_may_wait(classic: RabbitMQHarness) -> None:
+    classic.put([b"%d" % n for n in range(20)])
+    source = classic.view(prefetch=5)
+    assert len(opened(source, A)) == 5
+    assert 20 - 6 <= classic.server.ready(classic.name) <= 20 - 5, "one came by basic.get"
+    source.confirm(A)
+    source.maintain()
+    assert len(opened(source, B)) == 5
+
+
+@pytest.mark.parametrize("id_from", ["header:key", "field:key"])
+def test_an_id_may_stand_in_a_header_or_in_a_field(classic: RabbitMQHarness, id_from: str) -> None:
+    payload = json.dumps({"key": 7}).encode()
+    for _ in range(2):
+        classic.server.put(classic.name, [payload], [None], {"key": 7})
+    assert opened(classic.view(id_from=id_from), A) == [payload]
+
+
+def test_without_ids_exactly_once_is_refused_by_name() -> None:
+    source = RabbitMQSource("q", id_from=None)
+    assert "have no stable id" in str(source.serves(Guarantee.EXACTLY_ONCE))
+    assert source.serves(Guarantee.AT_LEAST_ONCE) is None
+    assert RabbitMQSource("q").serves(Guarantee.EXACTLY_ONCE) is None
+
+
+def test_without_ids_what_comes_again_is_another_message(classic: RabbitMQHarness) -> None:
+    """Negative control: no check of ids doubles."""
+    classic.put([b"a"])
+    source = classic.view(id_from=None)
+    assert opened(source, A) == [b"a"]
+    source.confirm(A)
+    source.drop_connections()
+    classic.server.until_left(classic.name, 1)
+    assert opened(classic.view(epoch=2, id_from=None), Lease("b", 2)) == [b"a"]
+
+
+# ---- what is named wrongly
+
+
+def test_what_cannot_be_read_is_refused_by_name(rabbitmq: RabbitMQServer, shared_database: Database) -> None:
+    def opens(queue: str, url: str = rabbitmq.url) -> None:
+        source = RabbitMQSource(queue, url=url, database=shared_database)
+        try:
+            source.subscribe("s", 1)
+            source.open(A, ANY, 7)
+        finally:
+            source.drop_connections()
+
+    rabbitmq.declare("a stream", "stream")
+    rabbitmq.put("a stream", [b"a"])
+    with pytest.raises(UsageError, match="it is a stream, which this source does not read"):
+        opens("a stream")
+    with pytest.raises(UsageError, match=r"no such queue.*rabbitmqadmin declare"):
+        opens("nowhere")
+    for wrong in (rabbitmq.url.replace("guest:guest", "guest:sesame"), "amqp://u:sesame@127.0.0.1:x/"):
+        with pytest.raises((MissingRight, UsageError)) as refused:
+            opens("a stream", wrong)
+        assert "sesame" not in str(refused.value)
+        assert "sesame" not in repr(RabbitMQSource("q", url=wrong))
+    with pytest.raises(UsageError, match="refuses to have it read"):
+        opens("a stream", rabbitmq.url.replace("%2F", "elsewhere"))
+    with pytest.raises(StoreUnavailable):
+        opens("a stream", "amqp://guest:guest@127.0.0.1:1/%2F")
+
+
+# ---- poison and garbage
+
+
+def test_only_the_culprit_becomes_a_dead_letter(classic: RabbitMQHarness) -> None:
+    classic.put([b"good 1"])
+    classic.server.put(classic.name, [b"without id", b"good 2"], [None, "2"])
+    source = classic.view()
+    slice_ = source.open(A, ANY, 7)
+    assert slice_ is not None
+    found = messages_of(source, slice_)
+    assert [message.payload for message in found if message.payload.endswith(b"without id")] == [found[1].payload]
+    source.confirm(A, [found[1].failed()])
+    for number in range(1, classic.max_attempts):
+        classic.wait_for_retries()
+        lease = Lease(f"{number}", 1)
+        again = source.open(lease, ANY, 7)
+        assert again is not None
+        source.confirm(lease, [message.failed() for message in messages_of(source, again)])
+    assert [letter.payload[-10:] for letter in source.dead_letters()] == [b"without id"]
+    source.close()
+    assert classic.server.ready(classic.name) == 0
+
+
+# ---- drivers, connections and the broker
+
+
+def cut(source: Any) -> None:
+    if source._consumer is not None:
+        with suppress(OSError):  # the broker was killed before
+            source._consumer._connection._impl._transport._sock.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def lives(
+    request: pytest.FixtureRequest, shared_database: Database, tmp_path: Path, rabbitmq: RabbitMQServer
+) -> Callable[..., tuple[Life, RabbitMQHarness]]:
+    """Makes a topology over a queue of its own."""
+
+    def make(queue_type: str = "classic", **options: Any) -> tuple[Life, RabbitMQHarness]:
+        name = f"rabbit{crc32(request.node.name.encode())}"
+        harness = RabbitMQHarness(shared_database, name, server=rabbitmq, queue_type=queue_type)
+        harness.max_attempts = 2
+        given = {"backoff": SOON, **options}
+        life = Life(name, shared_database, tmp_path, lambda: harness.made(**given), cut)
+        return life, harness
+
+    return make
+
+
+def words(count: int) -> list[bytes]:
+    return [b"word %d" % n for n in range(count)]
+
+
+def texts(payloads: Sequence[bytes]) -> list[str]:
+    return [payload.decode() for payload in payloads]
+
+
+POINTS: Final = (
+    *("start.after_epoch", "recover.after", "open.in_transaction", "open.after", "task.after_file", "run.after"),
+    *("prepare.in_transaction", "prepare.after", "commit.before_sink", "commit.after_sink", "delta.after_check"),
+    *("delta.after_log_entry", "delta.after_sync", "postgres.after_guard", "postgres.after_rows"),
+    *("postgres.after_commit", "finish.in_transaction", "finish.before_commit", "finish.after"),
+    *("journal.in_transaction", "journal.after_write", "journal.before_acknowledge", "journal.after_acknowledge"),
+)
+
+
+@pytest.mark.sampled(0.3)
+@pytest.mark.parametrize("point", POINTS)
+def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
+    lives: Callable[..., tuple[Life, RabbitMQHarness]], point: str
+) -> None:
+    life, harness = lives()
+    harness.put([*words(12), b"bad"])
+    life.live([kill_at(point), kill_at(point, 2)])
+    assert life.reached[point] >= 2
+    life.require(texts(words(12)))
+    assert harness.server.ready(harness.name) == 0
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_drivers_and_the_broker_die_in_any_order(
+    lives: Callable[..., tuple[Life, RabbitMQHarness]], rabbitmq: RabbitMQServer, queue_type: str
+) -> None:
+    """The broker is killed once: it takes some 6 seconds. A quorum queue that is younger than that may not survive it."""
+    rng = Random(3)
+    life, harness = lives(queue_type)
+    expected = words(30)
+    harness.put(expected[:20])
+    life.drive(kill_after(60))
+    if queue_type == "classic":
+        rabbitmq.restart()
+    harness.put(expected[20:])
+    life.live([kill_after(rng.randrange(20, 120)) for _ in range(2)])
+    life.require(texts(expected))
+    assert harness.server.ready(harness.name) == 0
+
+
+@pytest.mark.parametrize("loses", ["answer", "request"])
+def test_a_connection_that_is_cut_when_a_confirmation_was_sent(classic: RabbitMQHarness, loses: Any) -> None:
+    """Its effect is unknown. The message comes again if the broker did not hear it, and is not opened again."""
+    with Cutter(classic.server.port) as cutter:
+        classic.put([b"a", b"b"])
+        source = classic.view(url=classic.server.url_at(cutter.port))
+        assert opened(source, A) == [b"a", b"b"]
+        source.confirm(A)
+        cutter.cut_at(classic.confirms_by, loses)
+        with pytest.raises(StoreUnavailable):
+            source.maintain()
+        assert cutter.cut == 1
+        assert opened(source, B) == []
+        source.close()
+    assert classic.server.ready(classic.name) == 0
+    with classic.server.connect() as connection:
+        assert connection.channel().basic_get(classic.name)[0] is None
+
+
+def test_a_driver_that_was_replaced_takes_nothing(harness: RabbitMQHarness) -> None:
+    harness.put([b"a", b"b"])
+    old = harness.view()
+    assert opened(old, A, Limit(1)) == [b"a"]
+    new = harness.view(epoch=2)
+    assert new.recover(2) == ("a",)
+    with pytest.raises(Fenced):
+        old.open(B, ANY, 7)
+    old.close()
+    new.confirm(Lease("a", 2))
+    assert opened(new, Lease("b", 2)) == [b"b"]
+    new.confirm(Lease("b", 2))
+    assert opened(new, Lease("c", 2)) == []
+    new.close()
+    assert harness.server.ready(harness.name) == 0
+
+
+# ---- the weaker guarantees
+
+
+def test_at_most_once_may_lose_and_does_not_double(lives: Callable[..., tuple[Life, RabbitMQHarness]]) -> None:
+    life, harness = lives()
+    life.guarantee, life.sinks = "at-most-once", ("postgres",)
+    harness.put(words(12))
+    life.live([kill_at("open.after")])
+    found = life.applied()["postgres"]
+    assert found.total() == 7, "the batch of 5 that was open"
+
+
+def test_at_least_once_may_double_and_does_not_lose(lives: Callable[..., tuple[Life, RabbitMQHarness]]) -> None:
+    life, harness = lives(id_from=None)
+    life.guarantee, life.sinks = "at-least-once", ("postgres",)
+    harness.put(words(12))
+    life.live([kill_at("commit.after_sink")])
+    found = life.applied()["postgres"]
+    assert set(found) == set(texts(words(12)))
+    assert found.total() > 12
+
+
+# ---- negative controls
+
+
+class ConfirmsFirst(RabbitMQSource):
+    """Tells the broker before messages are written down."""
+
+    def receive(self, limit: int) -> Sequence[Delivery]:
+        found = super().receive(limit)
+        super().acknowledge([message.handle for message in found])
+        return found
+
+
+def test_a_broker_that_is_told_before_messages_are_written_down_loses_them(classic: RabbitMQHarness) -> None:
+    classic.put([b"a"])
+    source = ConfirmsFirst(classic.name, url=classic.server.url, database=classic.database)
+    classic.views.append(source)
+    source.subscribe("s", 1)
+    with pytest.raises(Killed), watched(kill_at("journal.in_transaction")):
+        source.open(A, ANY, 7)
+    source.drop_connections()
+    assert opened(classic.view(epoch=2), Lease("b", 2)) == []
+    assert classic.server.ready(classic.name) == 0
+
+
+# ---- the example
+
+
+def test_the_example_does_what_its_text_says(
+    rabbitmq: RabbitMQServer, shared_database: Database, tmp_path: Path
+) -> None:
+    example = Path(__file__).parents[2] / "examples" / "brokers" / "rabbitmq.py"
+    url = shared_database.sqlalchemy_url.render_as_string(hide_password=False)
+    done = subprocess.run(
+        [sys.executable, str(example), "--url", rabbitmq.url],
+        env={**os.environ, "STORMPROOF_DATABASE_URL": url},
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "ann: 4\nbob: 4\n"), done.stderr

@@ -1,0 +1,204 @@
+"""What only a Redis stream has: a stream that is made again, entries that are trimmed, fields, other consumers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.brokers.harness import ANY, opened
+from support.brokers.redis_server import RedisHarness, RedisServer
+from support.queues import prepared_database
+
+from stormproof import RedisStreamSource
+from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.protocol import Lease
+from stormproof.core.source.redis_streams.group import SWEEP
+
+pytestmark = pytest.mark.postgres
+
+A, B, C = Lease("a", 1), Lease("b", 1), Lease("c", 1)
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest, database: Database, redis_server: RedisServer) -> Iterator[RedisHarness]:
+    harness = RedisHarness(prepared_database(database), request.node.name, server=redis_server)
+    yield harness
+    harness.close()
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[Any]:
+    with redis_server.client() as client:
+        yield client
+
+
+# ---- another stream of the same name
+
+
+def test_a_stream_that_was_deleted_and_made_again_is_refused_by_name(harness: RedisHarness, client: Any) -> None:
+    client.xadd(harness.name, {"v": "one"}, id="1-1")
+    source = harness.view()
+    assert opened(source, A) == [b"one"]
+    source.confirm(A)
+    client.delete(harness.name)
+    client.xadd(harness.name, {"v": "one"}, id="1-1")  # its id and payload are those of one that was applied
+    with pytest.raises(PositionMismatch, match=r"was deleted since .* on_new_stream='adopt'"):
+        source.open(B, ANY, 7)
+    with pytest.raises(PositionMismatch, match="was deleted since"):
+        harness.view(epoch=2)
+
+
+def test_a_group_of_the_same_name_that_somebody_made_again_is_refused(harness: RedisHarness, client: Any) -> None:
+    """Negative control of the identity: the server itself sees nothing wrong."""
+    harness.put([b"one"])
+    source = harness.view()
+    assert opened(source, A) == [b"one"]
+    client.delete(harness.name)
+    client.xgroup_create(harness.name, "stormproof:s", id="0", mkstream=True)
+    harness.put([b"two"])
+    with pytest.raises(PositionMismatch, match="was deleted since"):
+        source.open(B, ANY, 7)
+
+
+def test_a_new_stream_is_adopted_where_that_is_asked_for(harness: RedisHarness, client: Any) -> None:
+    client.xadd(harness.name, {"v": "one"}, id="1-1")
+    source = harness.view(on_new_stream="adopt")
+    assert opened(source, A) == [b"one"]
+    source.confirm(A)
+    client.delete(harness.name)
+    client.xadd(harness.name, {"v": "one"}, id="1-1")
+    after = harness.view(epoch=2, on_new_stream="adopt")
+    assert opened(after, Lease("b", 2)) == [b"one"], "a new message, though its id is an old one"
+
+
+# ---- entries that are gone
+
+
+def test_entries_that_were_trimmed_before_they_were_read_stop_the_run(harness: RedisHarness, client: Any) -> None:
+    harness.put([b"0", b"1"])
+    source = harness.view()
+    assert opened(source, A) == [b"0", b"1"]
+    harness.put([b"2", b"3", b"4", b"5"])
+    client.xtrim(harness.name, maxlen=1, approximate=False)
+    for epoch in (1, 2):  # it is still so for the next driver
+        with pytest.raises(PositionMismatch, match=r"3 entries between .* on_gap='skip'"):
+            harness.view(epoch=epoch).open(Lease("b", epoch), ANY, 7)
+
+
+def test_entries_that_were_trimmed_are_left_out_where_that_is_asked_for(
+    harness: RedisHarness, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.put([b"0", b"1", b"2"])
+    client.xtrim(harness.name, maxlen=1, approximate=False)
+    with caplog.at_level(logging.ERROR):
+        assert opened(harness.view(on_gap="skip"), A) == [b"2"]
+    assert "2 entries between 0-0 and" in caplog.text
+
+
+def test_entries_that_are_trimmed_once_they_are_written_down_are_no_loss(harness: RedisHarness, client: Any) -> None:
+    """Negative control: no alarm."""
+    harness.put([b"0", b"1"])
+    source = harness.view()
+    assert source.open(A, ANY, 7) is not None
+    client.xtrim(harness.name, maxlen=0, approximate=False)
+    harness.put([b"2"])
+    after = harness.view(epoch=2)
+    after.recover(2)
+    after.abort(Lease("a", 2))
+    assert opened(after, Lease("b", 2)) == [b"0", b"1"]
+    assert opened(after, Lease("c", 2)) == [b"2"]
+    after.confirm(Lease("b", 2))
+    after.confirm(Lease("c", 2))
+    after.maintain()
+    assert harness.left() == 0
+
+
+def test_entries_that_a_dead_driver_was_given_and_that_are_trimmed_stop_the_run(
+    harness: RedisHarness, client: Any
+) -> None:
+    harness.put([b"0", b"1"])
+    harness.view()
+    client.xreadgroup("stormproof:s", "stormproof-driver:dead", {harness.name: ">"}, count=1)
+    client.xtrim(harness.name, maxlen=1, approximate=False)
+    with pytest.raises(PositionMismatch, match="1 entries that were given to a driver"):
+        harness.view().open(A, ANY, 7)
+
+
+# ---- other consumers
+
+
+def test_what_a_replaced_driver_reads_is_taken_over_by_the_one_that_runs(harness: RedisHarness, client: Any) -> None:
+    harness.put([b"0"])
+    source = harness.view()
+    assert opened(source, A) == [b"0"]
+    harness.put([b"1"])
+    client.xreadgroup("stormproof:s", "stormproof-driver:replaced", {harness.name: ">"})
+    source._looked_s = float("-inf")
+    assert opened(source, B) == [b"1"]
+    source.confirm(A)
+    source.confirm(B)
+    source.maintain()
+    assert harness.left() == 0
+
+
+def test_what_a_consumer_holds_that_works_is_left_to_it(harness: RedisHarness, client: Any) -> None:
+    client.xgroup_create(harness.name, "mine", id="0", mkstream=True)
+    harness.put([b"0", b"1"])
+    client.xreadgroup("mine", "another", {harness.name: ">"}, count=1)
+    assert opened(harness.view(group="mine", claim_idle_s=60), A) == [b"1"]
+
+
+def test_consumers_of_dead_drivers_are_removed_and_what_they_hold_is_not(harness: RedisHarness, client: Any) -> None:
+    harness.put([b"0"])
+    source = harness.view()
+    client.xgroup_createconsumer(harness.name, "stormproof:s", "stormproof-driver:empty")
+    client.xreadgroup("stormproof:s", "stormproof-driver:full", {harness.name: ">"})
+    source._here._client.eval(SWEEP, 1, harness.name, "stormproof:s", "stormproof-driver:", -1)
+    names = {one["name"].decode() for one in client.xinfo_consumers(harness.name, "stormproof:s")}
+    assert "stormproof-driver:full" in names
+    assert "stormproof-driver:empty" not in names
+    assert len(names) == 2, "and the identity"
+
+
+# ---- payloads
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "payload"),
+    [
+        ({}, {"any": "a"}, b"a"),
+        ({}, {"line": "a", "other": "b"}, b"a"),
+        ({"field": "other"}, {"line": "a", "other": "b"}, b"b"),
+        ({"schema": "n long, w string"}, {"n": "1", "w": "2", "x": "3"}, b'{"n": 1, "w": "2"}'),
+        ({"schema": "n long, w string"}, {"doc": '{"n": 1}'}, b'{"n": 1}'),
+    ],
+)
+def test_the_fields_of_an_entry_become_a_payload(
+    harness: RedisHarness, client: Any, options: dict[str, Any], fields: dict[str, str], payload: bytes
+) -> None:
+    client.xadd(harness.name, fields)
+    assert opened(harness.view(**options), A) == [payload]
+
+
+# ---- the server and its answers
+
+
+def test_a_server_that_is_away_is_waited_for_and_its_password_is_not_shown(database: Database) -> None:
+    url = "redis://user:secret@127.0.0.1:1"
+    source = RedisStreamSource("s", url=url, database=prepared_database(database))
+    with pytest.raises(StoreUnavailable) as raised:
+        source.subscribe("s", 1)
+    source.drop_connections()
+    assert "secret" not in f"{raised.value} {raised.value.details} {source!r}"
+    with pytest.raises(UsageError) as wrong:
+        RedisStreamSource("s", url="http://user:secret@h", database=prepared_database(database)).subscribe("s", 1)
+    assert "secret" not in str(wrong.value)
+
+
+def test_a_key_that_is_no_stream_is_refused(harness: RedisHarness, client: Any) -> None:
+    client.set(harness.name, "text")
+    with pytest.raises(UsageError, match="is not a stream"):
+        harness.view()

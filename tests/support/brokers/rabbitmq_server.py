@@ -1,0 +1,168 @@
+"""A RabbitMQ node on loopback, of Debian's package; and a harness for the suite that every source must pass."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Final
+
+import pika
+import pika.exceptions
+import pytest
+
+from stormproof import RabbitMQSource
+from support.brokers import Broker, free_port, listens, running, until
+from support.brokers.harness import BrokerHarness
+
+PROGRAM: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # /usr/sbin's refuses most users
+_numbers = itertools.count(1)
+
+
+class RabbitMQServer(Broker):
+    """One node, with a name server (epmd) of its own. It takes some 6 seconds to start: one a session."""
+
+    NAME: ClassVar[str] = "RabbitMQ"
+    INSTALL: ClassVar[str] = "apt-get install rabbitmq-server"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._epmd_port = free_port()
+        self._distribution_port = free_port()
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return None if PROGRAM.exists() else "rabbitmq-server"
+
+    def prepare(self) -> None:
+        (self.folder / "home").mkdir()
+        (self.folder / "enabled_plugins").write_text("[].")
+        (self.folder / "rabbitmq.conf").write_text("log.console = true\nlog.file = false\n")
+
+    def command(self) -> Sequence[str]:
+        return [str(PROGRAM)]
+
+    def environment(self) -> Mapping[str, str]:
+        folder = str(self.folder)
+        return {
+            "HOME": f"{folder}/home",
+            "RABBITMQ_NODENAME": f"stormproof{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 1:1 +sbwt none",
+            "RABBITMQ_MNESIA_BASE": f"{folder}/mnesia",
+            "RABBITMQ_LOG_BASE": f"{folder}/log.d",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
+            "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
+            "RABBITMQ_PID_FILE": f"{folder}/pid",
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+        }
+
+    def answers(self) -> bool:
+        if not listens(self.port):
+            return False
+        try:
+            self.connect().close()
+        except pika.exceptions.AMQPError:
+            return False
+        return True
+
+    def end_names(self) -> None:
+        """End the name server, which outlives its node."""
+        subprocess.run(
+            ["epmd", "-kill"], env={**os.environ, **self.environment()}, check=False, capture_output=True, timeout=10
+        )
+
+    # ---- its queues
+
+    @property
+    def url(self) -> str:
+        return self.url_at(self.port)
+
+    def url_at(self, port: int) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{port}/%2F"
+
+    def connect(self) -> Any:
+        return pika.BlockingConnection(pika.URLParameters(self.url))
+
+    def declare(self, queue: str, kind: str = "classic") -> None:
+        connection = self.connect()
+        connection.channel().queue_declare(queue, durable=True, arguments={"x-queue-type": kind})
+        connection.close()
+
+    def put(
+        self,
+        queue: str,
+        payloads: Sequence[bytes],
+        ids: Sequence[str | None] = (),
+        headers: Mapping[str, Any] | None = None,
+    ) -> None:
+        connection = self.connect()
+        channel = connection.channel()
+        channel.confirm_delivery()
+        given = list(ids) or [f"m{next(_numbers)}" for _ in payloads]
+        for payload, id_ in zip(payloads, given, strict=True):
+            properties = pika.BasicProperties(delivery_mode=2, message_id=id_, headers=dict(headers or {}))
+            channel.basic_publish("", queue, payload, properties, mandatory=True)
+        connection.close()
+
+    def ready(self, queue: str) -> int:
+        """Messages that nobody was given."""
+        connection = self.connect()
+        count: int = connection.channel().queue_declare(queue, passive=True).method.message_count
+        connection.close()
+        return count
+
+    def until_left(self, queue: str, count: int) -> None:
+        """Wait until so many messages are ready."""
+        until(lambda: self.ready(queue) == count, f"{self.ready(queue)} messages in {queue}, not {count}", 20)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQServer]:
+    """One node for the session; a test takes a queue of its own."""
+    with running(RabbitMQServer, tmp_path_factory) as server:
+        yield server
+        server.kill()
+        server.end_names()
+
+
+@dataclass
+class RabbitMQHarness(BrokerHarness):
+    """Over a queue of the test's own."""
+
+    server: RabbitMQServer = field(kw_only=True)
+    queue_type: str = field(default="classic", kw_only=True)
+    options: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.server.declare(self.name, self.queue_type)
+
+    def put(self, payloads: Sequence[bytes]) -> None:
+        self.server.put(self.name, payloads)
+
+    @property
+    def confirms_by(self) -> bytes:
+        return b"\x00\x3c\x00\x50"  # of the class basic, the method ack
+
+    def left(self) -> int:
+        return self.server.ready(self.name)
+
+    def deliver_again(self) -> None:
+        """It cannot: what was confirmed is gone."""
+
+    def made(self, **options: Any) -> RabbitMQSource:
+        given: dict[str, Any] = {
+            "url": self.server.url,
+            "database": self.database,
+            "max_attempts": self.max_attempts,
+            "rng": Random(1),
+        }
+        return RabbitMQSource(self.name, **{**given, **self.options, **options})
