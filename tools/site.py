@@ -20,7 +20,7 @@ PAGES: Final = {
     "LICENSE": "license.md",
 }
 """Files beside docs/ that are pages of the site, too."""
-_EXAMPLE: Final = re.compile(r"examples/(\w+)\.py")
+_EXAMPLE: Final = re.compile(r"examples/([\w/]+)\.py")
 _LINK: Final = re.compile(r"\]\((?P<up>(?:\.\./)*)(?P<target>[^)#:\s]+)(?P<rest>#[^)]*)?\)")
 _LOADED: Final = re.compile(
     r"""<(?:script|img|iframe|source|video|audio)\b[^>]*\ssrc=["']?(?:https?:)?//[^\s"'>]+"""
@@ -36,12 +36,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(
             File.generated(config, page, content=f"# License\n\n```text\n{text}```\n" if page == "license.md" else text)
         )
-    examples = sorted((ROOT / "examples").glob("*.py"))
-    listed = "".join(f"- [{path.name}](examples/{path.stem}.md): {first_line(path)}\n" for path in examples)
+    folder = ROOT / "examples"
+    examples = [*sorted(folder.glob("*.py")), *sorted(folder.glob("*/*.py"))]
+    names = [path.relative_to(folder).with_suffix("") for path in examples]
+    listed = "".join(
+        f"- [{name}.py](examples/{name}.md): {first_line(path)}\n" for name, path in zip(names, examples, strict=True)
+    )
     files.append(File.generated(config, "examples.md", content=f"# Examples\n\n{listed}"))
-    for path in examples:
-        text = f"# {path.name}\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
-        files.append(File.generated(config, f"examples/{path.stem}.md", content=text))
+    for name, path in zip(names, examples, strict=True):
+        text = f"# {name}.py\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
+        files.append(File.generated(config, f"examples/{name}.md", content=text))
     return files
 
 

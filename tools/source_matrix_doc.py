@@ -25,7 +25,9 @@ A source declares what its server can do. How its batches are made safe follows 
 - **none**: a message that comes again is applied again. Exactly-once is refused by name.
 
 """
-ABILITIES = "| source | stable ids | re-opens an exact set | confirm is fenced | counts attempts | made safe by | note |\n"
+ABILITIES = (
+    "| source | stable ids | re-opens an exact set | confirm is fenced | counts attempts | made safe by | note |\n"
+)
 
 
 def text() -> str:
