@@ -75,10 +75,13 @@ class RabbitMQServer(Broker):
         return True
 
     def end_names(self) -> None:
-        """End the name server, which outlives its node."""
-        subprocess.run(
-            ["epmd", "-kill"], env={**os.environ, **self.environment()}, check=False, capture_output=True, timeout=10
-        )
+        """End the name server, which outlives its node; it refuses until it has seen that the node is gone."""
+        until(self._names_ended, "epmd does not end")
+
+    def _names_ended(self) -> bool:
+        environment = {**os.environ, **self.environment()}
+        subprocess.run(["epmd", "-kill"], env=environment, check=False, capture_output=True, timeout=10)
+        return not listens(self._epmd_port)
 
     # ---- its queues
 
