@@ -24,6 +24,8 @@ A source declares what its server can do. How its batches are made safe follows 
   delivers again between the two cannot be told from a new one: exactly-once begins when the server has been told.
 - **none**: a message that comes again is applied again. Exactly-once is refused by name.
 
+Under at-most-once, messages without ids are confirmed to their server before they are written down.
+
 """
 ABILITIES = (
     "| source | stable ids | re-opens an exact set | confirm is fenced | counts attempts | made safe by | note |\n"

@@ -129,6 +129,7 @@ def driver(
         stack.callback(sql_engine.dispose)
         require_schema(sql_engine, database, own=settings.uses_embedded)
         source = topology.source.for_run(database)
+        source.begin(chosen)
         plan = placed(plan, database, settings)
         ledger = Ledger(sql_engine, clock, new_incarnation)
         chosen_options = options or options_of(settings, chosen)

@@ -13,13 +13,14 @@ from stormproof.core.arguments import error_prefix, require_object, require_seco
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import StoreUnavailable
 from stormproof.core.failpoint import failpoint
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.journal import Delivery, Journal, JournalCounts, JournalReader
 from stormproof.core.pending.numbered import NumberedSource, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.capabilities import REDELIVERS, Capabilities
+from stormproof.core.source.capabilities import REDELIVERS, Capabilities, StableIds
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.protocol import Limit, SliceReader, SourcePreview
 
@@ -91,6 +92,7 @@ class RedeliveringSource(NumberedSource):
         self._clock: Clock = clock or SystemClock()
         self._forgot_s = -math.inf
         self._handles: dict[int, list[Any]] = {}
+        self._at_most_once = False
 
     # ---- what a connector says
 
@@ -126,6 +128,15 @@ class RedeliveringSource(NumberedSource):
         """Whether the server hears of a message as soon as it is written down: then none is owed a confirmation."""
         return self.capabilities.takes_over
 
+    @property
+    def _tells_first(self) -> bool:
+        """Whether it hears of a message before that: one that came again could be applied twice, and none may be."""
+        return self._at_most_once and self.capabilities.stable_ids is StableIds.NONE
+
+    def begin(self, guarantee: Guarantee) -> None:
+        """Under at-most-once, messages without ids are confirmed to their server before they are written down."""
+        self._at_most_once = guarantee is Guarantee.AT_MOST_ONCE
+
     def for_run(self, database: Database) -> Self:
         """The same source for one run, with handles of its own."""
         view = super().for_run(database)
@@ -153,14 +164,19 @@ class RedeliveringSource(NumberedSource):
             received = self.receive(room) if room > 0 else ()
             if not received:
                 return
+            told_now = self._takes_over or self._tells_first
+            if self._tells_first:
+                # Whatever becomes of the call, what was received is not used if it fails: that is lost, or comes again.
+                self.acknowledge([message.handle for message in received])
             with self.rows() as rows:
                 self._locked(rows, self._who(), epoch)
-                numbers = self._journal(rows.cursor).write(received, owed=not self._takes_over)
+                numbers = self._journal(rows.cursor).write(received, owed=not told_now)
                 failpoint("journal.in_transaction")
             failpoint("journal.after_write")
-            if self._takes_over:
+            if told_now:
                 # The server has nothing else for us until then, so what it gives at a time may be less than a batch.
-                self.acknowledge([message.handle for message in received])
+                if not self._tells_first:
+                    self.acknowledge([message.handle for message in received])
                 continue
             for number, message in zip(numbers, received, strict=True):
                 self._handles.setdefault(number, []).append(message.handle)

@@ -112,6 +112,12 @@ def outcome_of(able: Capabilities, guarantee: Guarantee, crash: Crash) -> Outcom
         return Outcome.ABSENT
     if crash is Crash.OPENED and guarantee is Guarantee.AT_MOST_ONCE:
         return Outcome.LOST
+    if (
+        guarantee is Guarantee.AT_MOST_ONCE
+        and protection is not Protection.RANGES
+        and able.stable_ids is StableIds.NONE
+    ):
+        return _outcome_of_telling_first(crash)
     if crash is Crash.APPLIED and guarantee is Guarantee.AT_LEAST_ONCE:
         return Outcome.TWICE
     if protection is Protection.TAKE_OVER:
@@ -119,6 +125,15 @@ def outcome_of(able: Capabilities, guarantee: Guarantee, crash: Crash) -> Outcom
     if protection is Protection.NONE and (crash is Crash.WRITTEN or crash in _AFTER_THE_COMMIT):
         return Outcome.TWICE
     return Outcome.ONCE
+
+
+def _outcome_of_telling_first(crash: Crash) -> Outcome:
+    """At-most-once without ids: the server hears of a message before it is written down."""
+    if crash in {Crash.WRITTEN, Crash.COMMITTED, Crash.CONFIRMED}:
+        return Outcome.ABSENT
+    if crash is Crash.RECEIVED:
+        return Outcome.LOST
+    return Outcome.TWICE if crash is Crash.SERVER else Outcome.ONCE
 
 
 def _outcome_of_taking_over(crash: Crash) -> Outcome:

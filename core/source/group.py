@@ -205,6 +205,11 @@ class SourceGroup(Source):
         """The same group for one run, of what each source gives for it."""
         return SourceGroup({member.spout: member.source.for_run(database) for member in self._members})
 
+    def begin(self, guarantee: Guarantee) -> None:
+        """Tell every source."""
+        for member in self._members:
+            member.source.begin(guarantee)
+
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Subscribe to every source, under `member_subscription`."""
         for member in self._members:

@@ -283,6 +283,10 @@ class Source(Protocol):
         del database
         return self
 
+    def begin(self, guarantee: Guarantee) -> None:
+        """The run is one under this guarantee; called once, before `subscribe`. By default that changes nothing."""
+        del guarantee
+
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Create the subscription in the store if it is missing; later calls act for it.
 

@@ -66,6 +66,12 @@ def test_no_crash_loses_a_message_but_under_at_most_once() -> None:
         assert Outcome.LOST not in {outcome_of(able, guarantee, crash) for crash in Crash}, able
 
 
+def test_at_most_once_doubles_nothing_but_what_its_server_was_told_and_forgot() -> None:
+    for able in EVERY:
+        doubled = {crash for crash in Crash if outcome_of(able, Guarantee.AT_MOST_ONCE, crash) is Outcome.TWICE}
+        assert doubled <= {Crash.SERVER}, able
+
+
 def test_a_take_over_doubles_only_what_was_not_told_to_the_server() -> None:
     doubled = {crash for crash in Crash if outcome_of(KESTREL, Guarantee.EXACTLY_ONCE, crash) is Outcome.TWICE}
     assert doubled == {Crash.WRITTEN, Crash.SERVER}
