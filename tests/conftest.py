@@ -12,7 +12,7 @@ import os
 import random
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from support import jvm
@@ -75,18 +75,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(f"broker {mark.args[0]}"))
 
 
+SHARES: Final = {"conformance": 0.5, "integration": 0.6, "property": 0.6}
+"""The share of a folder's tests that a run takes, unless they are marked otherwise, or their file is named."""
+
+
 def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a share of the tests that are marked `sampled`, drawn by the run's seed; tests asked for by name stay.
+    """Keep a share of the tests that are marked `sampled`, and of those in slow folders, drawn by the run's seed; tests
+    asked for by name stay.
 
     It is a share of each module's, at least one, so that each run takes as long as the others.
     """
     if config.getoption("--all") or config.option.keyword or any("::" in given for given in config.args):
         return
     rng = random.Random(config.stash[_SEED])
+    shares = {} if any(given.endswith(".py") for given in config.args) else SHARES
     marked: dict[tuple[str, float], list[pytest.Item]] = {}
     for item in items:
-        if (mark := item.get_closest_marker("sampled")) is not None:
-            marked.setdefault((item.nodeid.partition("::")[0], mark.args[0]), []).append(item)
+        mark = item.get_closest_marker("sampled")
+        share = mark.args[0] if mark is not None else shares.get(item.path.parent.name, 1.0)
+        if share < 1.0:
+            marked.setdefault((item.nodeid.partition("::")[0], share), []).append(item)
     left_out = set[pytest.Item]()
     for (_, share), some in marked.items():
         left_out.update(rng.sample(some, len(some) - math.ceil(len(some) * share)))

@@ -87,6 +87,7 @@ class TestRedeliveringSource(SourceConformance):
 
 
 @pytest.mark.postgres
+@pytest.mark.sampled(0.2)
 class TestRedisStreamSource(SourceConformance):
     """A stream of a Redis server."""
 
@@ -101,6 +102,7 @@ class TestRedisStreamSource(SourceConformance):
 
 @pytest.mark.postgres
 @pytest.mark.broker("kafka")
+@pytest.mark.sampled(0.2)
 class TestKafkaSource(SourceConformance):
     """Topics of a real broker: offsets without gaps, and offsets among those of transactions."""
 
@@ -114,6 +116,7 @@ class TestKafkaSource(SourceConformance):
 
 
 @pytest.mark.postgres
+@pytest.mark.sampled(0.2)
 class TestNatsSource(SourceConformance):
     """A JetStream stream of a NATS server."""
 
@@ -127,6 +130,7 @@ class TestNatsSource(SourceConformance):
 
 
 @pytest.mark.postgres
+@pytest.mark.sampled(0.2)
 class TestKestrelSource(SourceConformance):
     """Queues of a Kestrel server: without ids, and with them."""
 
@@ -141,6 +145,7 @@ class TestKestrelSource(SourceConformance):
 
 @pytest.mark.postgres
 @pytest.mark.broker("rabbitmq")
+@pytest.mark.sampled(0.2)
 class TestRabbitMQSource(SourceConformance):
     """A classic queue of a RabbitMQ broker."""
 

@@ -26,6 +26,8 @@ from stormproof.sinks.delta.rows import merge_rows
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkSession
 
+pytestmark = pytest.mark.sampled(0.5)
+
 PLAIN = CommitProperties()
 BATCHES: list[dict[str, int]] = [{"a": 1, "b": 2}, {"a": 3}, {"c": 4}, {"b": 5, "d": 6}]
 

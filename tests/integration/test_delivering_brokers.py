@@ -45,7 +45,7 @@ def lives(harness: CrashHarness, tmp_path: Path) -> Lives:
 # ---- the driver dies
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.sampled(0.25)
 def test_a_driver_that_dies_at_any_failpoint_loses_and_doubles_nothing(lives: Lives) -> None:
     met: dict[str, None] = {}
     lives.put(12, "bad 0")
@@ -72,7 +72,7 @@ def test_a_driver_that_dies_at_any_failpoint_loses_and_doubles_nothing(lives: Li
 # ---- the server dies, connections are cut, drivers replace each other, and what was applied comes again
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.sampled(0.25)
 def test_whatever_happens_in_whatever_order_nothing_is_lost_or_doubled(lives: Lives, seed: int) -> None:
     rng = Random(seed)
     server: Any = lives.harness.server  # type: ignore[attr-defined]

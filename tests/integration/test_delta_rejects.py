@@ -31,6 +31,8 @@ from stormproof.trident.statistics import BatchResult
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.sampled(0.5)
+
 NAME = "strict-lake"
 ROWS = [("a", 1), ("b", 200), ("c", 3), ("d", 4)]
 MESSAGES = [10, 20, 20, 30]

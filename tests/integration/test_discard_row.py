@@ -28,6 +28,8 @@ from stormproof.sinks import misfits
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
 
+pytestmark = pytest.mark.sampled(0.5)
+
 NAME = "discarding"
 STRICT = pa.schema([pa.field("word", pa.string(), nullable=False), ("n", pa.int64())])
 ROWS = pa.schema([("word", pa.string()), ("n", pa.int64())])

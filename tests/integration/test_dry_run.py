@@ -37,7 +37,7 @@ from stormproof.sinks.preview import Rehearsal
 from stormproof.sinks.staging import parse_prepared_name
 from stormproof.sinks.writer import FileWriter
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 COMMIT, SUPPRESS, ROLL_FORWARD, REFUSE = (
     DryRunOutcome.COMMIT,
     DryRunOutcome.SUPPRESS,

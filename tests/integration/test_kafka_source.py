@@ -34,7 +34,7 @@ from stormproof.core.source.metadata import Metadata
 from stormproof.core.source.protocol import Lease, Limit, Slice
 from stormproof.testing.sources.harness import each_slice, lease_of, open_slice
 
-pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka")]
+pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka"), pytest.mark.sampled(0.34)]
 
 ANY = Limit(1_000)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "brokers" / "kafka.py"
@@ -295,6 +295,7 @@ def test_where_a_new_subscription_begins(harness: KafkaHarness, kafka: KafkaBrok
 
 
 def test_metadata_as_fields_and_tombstones(harness: KafkaHarness, kafka: KafkaBroker) -> None:
+    harness.topic = kafka.topic(retention_ms="-1")  # the messages say that they are old
     harness.options |= {
         "schema": "n int",
         "metadata": {"key": "key", "offset": "at", "partition": "p", "timestamp": "time", "headers": "headers",

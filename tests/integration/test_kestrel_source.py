@@ -34,7 +34,7 @@ from stormproof.core.source.kestrel.connection import Connection
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.testing import messages_of
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.34)]
 
 A, B, C = Lease("a", 1), Lease("b", 1), Lease("c", 1)
 ANY: Final = Limit(1_000)

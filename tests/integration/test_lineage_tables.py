@@ -22,7 +22,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.sinks.protocol import Sink
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 NAME = "traced"
 LINES = [b"0|a,1;b,1", b"1|a,3", b"2|c,1;b,2;a,2", b"3|c,4", b"4|d,1", b"5|", b"6|b,9;d,2"]
 SCHEMA = "k string, at bigint, made string"

@@ -25,6 +25,8 @@ from stormproof.sinks.delta import merging as delta_merging
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.postgres.merging import MergedPut
 
+pytestmark = pytest.mark.sampled(0.5)
+
 KEPT = Folded({}, {"n": count(), "x": approx_count_distinct("int64")})
 Row = dict[str, Any]
 

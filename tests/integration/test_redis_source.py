@@ -17,7 +17,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.source.protocol import Lease
 from stormproof.core.source.redis_streams.group import SWEEP
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.34)]
 
 A, B, C = Lease("a", 1), Lease("b", 1), Lease("c", 1)
 

@@ -34,7 +34,7 @@ from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
 from stormproof.trident import start_preview
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 NAME = "rehearsed"
 LINES = [b"a b", b"c fail", b"d d", b"e"]
 
