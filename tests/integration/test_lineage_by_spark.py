@@ -20,7 +20,7 @@ from stormproof.sinks.memory import MemorySink
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.postgres]
+pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.sampled(0.34)]
 
 NAME = "traced"
 LINES = [f"w{i % 7} w{i % 3} v{i}".encode() for i in range(300)]
