@@ -193,8 +193,10 @@ def test_a_server_that_is_away_is_waited_for_and_its_password_is_not_shown(datab
         source.subscribe("s", 1)
     source.drop_connections()
     assert "secret" not in f"{raised.value} {raised.value.details} {source!r}"
+    source = RedisStreamSource("s", url="http://user:secret@h", database=prepared_database(database))
     with pytest.raises(UsageError) as wrong:
-        RedisStreamSource("s", url="http://user:secret@h", database=prepared_database(database)).subscribe("s", 1)
+        source.subscribe("s", 1)
+    source.drop_connections()
     assert "secret" not in str(wrong.value)
 
 
