@@ -41,7 +41,6 @@ class Operated:
             home=cell.folder / "home",
             batch_messages=cell.batch_messages,
             outage_s=outage_s,
-            rejects_max_share=cell.rejects_max_share,
         )
         if built is None:
             built = topology(cell.name, cell.mode, cell.folder, cell.database, cell.queue)
