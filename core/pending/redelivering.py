@@ -124,14 +124,16 @@ class RedeliveringSource(NumberedSource):
     # ---- what every such source does
 
     @property
-    def _takes_over(self) -> bool:
-        """Whether the server hears of a message as soon as it is written down: then none is owed a confirmation."""
-        return self.capabilities.takes_over
+    def _tells_first(self) -> bool:
+        """Whether the server hears of a message before it is written down: one that came again could be applied twice, and
+        none may be.
+        """
+        return self._at_most_once and self.capabilities.stable_ids is StableIds.NONE
 
     @property
-    def _tells_first(self) -> bool:
-        """Whether it hears of a message before that: one that came again could be applied twice, and none may be."""
-        return self._at_most_once and self.capabilities.stable_ids is StableIds.NONE
+    def _tells_at_once(self) -> bool:
+        """Whether it hears of a message then, or as soon as it is written down: then none is owed a confirmation."""
+        return self._tells_first or self.capabilities.takes_over
 
     def begin(self, guarantee: Guarantee) -> None:
         """Under at-most-once, messages without ids are confirmed to their server before they are written down."""
@@ -164,16 +166,15 @@ class RedeliveringSource(NumberedSource):
             received = self.receive(room) if room > 0 else ()
             if not received:
                 return
-            told_now = self._takes_over or self._tells_first
             if self._tells_first:
                 # Whatever becomes of the call, what was received is not used if it fails: that is lost, or comes again.
                 self.acknowledge([message.handle for message in received])
             with self.rows() as rows:
                 self._locked(rows, self._who(), epoch)
-                numbers = self._journal(rows.cursor).write(received, owed=not told_now)
+                numbers = self._journal(rows.cursor).write(received, owed=not self._tells_at_once)
                 failpoint("journal.in_transaction")
             failpoint("journal.after_write")
-            if told_now:
+            if self._tells_at_once:
                 # The server has nothing else for us until then, so what it gives at a time may be less than a batch.
                 if not self._tells_first:
                     self.acknowledge([message.handle for message in received])
@@ -257,5 +258,5 @@ class RedeliveringSource(NumberedSource):
         return self._journal(cursor).payloads(ids)
 
     def settle(self, at: At, cursor: Any) -> None:
-        """The server is owed a confirmation, in the transaction of ours; unless it has it from the take-over."""
-        self._journal(cursor).settle(*range_of(at), owed=not self._takes_over)
+        """The server is owed a confirmation, in the transaction of ours; unless it heard of them at once."""
+        self._journal(cursor).settle(*range_of(at), owed=not self._tells_at_once)

@@ -11,7 +11,8 @@ from typing import Any, Final
 import pytest
 from support.brokers.cutter import Cutter
 from support.brokers.harness import ANY, CrashHarness, opened
-from support.brokers.journal_lives import Killed, Lives
+from support.brokers.journal_lives import Lives
+from support.brokers.lives import Killed
 from support.brokers.nats_server import KilledWithItsProcess, NatsHarness
 from support.brokers.redis_server import RedisHarness
 from support.queues import prepared_database

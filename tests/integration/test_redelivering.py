@@ -21,11 +21,13 @@ from stormproof import PostgresSink, Topology
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import Fenced, StoreUnavailable, UsageError
 from stormproof.core.failpoint import watched
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.journal import Delivery, Journal, JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.settings import Settings
 from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.capabilities import RABBITMQ_WITHOUT_ID, Capabilities
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.status import status
@@ -471,3 +473,27 @@ def test_a_server_gets_never_rid_of_a_message_that_is_ignored_when_it_comes_agai
         assert opened(source, B) == []
         source.maintain()
     assert harness.server.left == 1
+
+
+class WithoutIds(ToySource):
+    """Messages of this source have no ids."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As a RabbitMQ queue without ids."""
+        return RABBITMQ_WITHOUT_ID
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE])
+def test_a_server_that_was_told_first_is_owed_nothing(harness: ToyHarness, guarantee: Guarantee) -> None:
+    """Under at-least-once it is told after the confirm."""
+    harness.kind = WithoutIds
+    harness.put([b"a", b"b"])
+    source = harness.view()
+    source.begin(guarantee)
+    assert opened(source, Lease("a", 1)) == [b"a", b"b"]
+    assert harness.server.left == (0 if guarantee is Guarantee.AT_MOST_ONCE else 2)
+    source.confirm(Lease("a", 1))
+    assert source.journal_counts().owed == (0 if guarantee is Guarantee.AT_MOST_ONCE else 2)
+    source.maintain()
+    assert (source.journal_counts().owed, harness.server.left) == (0, 0)

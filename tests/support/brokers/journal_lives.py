@@ -14,24 +14,14 @@ from stormproof.core.failpoint import watched
 from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
-from stormproof.core.source.backoff import Backoff
 from support.brokers import until
 from support.brokers.harness import CrashHarness
+from support.brokers.lives import SOON, Killed, checked
 from support.contents import in_delta
 from support.verdicts import verified
 
 TOPOLOGY: Final = "lives"
 SETTLED_S: Final = 40.0
-
-
-class Killed(BaseException):
-    """The driver's end, at a failpoint."""
-
-
-def checked(line: str) -> list[str]:
-    if line.startswith("bad"):
-        raise ValueError(line)
-    return [line]
 
 
 @dataclass
@@ -53,7 +43,7 @@ class Lives:
         self.harness.put([word.encode() for word in [*words, *bad]])
 
     def topology(self, **options: Any) -> Topology:
-        given = {"max_attempts": 2, "backoff": Backoff(0.001, 0.001), **self.options, **options}
+        given = {"max_attempts": 2, "backoff": SOON, **self.options, **options}
         topology = Topology(TOPOLOGY)
         lines = topology.stream("lines", self.harness.unsubscribed(**given))
         words = lines.flat_map(checked, "line", schema="word string")
