@@ -75,5 +75,7 @@ if [ ! -e .brokers/kafka/.done ]; then
         say "no Maven here (apt-get install maven): Kafka's tests are left out"
     fi
 fi
+[ -e /usr/lib/rabbitmq/bin/rabbitmq-server ] ||
+    say "no RabbitMQ here (apt-get install rabbitmq-server): RabbitMQ's tests are left out"
 touch "$stamp"
 say "done in $(($(date +%s) - started)) s"

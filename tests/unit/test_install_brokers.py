@@ -1,0 +1,81 @@
+"""`tools/install_brokers.sh`: a broker that cannot be installed is named with what to do, and fails nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "install_brokers.sh"
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """The only folder of programs; `apt-get` writes what it is asked for."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sh", "env", "timeout", "sleep", "touch"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    return folder
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def run(programs: Path, seconds: int = 5) -> str:
+    done = subprocess.run(
+        [shutil.which("sh") or "sh", str(SCRIPT)],
+        env={
+            "PATH": str(programs),
+            "RABBITMQ_PROGRAM": str(programs / "rabbitmq-server"),
+            "SECONDS_MAX": str(seconds),
+            "HOME": os.devnull,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_nothing_is_done_where_it_is_installed(programs: Path) -> None:
+    program(programs, "rabbitmq-server", "")
+    assert run(programs) == "brokers: RabbitMQ is installed\n"
+
+
+def test_it_is_installed_after_an_update_where_the_lists_are_old(programs: Path) -> None:
+    program(programs, "id", "echo 0")
+    lists, server = programs / "lists", programs / "rabbitmq-server"
+    program(
+        programs,
+        "apt-get",
+        f'case "$*" in *update*) touch {lists};; *) [ -e {lists} ] && touch {server};; esac',
+    )
+    assert run(programs).endswith("brokers: RabbitMQ is installed\n")
+
+
+@pytest.mark.parametrize(
+    ("user", "apt", "says"),
+    [
+        ("0", None, "no apt-get here"),
+        ("1000", "exit 0", "no right to install packages"),
+        ("0", "exit 100", "apt-get could not install it"),
+        ("0", "exec sleep 60", "apt-get could not install it"),
+        ("0", "exit 0", "the package has no "),
+    ],
+)
+def test_what_cannot_be_installed_is_left_out_by_name(programs: Path, user: str, apt: str | None, says: str) -> None:
+    program(programs, "id", f"echo {user}")
+    if apt is not None:
+        program(programs, "apt-get", apt)
+    said = run(programs, seconds=1)
+    assert says in said
+    assert said.endswith("RabbitMQ's tests are left out; install it with: apt-get install rabbitmq-server\n")
