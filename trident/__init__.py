@@ -17,6 +17,7 @@
 | `steps`, `transaction_states` | how is a batch opened, prepared, committed and finished; when are messages confirmed |
 | `recovery` | what does the next start do after a crash |
 | `flight`, `jobs`, `watched_job`, `lease_keeper` | what is in flight; who extends leases, and cancels a job that hangs |
+| `orders`, `control_line` | what is a running driver asked to do; how does it hear that from an operator |
 | `reject_limit` | how many messages may sinks reject before a batch is blocked |
 | `recount` | what does a batch write to a sink whose table refuses a group's row |
 | `read_already` | how does at-most-once run a retry, whose payload is gone with its confirm |

@@ -7,7 +7,6 @@ know which engine runs the jobs, nor the kinds of source and sinks.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -40,6 +39,7 @@ from stormproof.trident.latency_tuner import LatencyTuner
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.options import RunOptions
+from stormproof.trident.orders import Orders
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.recount import Prepared, Recount
 from stormproof.trident.recovery import recover
@@ -114,7 +114,7 @@ class Coordinator:
         self._rng = rng
         self._preflight = preflight
         self._machines_lacked = False
-        self._stop = threading.Event()
+        self._orders = Orders(clock.wake)
         self._runner = BatchRunner(
             source, options.guarantee, component=plan.topology, new_seed=lambda: rng.getrandbits(SEED_BITS)
         )
@@ -146,8 +146,17 @@ class Coordinator:
 
     def request_stop(self) -> None:
         """End the run after the batches in flight; a signal handler or another thread may call this."""
-        self._stop.set()
-        self._clock.wake()
+        self._orders.stop("signal")
+
+    @property
+    def orders(self) -> Orders:
+        """What the run is asked to do; any thread may ask."""
+        return self._orders
+
+    @property
+    def in_flight(self) -> int:
+        """The number of batches in flight; any thread may ask."""
+        return len(self._in_flight)
 
     @property
     def statistics(self) -> RunStatistics:
@@ -157,7 +166,7 @@ class Coordinator:
         return replace(found, tuning=self._tuner.figures) if tuned else found
 
     def run(self) -> RunStatistics:
-        """Recover, then take batches until stopped, idle (`until_idle`) or at `max_batches`.
+        """Recover, then take batches until stopped, drained, idle (`until_idle`) or at `max_batches`; while paused, none.
 
         After a lost connection or answer the run connects again and recovers under the same epoch, with exponential backoff,
         until stores have been away for `outage_s` seconds since the last batch that was committed.
@@ -168,19 +177,20 @@ class Coordinator:
             TransientError: a store stayed away for `outage_s`.
         """
         started_s = self._clock.monotonic_s()
-        stopped = "signal"
+        stopped = "error"
         try:
             self._outlasting_outages(lambda: self.recover(sweep=True))
             while True:
                 if self._outlasting_outages(self.step) is not None:
                     continue
-                if self._stop.is_set():
+                if self._orders.stops:
+                    stopped = self._orders.stopped_by
                     break
                 if self._is_at_limit():
                     stopped = "limit"
                     break
                 if not self._outlasting_outages(self._wait):
-                    stopped = "idle"
+                    stopped = "drain" if self._orders.drains else "idle"
                     break
         except Exception as error:
             self._drop_in_flight()
@@ -237,7 +247,7 @@ class Coordinator:
             guarded_step,
             self._options,
             self._clock,
-            self._stop.is_set,
+            lambda: self._orders.stops,
             let_go=self._let_go_of_stores,
             recover=recover,
         )
@@ -248,9 +258,14 @@ class Coordinator:
         self._steps.drop_connections()
 
     def _wait(self) -> bool:
-        """Wait for messages; False if the run is to end since none are left."""
+        """Wait for messages, or paused for the end of the pause; False if the run is to end since none are left."""
+        if self._orders.pauses:
+            self._maintain()
+            self._clock.sleep(self._options.poll_interval_s)
+            return True
         backlog = self._source.backlog()
-        if self._options.until_idle and backlog.ready == backlog.waiting == backlog.pending == 0:
+        ready = 0 if self._orders.drains else backlog.ready
+        if (self._options.until_idle or self._orders.drains) and ready == backlog.waiting == backlog.pending == 0:
             return False
         due_s = backlog.next_retry_in_s if backlog.next_retry_in_s is not None else self._options.poll_interval_s
         self._maintain()
@@ -293,7 +308,7 @@ class Coordinator:
 
     def _has_room(self) -> bool:
         """Whether one more batch may be opened. A batch over which drivers died runs by itself."""
-        if self._stop.is_set() or self._is_at_limit():
+        if self._orders.stops or self._orders.pauses or self._is_at_limit():
             return False
         if any(batch.opened.slice.deaths for batch in self._in_flight.values()):
             return False
@@ -314,11 +329,12 @@ class Coordinator:
     def _open(self) -> bool:
         started_s = self._clock.monotonic_s()
         seed = self._rng.getrandbits(SEED_BITS)
-        limit, figures = replace(self._tuner.limit, retries=started_s >= self._retries_from_s), self._tuner.figures
-        opened = self._steps.open(self._options.guarantee, limit, seed, figures)
-        if opened is None and not limit.retries:  # no other message waits
+        limit, figures = replace(self._tuner.limit, fresh=not self._orders.drains), self._tuner.figures
+        retries_late = started_s < self._retries_from_s and limit.fresh
+        opened = self._steps.open(self._options.guarantee, replace(limit, retries=not retries_late), seed, figures)
+        if opened is None and retries_late:  # no other message waits
             self._retries_from_s = started_s
-            opened = self._steps.open(self._options.guarantee, self._tuner.limit, seed, figures)
+            opened = self._steps.open(self._options.guarantee, limit, seed, figures)
         if opened is None:
             return False
         batch = Flight(opened, started_s, limit, Setting(limit.messages, self._tuner.in_flight))

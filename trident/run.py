@@ -26,6 +26,7 @@ from stormproof.core.machine_faults import own_faults
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit
+from stormproof.trident.control_line import ControlLine
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger.database import ledger_engine, require_schema
 from stormproof.trident.ledger.ledger import Ledger
@@ -152,6 +153,9 @@ def driver(
             on_batch=on_batch,
             preflight=preflight,
         )
+        control_line = ControlLine(ledger_engine(database), run, coordinator.orders, lambda: coordinator.in_flight)
+        outlasting_outages(control_line.hear_first, chosen_options, clock)
+        stack.enter_context(control_line)
         if on_ready is not None:
             with kept_from_forks():
                 on_ready(coordinator)

@@ -124,7 +124,7 @@ class RunStatistics:
     recoveries: tuple[RecoveryReport, ...] = ()
     elapsed_s: float = 0.0
     stopped: str = "idle"
-    """Why the run ended: `idle`, `limit` or `signal`."""
+    """Why the run ended: `idle`, `limit`, `signal`; `stop` or `drain`, if an operator asked for it; `error`."""
 
     tuning: Figures | None = None
     """The tuned size and number of batches at the end; None without a latency target."""

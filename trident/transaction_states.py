@@ -89,6 +89,13 @@ class OperatorAction(StrEnum):
     """Open a rejected message again, for the sinks that rejected it."""
     DROP_REJECT = "drop_reject"
     """Give a rejected message up at a sink."""
+    PAUSE = "pause"
+    """Have the driver open no more batches, and later ones, too, until `resume`."""
+    RESUME = "resume"
+    DRAIN = "drain"
+    """Have the driver open no new messages, and end once none is pending."""
+    STOP = "stop"
+    """Have the driver end after the batches in flight."""
     OTHER = "other"
     """An older version recorded an action that is none of these."""
 

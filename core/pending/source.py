@@ -149,13 +149,14 @@ class PendingSource(Connector):
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
         """Hand out returned messages first, then due retries, then new ones; None where there are none."""
         who, seed = self._who(), signed(seed)
-        self.look(lease.epoch)
+        if limit.fresh:
+            self.look(lease.epoch)
         with self._store.rows(who, tx) as rows:
             position = self.check(who, self._locked(rows, who, lease.epoch), rows.cursor)
             free = rows.free() or (self._due(rows, limit) if limit.retries else None)
             if free is not None:
                 return SliceCutter(self, rows, who.subscription).reopen(free, lease, limit, seed)
-            found = self.next(position, limit, seed, rows.cursor)
+            found = self.next(position, limit, seed, rows.cursor) if limit.fresh else None
             if found is None:
                 return None
             piece = found.piece

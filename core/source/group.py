@@ -260,7 +260,7 @@ class SourceGroup(Source):
             share = max(1, left - reserved)
             share_bytes = max(1, left_bytes * share // left)
             slice_ = member.source.open(
-                lease, Limit(share, share_bytes, limit.retries), seed_of(seed, member.index), tx
+                lease, replace(limit, messages=share, bytes=share_bytes), seed_of(seed, member.index), tx
             )
             if slice_ is None:
                 member.wanted = 0

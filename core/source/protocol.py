@@ -63,12 +63,14 @@ class Limit:
     """The most that a slice may hold. A single message is handed out even if it alone exceeds `bytes`.
 
     Without `retries`, messages that failed before are left for a later call, even if they are due. A source that ignores
-    this is slower where messages fail, but still correct.
+    this is slower where messages fail, but still correct. Without `fresh`, only messages that were opened before are handed
+    out: returned ones and due retries. With a source that ignores this, a run that is drained ends only once it is idle.
     """
 
     messages: int = 10_000
     bytes: int = 64 * 1024 * 1024
     retries: bool = True
+    fresh: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "dead-letters requeue": (NAME, "--match", "no such text", "--yes"),
     "dead-letters show": (NAME, LETTER),
     "doctor": ("--no-spark",),
+    "drain": (NAME,),
     "explain": (TARGET,),
     "ledger accept-change": (NAME, "0123456789ab"),
     "ledger adopt": (NAME, "0123456789ab"),
@@ -56,6 +57,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "ledger retry": (NAME, "1"),
     "ledger skip": (NAME, "1", "no-such-sink"),
     "ledger sql": (),
+    "pause": (NAME,),
     "queue list": (),
     "queue peek": ("orders",),
     "queue put": ("orders", "--lines", "no-such-file-of-lines.txt"),
@@ -64,9 +66,11 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "rejects list": (NAME,),
     "rejects retry": (NAME, "1-1"),
     "rejects show": (NAME, "1-1"),
+    "resume": (NAME,),
     "retry": (NAME, "1"),
     "run": (TARGET, "--engine", "inline", "--until-idle"),
     "status": (NAME,),
+    "stop": (NAME,),
     "vacuum": (NAME, "--dry-run"),
 }
 ELSEWHERE: Final = {"psql", "db url", "queue adopt", "jars", "init", "ledger release-table"}

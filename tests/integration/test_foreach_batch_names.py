@@ -312,6 +312,7 @@ def test_what_came_before_the_first_batch_is_said_and_stands_on_record(
     status = command.text("status")
     assert f"orders: streaming query {QUERY} stands at batch {batch + 1}" in status
     assert (f"orders: {text}" in status) == (lacks is not None)
+    assert "fed by a streaming query" in command("pause", "orders", status=2)["error"]["message"]
     (found,) = command("status")["topologies"]
     assert found["stream"] == {"query": QUERY, "batch": batch + 1, "began_query": QUERY, "began_batch": batch}
 

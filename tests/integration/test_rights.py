@@ -39,6 +39,10 @@ _numbers = itertools.count(1)
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "status": (),
     "retry": (NAME, "1"),
+    "pause": (NAME,),
+    "resume": (NAME,),
+    "drain": (NAME,),
+    "stop": (NAME,),
     "queue put": (NAME, "--lines", "LINES"),
     "queue peek": (NAME,),
     "queue stats": (NAME,),
@@ -106,10 +110,11 @@ DENIED: Final = {
     RoleKind.PRODUCER: set(COMMANDS) - PUTS - {"ledger migrate"},
     RoleKind.AUDITOR: set(COMMANDS)
     - READS
-    - {"ledger migrate", "queue adopt", "retry", "ledger retry", "ledger prune", "rejects retry", "rejects drop"},
+    - {"ledger migrate", "queue adopt", "retry", "ledger retry", "ledger prune", "rejects retry", "rejects drop"}
+    - {"resume", "drain", "stop"},
     RoleKind.DRIVER: set[str](),
 }
-"""Some only look where there is nothing to do: nothing to migrate, to adopt, to retry or to prune."""
+"""Some only look where there is nothing to do: nothing to migrate, to adopt, to retry, to prune or to stop."""
 
 
 def role_of(kind: str) -> str:

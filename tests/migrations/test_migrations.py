@@ -22,6 +22,7 @@ from stormproof.core.source.files.tables import metadata as file_tables
 from stormproof.core.source.postgres_queue.tables import metadata as queue_tables
 from stormproof.migrations import SCHEMA, migrate, revisions, sql, state
 from stormproof.trident.ledger.database import require_schema
+from stormproof.trident.ledger.control import metadata as control_tables
 from stormproof.trident.ledger.job_keys import metadata as job_tables
 from stormproof.trident.ledger.streams import metadata as stream_tables
 from stormproof.trident.ledger.tables import metadata as ledger_tables
@@ -40,7 +41,15 @@ def require_what_the_code_says(engine: sa.Engine) -> None:
         }
         context = MigrationContext.configure(connection, opts=options)
         both = sa.MetaData(schema=SCHEMA)
-        for tables in (ledger_tables, pending_tables, queue_tables, file_tables, stream_tables, job_tables):
+        for tables in (
+            ledger_tables,
+            pending_tables,
+            queue_tables,
+            file_tables,
+            stream_tables,
+            job_tables,
+            control_tables,
+        ):
             for table in tables.sorted_tables:
                 table.to_metadata(both)
         assert compare_metadata(context, both) == []

@@ -66,7 +66,7 @@ def test_the_running_total_counts_retries_and_dead_letters() -> None:
     assert total.text == "words: 3 messages committed in 1 batch, 1 to be retried, 1 dead letter"
 
 
-@pytest.mark.parametrize("stopped", ["idle", "limit", "signal"])
+@pytest.mark.parametrize("stopped", ["idle", "limit", "signal", "stop", "drain"])
 def test_the_last_lines_say_why_it_ended_and_the_next_command(stopped: str) -> None:
     text = run_text(RunStatistics("words", "exactly-once", 2, batches=1, messages=1, dead_letters=2, stopped=stopped))
     assert text.startswith("words (exactly-once, epoch 2): 1 batch, 1 message committed, 0 failures, 2 dead letters,")

@@ -21,10 +21,11 @@ from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBin
 from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
 from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.audit.streams import StreamPlace, place_of
+from stormproof.trident.ledger.control import Control, SignOfLife, control_of, signs_of_life
 from stormproof.trident.ledger.job_keys import JobKeys, summary
 from stormproof.trident.ledger.missing import Missing
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.transaction_states import EventKind, TxnState
+from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnState
 from stormproof.trident.tuning import Figures
 
 START_TOLERANCE_S: Final = 1.0
@@ -40,7 +41,7 @@ class DriverState(StrEnum):
     DEAD = "dead"
     """It ended without an orderly end: the next start recovers."""
     UNKNOWN = "unknown"
-    """It is on another host."""
+    """It is on another host, and gives no sign of life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ class ProblemKind(StrEnum):
     """The newest start ended before its first batch."""
     DRIVER_DEAD = "driver_dead"
     """The driver ended without an orderly end."""
+    DRIVER_SILENT = "driver_silent"
+    """The driver has given no sign of life for a while: it is suspended, or cut off from the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,18 @@ class Problem:
     kind: ProblemKind
     text: str
     command: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an operator asked of the driver; `heard_at` is None until it has taken note."""
+
+    what: str
+    """``pause``, ``drain`` or ``stop``."""
+    by: str
+    why: str
+    at: datetime
+    heard_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +177,12 @@ class TopologyStatus:
     """The most frequent class first; None if they were not asked for, or the source cannot be reached."""
     rejects: dict[str, int] = field(default_factory=dict[str, int])
     """How many rejects there are, by state: open, retrying, retried, dropped."""
+    doing: str | None = None
+    """What the driver does by its newest sign of life: running, pausing, paused, draining, stopping; None: none runs."""
+    last_sign_s: float | None = None
+    """How old that sign is, in seconds."""
+    asked: Asked | None = None
+    """What an operator asked for, as long as it holds: a pause, or that the running driver ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +220,10 @@ def _topology(
     *,
     counts_dead: bool = False,
 ) -> TopologyStatus:
-    driver = driver_state(row)
+    sign = signs_of_life(snapshot.connection).get(row.incarnation)
+    sign = sign if sign is not None and sign.epoch == row.epoch else None
+    driver = driver_state(row, sign)
+    runs = driver in (DriverState.RUNNING, DriverState.UNKNOWN)
     unresolved = snapshot.unresolved(row.incarnation)
     newest = snapshot.newest_opened(row.incarnation, row.epoch)
     evidence = source(snapshot, row)
@@ -248,14 +272,31 @@ def _topology(
         jobs=summary(snapshot.connection, row.incarnation),
         journal=None if evidence is None else evidence.journal(),
         refused=refused,
-        problems=tuple(_problems(row, driver, unresolved, refused)),
+        problems=tuple(_problems(row, driver, sign, unresolved, refused)),
+        doing=sign.doing if runs and sign is not None else None,
+        last_sign_s=round(sign.age_s, 1) if runs and sign is not None else None,
+        asked=_asked(control_of(snapshot.connection, row.incarnation), row.epoch, runs=runs),
         rejects=snapshot.reject_counts(row.incarnation),
         dead_letters=None if evidence is None or not counts_dead else _dead_letters(evidence),
     )
 
 
+def _asked(found: Control | None, epoch: int, *, runs: bool) -> Asked | None:
+    if found is None:
+        return None
+    ending = found.ends(epoch) if runs else None
+    if ending is None and not found.paused:
+        return None
+    what = OperatorAction.PAUSE.value if ending is None else ending.value
+    return Asked(what, found.by, found.why, found.asked_at, found.heard_at)
+
+
 def _problems(
-    row: TopologyRow, driver: DriverState, unresolved: Sequence[Txn], refused: RefusedStart | None
+    row: TopologyRow,
+    driver: DriverState,
+    sign: SignOfLife | None,
+    unresolved: Sequence[Txn],
+    refused: RefusedStart | None,
 ) -> Iterator[Problem]:
     for txn in unresolved:
         if txn.state is TxnState.BLOCKED:
@@ -267,6 +308,13 @@ def _problems(
         who = f"{row.driver_host}:{row.driver_pid}"
         text = f"the driver {who} is gone without an orderly end: start the topology again, which recovers"
         yield Problem(ProblemKind.DRIVER_DEAD, text, None)
+    elif driver is not DriverState.STOPPED and sign is not None and not sign.is_fresh:
+        who = f"{row.driver_host}:{row.driver_pid}"
+        text = (
+            f"the driver {who} has given no sign of life for {sign.age_s:.0f} s: it is suspended, cut off from the "
+            "database, or its host is gone. Another start takes over from it, and fences it"
+        )
+        yield Problem(ProblemKind.DRIVER_SILENT, text, None)
 
 
 def _dead_letters(evidence: SourceEvidence) -> tuple[DeadLetterCount, ...]:
@@ -291,12 +339,15 @@ def _recovered(snapshot: LedgerSnapshot, incarnation: str) -> Recovered | None:
     return Recovered(event.at, epoch if isinstance(epoch, int) else 0, {key: did for key, did in detail.items() if did})
 
 
-def driver_state(row: TopologyRow) -> DriverState:
-    """Whether the newest epoch's driver is running; the start time tells a reused process id."""
+def driver_state(row: TopologyRow, sign: SignOfLife | None = None) -> DriverState:
+    """Whether the newest epoch's driver is running; the start time tells a reused process id.
+
+    `sign` is the sign of life of the newest epoch, if there is one: it tells of a driver on another host.
+    """
     if row.stopped_at is not None:
         return DriverState.STOPPED
     if row.driver_host != socket.gethostname():
-        return DriverState.UNKNOWN
+        return DriverState.RUNNING if sign is not None and sign.is_fresh else DriverState.UNKNOWN
     try:
         process = psutil.Process(row.driver_pid)
         alive = (

@@ -6,6 +6,7 @@
 | `reports` | `status`, `audit ...` |
 | `rejects`, `rejects_app` | `rejects list`, `show`, `retry`, `drop` |
 | `letters`, `letters_app`, `letter_filter` | `dead-letters list`, `show`, `edit`, `requeue`, `drop` |
+| `control`, `control_app` | `pause`, `resume`, `drain`, `stop` |
 | `operate` | `retry`, `ledger adopt`, `ledger accept-change` |
 | `skip`, `prune` | `ledger skip`, also with `--rows`; `ledger prune` |
 | `adopt_table`, `release_table` | `ledger adopt-table`, `ledger release-table` |

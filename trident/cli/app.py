@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli import letters_app, rejects_app
+from stormproof.trident.cli import control_app, letters_app, rejects_app
 from stormproof.trident.cli.options import AsJson, By, MessageId, QueueName, SinkName, TopologyName, Txid, Why
 from stormproof.trident.cli.output import guarded
 
@@ -178,6 +178,10 @@ def retry(
     from stormproof.trident.cli.operate import retry_txid
 
     retry_txid(topology, txid, by=by, why=why, as_json=as_json)
+
+
+for _command in (control_app.pause, control_app.resume, control_app.drain, control_app.stop):
+    app.command()(_command)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from stormproof.trident.audit.message import MessageReport, Opening
 from stormproof.trident.audit.pace import Pace
 from stormproof.trident.audit.replays import ReplaysReport
 from stormproof.trident.audit.report import VerifyReport
-from stormproof.trident.audit.status import DriverState, StatusReport, TopologyStatus
+from stormproof.trident.audit.status import Asked, DriverState, StatusReport, TopologyStatus
 from stormproof.trident.audit.txn import TxnReport
 from stormproof.trident.cli.layout import cell_text, counted
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
@@ -64,7 +64,8 @@ def _topology_text(t: TopologyStatus) -> None:
             say(f"  once the cause is repaired: {problem.command}")
     say(f"{t.name}: {t.guarantee}, epoch {t.epoch}, last txid {t.last_txid or '-'}")
     since = t.started_at if t.stopped_at is None else t.stopped_at
-    say(f"driver: {t.driver} since {cell_text(since)} ({t.driver_host}, process {t.driver_pid})")
+    doing = "" if t.doing in (None, "running") else f", {t.doing}"
+    say(f"driver: {t.driver} since {cell_text(since)} ({t.driver_host}, process {t.driver_pid}){doing}")
     if t.backlog is None:
         say(f"source: {t.source}; what waits there cannot be told from here")
     else:
@@ -109,6 +110,8 @@ def duration(seconds: float) -> str:
 
 
 def _details(topology: TopologyStatus, of: str) -> None:
+    if topology.asked is not None:
+        say(_asked_text(topology, of, topology.asked))
     for sink in topology.sinks:
         by = "" if sink.committer is None else f"; committed by {sink.committer}"
         say(f"{of}sink {sink.sink} ({sink.target}) holds txid {sink.last_txid or '-'}{by}")
@@ -145,6 +148,14 @@ def _details(topology: TopologyStatus, of: str) -> None:
         stopped = topology.driver in (DriverState.STOPPED, DriverState.DEAD) and txn.state == "prepared"
         then = "; the topology's next start commits it" if stopped and not reason else ""
         say(f"{of}txid {txn.txid} is {txn.state} since {since}, {counted(txn.messages, 'message')}{reason}{then}")
+
+
+def _asked_text(t: TopologyStatus, of: str, asked: Asked) -> str:
+    why = f" ({asked.why})" if asked.why else ""
+    text = f"{of}{asked.what}, asked for by {asked.by} {cell_text(asked.at)}{why}"
+    if asked.heard_at is None and t.driver in (DriverState.RUNNING, DriverState.UNKNOWN):
+        text += "; the driver has not heard it yet"
+    return f"{text}; it goes on after: stormproof resume {t.name}" if asked.what == "pause" else text
 
 
 def _tuning_text(of: str, in_flight: int, f: Figures) -> str:

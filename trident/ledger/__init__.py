@@ -11,6 +11,7 @@
 | `graphs`, `missing` | may a changed topology go on; which txids does a new sink not have |
 | `streams` | which micro-batches of a streaming query were taken |
 | `job_keys` | which keys of batch jobs were taken; is a name for queries or for jobs |
+| `control` | what did an operator ask of a running driver; when did that give its last sign of life |
 | `repair` | how is a batch recorded that a sink skips, or holds against expectation |
 | `rows`, `tables`, `database` | as which types are rows read; which tables are there; how is the database reached |
 """

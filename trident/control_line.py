@@ -1,0 +1,105 @@
+"""Carries an operator's requests to a running driver, and the driver's signs of life to the ledger."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+import sqlalchemy as sa
+
+from stormproof.core.errors import StormproofError
+from stormproof.trident.ledger import control
+from stormproof.trident.ledger.database import LedgerDatabase
+from stormproof.trident.ledger.rows import Run
+from stormproof.trident.orders import Orders
+
+log = logging.getLogger("stormproof.control")
+
+EVERY_S: Final = 1.0
+
+
+class ControlLine:
+    """A context in which a driver hears, about once a second, what operators ask of it through the ledger.
+
+    It has a thread and a connection of its own, so that it hears while a long job runs and while the ledger is busy. A
+    database that does not answer is asked again at the next turn; the run itself decides how long it waits for its stores.
+
+    Not guaranteed:
+        A driver that is suspended, or cut off from the database, hears nothing until it is back. Then its sign of life
+        grows old, and `stormproof status` says so.
+    """
+
+    def __init__(
+        self, engine: sa.Engine, run: Run, orders: Orders, in_flight: Callable[[], int], *, every_s: float = EVERY_S
+    ) -> None:
+        self._database = LedgerDatabase(engine, lambda: None)
+        self._run = run
+        self._orders = orders
+        self._in_flight = in_flight
+        self._every_s = every_s
+        self._heard = 0
+        self._is_silent = False
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="stormproof-control", daemon=True)
+
+    def hear_first(self) -> None:
+        """Hear what was asked before the start: the driver of a topology that is paused opens nothing.
+
+        Raises:
+            StoreUnavailable: the database does not answer; it may be called again.
+        """
+        self._turn()
+
+    def __enter__(self) -> ControlLine:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+        self._database.close()
+
+    def _turn(self) -> None:
+        """Leave a sign of life, and do what is newly asked for; the second exchange says that it was heard."""
+        while True:
+            in_flight = self._in_flight()
+            doing = self._orders.doing(in_flight)
+            with self._database.begin() as connection:
+                asked = control.exchange(
+                    connection, self._run.incarnation, self._run.epoch, doing, in_flight, self._heard
+                )
+            if asked is None or asked.request == self._heard:
+                return
+            self._heard = asked.request
+            ending = asked.ends(self._run.epoch)
+            said = self._said(asked, ending)
+            if said:
+                log.warning("topology %s: %s", self._run.topology, said)
+            self._orders.follow(paused=asked.paused, ending=ending)
+
+    def _said(self, asked: control.Control, ending: control.Ending | None) -> str:
+        who = f"asked for by {asked.by}{f' ({asked.why})' if asked.why else ''}"
+        if ending is control.Ending.STOP:
+            return f"stops after the batches in flight, {who}"
+        if asked.paused:
+            return f"opens no batch until: stormproof resume {self._run.topology}; {who}"
+        if ending is control.Ending.DRAIN:
+            return f"opens no new messages, and ends once none is pending, {who}"
+        return f"goes on, {who}" if self._orders.pauses else ""
+
+    def _keep(self) -> None:
+        while not self._done.wait(self._every_s):
+            try:
+                self._turn()
+            except StormproofError as error:  # the run finds out by itself what it cannot reach
+                if not self._is_silent:
+                    log.warning("topology %s hears no requests: %s", self._run.topology, error)
+                self._is_silent = True
+                self._database.drop_connections()
+            else:
+                self._is_silent = False

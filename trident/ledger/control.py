@@ -1,0 +1,216 @@
+"""What operators ask of running drivers, and the drivers' signs of life.
+
+An operator's command writes one row a topology; the driver reads it about once a second, and notes that it has heard. In the
+same round trip it leaves its sign of life. Times are the database's, so that no two hosts' clocks are compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from stormproof.trident.ledger import events
+from stormproof.trident.ledger.tables import SCHEMA
+from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.transaction_states import OperatorAction
+
+SILENT_S: Final = 15.0
+"""A driver whose last sign of life is older does not answer."""
+
+metadata: Final = sa.MetaData(schema=SCHEMA)
+_time: Final = sa.DateTime(timezone=True)
+
+
+class Ending(StrEnum):
+    """How a driver is asked to end; append-only."""
+
+    DRAIN = "drain"
+    """Open no new messages; end once none is pending and none waits for a retry."""
+    STOP = "stop"
+    """End after the batches in flight."""
+
+
+class Doing(StrEnum):
+    """What a driver does, as its sign of life says; append-only."""
+
+    RUNNING = "running"
+    PAUSING = "pausing"
+    """It opens no batch; those in flight go on to their end."""
+    PAUSED = "paused"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+
+
+_ENDINGS: Final = ", ".join(repr(one.value) for one in Ending)
+
+control: Final = sa.Table(
+    "control",
+    metadata,
+    sa.Column("incarnation", sa.Text, nullable=False),
+    sa.Column("request", sa.BigInteger, nullable=False, comment="number of the newest request"),
+    sa.Column("paused", sa.Boolean, nullable=False, comment="no driver opens a batch, until resume"),
+    sa.Column("ending", sa.Text, comment="how the driver of ending_epoch is to end"),
+    sa.Column("ending_epoch", sa.BigInteger, comment="the one driver that is to end"),
+    sa.Column("by", sa.Text, nullable=False, comment="who asked last"),
+    sa.Column("why", sa.Text, nullable=False),
+    sa.Column("asked_at", _time, nullable=False, comment="by the database's clock"),
+    sa.Column("heard_at", _time, comment="when a driver took note of the newest request"),
+    sa.Column("heard_epoch", sa.BigInteger, comment="of that driver"),
+    sa.PrimaryKeyConstraint("incarnation", name="pk_control"),
+    sa.CheckConstraint(f"ending in ({_ENDINGS})", name="ck_control_ending_known"),
+    sa.CheckConstraint("(ending is null) = (ending_epoch is null)", name="ck_control_ending"),
+    comment="one row a topology: what an operator asked of its driver last",
+)
+
+heartbeat: Final = sa.Table(
+    "heartbeat",
+    metadata,
+    sa.Column("incarnation", sa.Text, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("at", _time, nullable=False, comment="by the database's clock"),
+    sa.Column("doing", sa.Text, nullable=False),
+    sa.Column("in_flight", sa.Integer, nullable=False, comment="batches that are open or prepared"),
+    sa.PrimaryKeyConstraint("incarnation", name="pk_heartbeat"),
+    comment="one row a topology: its driver's newest sign of life",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What a topology's drivers are asked to do."""
+
+    request: int
+    paused: bool
+    ending: Ending | None
+    ending_epoch: int | None
+    by: str
+    why: str
+    asked_at: datetime
+    heard_at: datetime | None
+    heard_epoch: int | None
+
+    def ends(self, epoch: int) -> Ending | None:
+        """How the driver of this epoch is to end; None: it is not asked to."""
+        return self.ending if self.ending_epoch == epoch else None
+
+
+@dataclass(frozen=True, slots=True)
+class SignOfLife:
+    """A driver's newest sign of life, `age_s` seconds old by the database's clock."""
+
+    epoch: int
+    doing: str
+    in_flight: int
+    age_s: float
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the driver answers."""
+        return self.age_s <= SILENT_S
+
+
+_COLUMNS: Final = "request, paused, ending, ending_epoch, by, why, asked_at, heard_at, heard_epoch"
+
+
+def control_of(connection: sa.Connection, incarnation: str) -> Control | None:
+    """What was asked last; None: nothing, ever."""
+    if connection.dialect.name != "postgresql":
+        return None
+    query = sa.text(f"select {_COLUMNS} from {SCHEMA}.control where incarnation = :incarnation")
+    return _control(connection.execute(query, {"incarnation": incarnation}).one_or_none())
+
+
+def _control(row: sa.Row[Any] | None) -> Control | None:
+    if row is None:
+        return None
+    ending = None if row.ending is None else Ending(row.ending)
+    return Control(
+        *(row.request, row.paused, ending, row.ending_epoch, row.by, row.why),
+        *(row.asked_at, row.heard_at, row.heard_epoch),
+    )
+
+
+_PAUSES: Final = {OperatorAction.PAUSE: True, OperatorAction.RESUME: False}
+_ASK: Final = sa.text(
+    f"""
+    insert into {SCHEMA}.control as c (incarnation, request, paused, ending, ending_epoch, by, why, asked_at)
+    values (:incarnation, 1, coalesce(:pauses, false), :ending, :epoch, :by, :why, clock_timestamp())
+    on conflict (incarnation) do update
+      set request = c.request + 1, paused = coalesce(:pauses, c.paused), ending = coalesce(excluded.ending, c.ending),
+        ending_epoch = coalesce(excluded.ending_epoch, c.ending_epoch), by = excluded.by, why = excluded.why,
+        asked_at = excluded.asked_at, heard_at = null, heard_epoch = null
+    returning c.request
+    """
+).bindparams(sa.bindparam("pauses", type_=sa.Boolean), sa.bindparam("epoch", type_=sa.BigInteger))
+
+
+def ask(tx: Tx, action: OperatorAction, *, by: str, why: str) -> int:
+    """Ask for a pause, a resume, a drain or a stop, on record; returns the request's number.
+
+    A drain and a stop concern the driver of the transaction's epoch alone. A pause holds until it is resumed, for later
+    drivers, too; and it does not take back that a driver is to end.
+    """
+    pauses = _PAUSES.get(action)
+    asked = {
+        "incarnation": tx.run.incarnation,
+        "pauses": pauses,
+        "ending": Ending(action.value).value if pauses is None else None,
+        "epoch": tx.run.epoch if pauses is None else None,
+        "by": by,
+        "why": why,
+    }
+    request = int(tx.connection.execute(_ASK, asked).scalar_one())
+    events.decided(tx, action, by=by, why=why)
+    return request
+
+
+_SIGN: Final = sa.text(
+    f"""
+    with sign as (
+      insert into {SCHEMA}.heartbeat as h (incarnation, epoch, at, doing, in_flight)
+      values (:incarnation, :epoch, clock_timestamp(), :doing, :in_flight)
+      on conflict (incarnation) do update
+        set epoch = excluded.epoch, at = excluded.at, doing = excluded.doing, in_flight = excluded.in_flight
+        where h.epoch <= excluded.epoch
+    ), heard as (
+      update {SCHEMA}.control set heard_at = clock_timestamp(), heard_epoch = :epoch
+      where incarnation = :incarnation and request = :request and heard_at is null
+    )
+    select {_COLUMNS} from {SCHEMA}.control where incarnation = :incarnation
+    """
+)
+
+
+def exchange(
+    connection: sa.Connection, incarnation: str, epoch: int, doing: Doing, in_flight: int, heard: int
+) -> Control | None:
+    """Leave a sign of life, note that request `heard` was heard, and read what is asked now: one round trip.
+
+    A lost sign costs nothing: it does not wait for the disk.
+    """
+    connection.execute(sa.text("set local synchronous_commit = off"))
+    row = connection.execute(
+        _SIGN,
+        {
+            "incarnation": incarnation,
+            "epoch": epoch,
+            "doing": doing.value,
+            "in_flight": in_flight,
+            "request": heard,
+        },
+    ).one_or_none()
+    return _control(row)
+
+
+def signs_of_life(connection: sa.Connection) -> dict[str, SignOfLife]:
+    """The newest sign of each topology's driver, by incarnation."""
+    if connection.dialect.name != "postgresql":
+        return {}
+    c = heartbeat.c
+    age_s = sa.extract("epoch", sa.func.clock_timestamp() - c.at)
+    rows = connection.execute(sa.select(c.incarnation, c.epoch, c.doing, c.in_flight, age_s.label("age_s")))
+    return {row.incarnation: SignOfLife(row.epoch, row.doing, row.in_flight, float(row.age_s)) for row in rows}
