@@ -21,8 +21,8 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.files.tables import metadata as file_tables
 from stormproof.core.source.postgres_queue.tables import metadata as queue_tables
 from stormproof.migrations import SCHEMA, migrate, revisions, sql, state
-from stormproof.trident.ledger.database import require_schema
 from stormproof.trident.ledger.control import metadata as control_tables
+from stormproof.trident.ledger.database import require_schema
 from stormproof.trident.ledger.job_keys import metadata as job_tables
 from stormproof.trident.ledger.streams import metadata as stream_tables
 from stormproof.trident.ledger.tables import metadata as ledger_tables
