@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from stormproof.core.errors import StormproofError
 from stormproof.trident.ledger import control
@@ -96,7 +97,7 @@ class ControlLine:
         while not self._done.wait(self._every_s):
             try:
                 self._turn()
-            except StormproofError as error:  # the run finds out by itself what it cannot reach
+            except (StormproofError, DBAPIError) as error:  # the run finds out by itself what it cannot reach
                 if not self._is_silent:
                     log.warning("topology %s hears no requests: %s", self._run.topology, error)
                 self._is_silent = True
