@@ -6,9 +6,9 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
@@ -55,6 +55,12 @@ class Settings(BaseSettings):
         description="folder for prepared files that every executor and the driver reach; `home`/staging by default",
     )
     master: str = Field(default="local[*]", description="Spark's master", min_length=1)
+    spark: dict[str, str] = Field(
+        default={},
+        repr=False,
+        description='Spark\'s own settings, passed through: `spark.executor.memory = "4g"` in `stormproof.toml`, or a JSON '
+        "object with whole names; those that exactly-once rests on cannot be changed",
+    )
     parallelism: int | None = Field(
         default=None, ge=1, description="source tasks in a batch's job; by default one for each of Spark's cores"
     )
@@ -168,6 +174,16 @@ class Settings(BaseSettings):
         """Arguments, then the file, then variables: the first that has a name wins."""
         return init_settings, TomlConfigSettingsSource(settings_cls), env_settings
 
+    @field_validator("spark", mode="before")
+    @classmethod
+    def _with_whole_names(cls, value: object) -> object:
+        """A table of tables, as `spark.executor.memory = "4g"` is in TOML, by whole names."""
+        return spark_names(value) if isinstance(value, Mapping) else value
+
+    def with_spark(self, more: Mapping[str, str]) -> Settings:
+        """The same, with further settings of Spark's, which go before those that are there."""
+        return self.model_copy(update={"spark": {**self.spark, **spark_names(more)}})
+
     @property
     def staging_path(self) -> Path:
         """Where prepared files go, absolute: executors have another working folder."""
@@ -203,6 +219,27 @@ class Settings(BaseSettings):
 
 def _known() -> str:
     return ", ".join(sorted(Settings.model_fields))
+
+
+def spark_names(table: Mapping[Any, object], prefix: str = "spark") -> dict[str, str]:
+    """Spark's settings by their whole names, out of tables inside tables; a boolean as Spark writes it.
+
+    Raises:
+        ValueError: a value is a list, a time or nothing.
+    """
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        name = str(key) if str(key).startswith("spark.") else f"{prefix}.{key}"
+        match value:
+            case Mapping():
+                found |= spark_names(cast("Mapping[Any, object]", value), name)
+            case bool():
+                found[name] = str(value).lower()
+            case str() | int() | float():
+                found[name] = str(value)
+            case _:
+                raise ValueError(f"{name} is neither text nor a number nor true or false")
+    return found
 
 
 def _check_variables(environment: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ In the tasks of both runs `stormproof.core.task`.
 | --- | --- |
 | `protocol` | what does an engine do |
 | `spark` | how is a batch one Spark job, with its stages joined by exchanges |
+| `spark_settings` | which settings does a Spark session get: ours, the user's, those that were submitted |
 | `inline` | how does a batch run in this process, for tests and first steps |
 | `frame` | how are the rows of a DataFrame written for a micro-batch |
 | `shipping` | how do functions reach Spark's workers, and what cannot be pickled |

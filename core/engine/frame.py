@@ -24,8 +24,9 @@ from stormproof.core.arrow_compute import pc
 from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import packed
-from stormproof.core.engine.spark import SETTINGS, SparkEngine, require_settings
+from stormproof.core.engine.spark import SparkEngine, require_settings
 from stormproof.core.engine.spark_error import carried, raised_by_job
+from stormproof.core.engine.spark_settings import SETTINGS
 from stormproof.core.errors import UsageError
 from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.message import storable_text

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.taskcontext import TaskContext
@@ -30,6 +31,7 @@ from stormproof.core.engine.java import find_java
 from stormproof.core.engine.memory_limit import limit_memory
 from stormproof.core.engine.shipping import packed, unshippable
 from stormproof.core.engine.spark_error import carried, fault_in, raised_by_job, what_happened
+from stormproof.core.engine.spark_settings import REQUIRED, is_local, session_settings
 from stormproof.core.errors import (
     FatalError,
     JobFailed,
@@ -54,36 +56,8 @@ if TYPE_CHECKING:  # a worker that imports this module needs neither pydantic no
 
 log = logging.getLogger("stormproof.spark")
 
-REQUIRED: Final = {
-    # User code need not be deterministic, and Spark assumes that it is. These checksums detect a repeated map task whose
-    # output differs; everything that read the old output then runs again.
-    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
-    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
-    "spark.shuffle.push.enabled": "false",  # turns the checksums off
-    "spark.speculation": "false",
-}
-"""Without these settings the engine refuses to start."""
-
-SETTINGS: Final = {
-    **REQUIRED,
-    "spark.sql.adaptive.enabled": "false",  # it would merge the tasks after a small exchange into one
-    "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "64",  # a row between stages is a chunk of thousands of rows
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-    "spark.python.worker.faulthandler.enabled": "true",
-    "spark.python.unix.domain.socket.enabled": "true",
-    "spark.python.sql.dataFrameDebugging.enabled": "false",  # it calls the JVM once for each column that is named
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.databricks.delta.snapshotPartitions": "2",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.log.level": "OFF",  # the error that the driver raises says what failed
-}
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""The variable by which `spark-submit` tells its Python process where the JVM listens."""
 
 _ANSWER: Final = pa.schema([("fault", pa.string())])
 
@@ -101,33 +75,46 @@ def spark_session(settings: Settings, **more: str) -> SparkSession:
     """
     # Spark's JVM starts the workers, and they inherit this: which Python they run, and which process a failpoint kills.
     os.environ[failpoint.ENV_DRIVER_PID] = str(os.getpid())
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    java = find_java()
-    os.environ["JAVA_HOME"] = str(java.home)
-    if java.options:
-        known = os.environ.get("JAVA_TOOL_OPTIONS", "")
-        os.environ["JAVA_TOOL_OPTIONS"] = " ".join([known, *(o for o in java.options if o not in known)]).strip()
-    builder = SparkSession.builder.master(settings.master).appName("stormproof")
-    jars = ",".join(str(jar) for jar in delta_jars(settings.delta_jars_dir))
-    folder = settings.home.absolute() / "spark-warehouse"
-    chosen = {**SETTINGS, "spark.jars": jars, "spark.sql.warehouse.dir": str(folder)}
+    submitted = _submitted()
+    if not submitted:
+        java = find_java()
+        os.environ["JAVA_HOME"] = str(java.home)
+        if java.options:
+            known = os.environ.get("JAVA_TOOL_OPTIONS", "")
+            os.environ["JAVA_TOOL_OPTIONS"] = " ".join([known, *(o for o in java.options if o not in known)]).strip()
+    chosen = session_settings(settings, delta_jars(settings.delta_jars_dir), submitted)
     chosen |= {name.replace("__", "."): value for name, value in more.items()}
+    master = chosen["spark.master"]
+    if is_local(master):
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    elif "spark.pyspark.python" not in chosen:  # executors elsewhere may have theirs in another place
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("stormproof")
     for name, value in chosen.items():
         builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
         raise SettingsError(
-            f"Spark does not start on {settings.master} with the Java at {java.home}: {what_happened(str(error))}; "
-            "check with: stormproof doctor",
-            master=settings.master,
+            f"Spark does not start on {master} with the Java at {os.environ.get('JAVA_HOME', '?')}: "
+            f"{what_happened(str(error))}; check with: stormproof doctor",
+            master=master,
         ) from error
-    session.sparkContext.setLogLevel("OFF")
+    session.sparkContext.setLogLevel(chosen["spark.log.level"])
     return session
+
+
+def _submitted() -> dict[str, str]:
+    """The settings that `spark-submit` started this process with; empty where it did not."""
+    if _SUBMITTED not in os.environ:
+        return {}
+    # Connects to the JVM that runs already; there is no public way before the context is made.
+    SparkContext._ensure_initialized()  # pyright: ignore[reportPrivateUsage]
+    return {name: value for name, value in SparkConf().getAll() if name.startswith("spark.")}
 
 
 def require_settings(session: SparkSession) -> None:

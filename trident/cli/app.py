@@ -96,6 +96,12 @@ def run(
         ),
     ] = None,
     engine: Annotated[str, typer.Option(help="spark, or inline: in this process, for trying things out.")] = "spark",
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="A setting of Spark's own, as spark.executor.memory=4g; may be repeated."
+        ),
+    ] = None,
     max_batches: Annotated[int | None, typer.Option(min=1, help="End after this many batches.")] = None,
     dry_run: Annotated[
         bool,
@@ -120,6 +126,7 @@ def run(
         param or (),
         guarantee=guarantee,
         engine=engine,
+        conf=conf or (),
         until_idle=until_idle,
         max_batches=max_batches,
         dry_run=dry_run,

@@ -38,6 +38,7 @@ def run_topology(
     *,
     guarantee: str | None,
     engine: str,
+    conf: Sequence[str],
     until_idle: bool,
     max_batches: int | None,
     dry_run: bool,
@@ -47,6 +48,7 @@ def run_topology(
     """Run a topology; end with status 130 if a signal stopped it. `chosen` are settings, those that are not None."""
     engine_choice = _engine(engine)
     settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
+    settings = settings.with_spark(dict(_spark_setting(text) for text in conf))
     topology, module = load_topology(target, parameters)
     if dry_run:
         told = rehearsed_topology(topology, None if guarantee is None else as_guarantee(guarantee), settings=settings)
@@ -73,6 +75,13 @@ def run_topology(
             statistics = coordinator.run()
     emit(statistics, as_json=as_json, text=lambda: say(run_text(statistics)))
     finish(Exit.INTERRUPTED if statistics.stopped == STOPPED_BY_SIGNAL else Exit.DONE)
+
+
+def _spark_setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.startswith("spark.") or name != name.strip():
+        raise UsageError(f"--conf {text}: write NAME=VALUE with a name of Spark's, as in spark.executor.memory=4g")
+    return name, value
 
 
 def _engine(name: str) -> EngineChoice:

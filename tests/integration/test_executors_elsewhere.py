@@ -1,0 +1,127 @@
+"""Spark's executors as processes of their own, and a program that `spark-submit` starts: exactly once, whoever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pyspark
+import pytest
+from support.command_line import CommandLine, command_line_in
+from support.queues import prepared_database, put
+
+from stormproof.core.postgres.database import Database, connect
+
+pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+
+EXECUTORS: Final = "local-cluster[2,1,900]"
+"""Two executors of one core each, as processes of this machine, started by a master as of a standalone cluster."""
+
+FILE: Final = """
+import os
+from pathlib import Path
+from stormproof import PostgresQueue, PostgresSink, Topology, count
+
+ONCE = Path({folder!r}) / "died"
+
+def split(line: str) -> list[str]:
+    if line.startswith("fatal") and {dies}:
+        try:
+            ONCE.touch(exist_ok=False)
+        except FileExistsError:
+            pass
+        else:
+            import psutil, signal
+            jvm = next(p for p in psutil.Process().parents() if p.name() == "java")
+            os.kill(jvm.pid, signal.SIGKILL)
+    return line.split()
+
+def topology() -> Topology:
+    t = Topology("words")
+    words = t.stream("lines", PostgresQueue("words")).flat_map(split, "line", schema="word string")
+    words.group_by("word").persistent_aggregate(n=count()).into(PostgresSink("counts"))
+    return t
+"""
+LINES: Final = [*(f"a b m{number}" for number in range(40)), "fatal a"]
+
+
+def counts(database: Database) -> Counter[str]:
+    with connect(database, application_name="tests", autocommit=True) as connection:
+        return Counter(dict(connection.execute("select word, n from counts").fetchall()))
+
+
+@pytest.fixture
+def words(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[bool], CommandLine]:
+    """A topology with lines to count, one of which kills its executor once where that is asked for."""
+    prepared_database(database)
+    put(database, "words", [line.encode() for line in LINES])
+
+    def made(dies: bool) -> CommandLine:
+        text = FILE.format(folder=str(tmp_path), dies=dies)
+        return command_line_in(tmp_path, database, "words.py", text, monkeypatch, capsys)
+
+    return made
+
+
+def ended(command: list[str], **more: str) -> tuple[Any, str]:
+    """What a program printed on standard output, as JSON, and what on standard error; it must end with 0."""
+    done = subprocess.run(command, env={**os.environ, **more}, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout), done.stderr
+
+
+def test_an_executor_that_dies_costs_no_message_and_blames_none(
+    words: Callable[[bool], CommandLine], database: Database
+) -> None:
+    command = words(True)
+    run = [sys.executable, "-m", "stormproof", "run", "words.py:topology", "--until-idle", "--json"]
+    conf = ["--conf", "spark.executor.memory=800m", "--conf", "spark.python.worker.reuse=true"]
+    report, _ = ended([*run, *conf], STORMPROOF_MASTER=EXECUTORS)
+    assert Path("died").exists()
+    assert counts(database) == Counter(word for line in LINES for word in line.split())
+    assert (report["messages"], report["failed"], report["dead_letters"]) == (len(LINES), 0, 0)
+    assert command("audit", "verify", "words")["violations"] == []
+    assert not [
+        p for p in psutil.Process().children(recursive=True) if p.name() == "java" and "Executor" in str(p.cmdline())
+    ]
+
+
+def test_spark_submit_gives_its_settings(
+    words: Callable[[bool], CommandLine], database: Database, tmp_path: Path
+) -> None:
+    command = words(False)
+    (tmp_path / "job.py").write_text(
+        "import json, sys\n"
+        "from pyspark.sql import SparkSession\n"
+        "from words import topology\n"
+        "statistics = topology().run(until_idle=True)\n"
+        "conf = SparkSession.getActiveSession().sparkContext.getConf()\n"
+        "print(json.dumps([statistics.messages, conf.get('spark.master'), conf.get('spark.app.name'),\n"
+        "  conf.get('spark.ui.enabled')]))\n"
+    )
+    submit = shutil.which("spark-submit", path=str(Path(pyspark.__file__).parent / "bin"))
+    assert submit is not None
+    asked = [
+        "--master",
+        "local[1]",
+        "--name",
+        "mine",
+        "--conf",
+        "spark.ui.enabled=false",
+        "--conf",
+        "spark.log.level=OFF",
+    ]
+    report, _ = ended([submit, *asked, "job.py"], PYSPARK_PYTHON=sys.executable, PYTHONPATH=str(tmp_path))
+    assert report == [len(LINES), "local[1]", "mine", "false"]
+    assert counts(database) == Counter(word for line in LINES for word in line.split())
+    assert command("audit", "verify", "words")["violations"] == []

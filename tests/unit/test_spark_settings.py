@@ -1,0 +1,91 @@
+"""Which settings a Spark session gets, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stormproof.core.engine.spark_settings import ELSEWHERE, ON_ONE_MACHINE, REQUIRED, SETTINGS, session_settings
+from stormproof.core.errors import SettingsError
+from stormproof.core.settings import Settings, spark_names
+
+JARS = [Path("/jars/delta.jar")]
+
+
+def test_tables_of_toml_become_whole_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stormproof.toml").write_text(
+        'master = "local[2]"\nspark.executor.memory = "4g"\nspark.executor.cores = 2\nspark.ui.enabled = true\n'
+        'spark."eventLog.dir" = "/x"\n[spark.hadoop.fs.s3a]\nendpoint = "http://127.0.0.1:9000"\n'
+    )
+    found = Settings().spark
+    assert found == {
+        "spark.executor.memory": "4g",
+        "spark.executor.cores": "2",
+        "spark.ui.enabled": "true",
+        "spark.eventLog.dir": "/x",
+        "spark.hadoop.fs.s3a.endpoint": "http://127.0.0.1:9000",
+    }
+
+
+def test_whole_names_are_taken_as_they_are_and_later_ones_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORMPROOF_SPARK", '{"spark.executor.memory": "4g", "spark.cores.max": 3}')
+    settings = Settings().with_spark({"spark.executor.memory": "5g"})
+    assert settings.spark == {"spark.executor.memory": "5g", "spark.cores.max": "3"}
+
+
+def test_what_is_no_setting_is_refused_by_its_whole_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"spark\.a\.b is neither text nor a number"):
+        spark_names({"a": {"b": [1]}})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stormproof.toml").write_text("spark.jars = [1]\n")
+    with pytest.raises(SettingsError, match=r"spark in .*stormproof.toml: .*spark\.jars is neither text"):
+        Settings()
+
+
+def test_secrets_among_them_are_not_shown() -> None:
+    settings = Settings(spark={"spark.hadoop.fs.s3a.secret.key": "hush"})
+    assert "hush" not in repr(settings) + str(settings)
+
+
+def test_a_users_setting_goes_before_ours_and_lists_are_joined() -> None:
+    settings = Settings(spark={"spark.ui.enabled": "true", "spark.jars": "/mine.jar", "spark.sql.extensions": "a.B"})
+    found = session_settings(settings, JARS, {})
+    assert found["spark.ui.enabled"] == "true"
+    assert found["spark.jars"] == "/jars/delta.jar,/mine.jar"
+    assert found["spark.sql.extensions"] == f"{SETTINGS['spark.sql.extensions']},a.B"
+    assert found["spark.driver.host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_what_exactly_once_rests_on_cannot_be_changed(name: str) -> None:
+    other = "true" if REQUIRED[name] == "false" else "false"
+    with pytest.raises(SettingsError, match=name.replace(".", r"\.")):
+        session_settings(Settings(spark={name: other}), JARS, {})
+    with pytest.raises(SettingsError, match="take it away"):
+        session_settings(Settings(), JARS, {name: other})
+    assert session_settings(Settings(spark={name: REQUIRED[name]}), JARS, {})[name] == REQUIRED[name]
+
+
+def test_the_master_has_one_place() -> None:
+    with pytest.raises(SettingsError, match="STORMPROOF_MASTER"):
+        session_settings(Settings(spark={"spark.master": "yarn"}), JARS, {})
+    assert session_settings(Settings(master="local[3]"), JARS, {})["spark.master"] == "local[3]"
+    assert session_settings(Settings(master="local[3]"), JARS, {"spark.master": "yarn"})["spark.master"] == "yarn"
+
+
+@pytest.mark.parametrize("master", ["spark://a:7077", "yarn", "k8s://https://a", "local-cluster[2,1,1024]"])
+def test_executors_elsewhere_are_not_bound_to_loopback(master: str) -> None:
+    found = session_settings(Settings(master=master), JARS, {})
+    assert ELSEWHERE.items() <= found.items()
+    assert "spark.driver.host" not in found
+    assert (
+        session_settings(Settings(master=master), JARS, {"spark.network.timeout": "300s"})["spark.network.timeout"]
+        == "300s"
+    )
+
+
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "local[2, 3]"])
+def test_a_local_master_stays_on_loopback(master: str) -> None:
+    assert ON_ONE_MACHINE.items() <= session_settings(Settings(master=master), JARS, {}).items()
