@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from benchmarks.corpus import Corpus, write_corpus
+from stormproof.core.engine.jars import delta_jars
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.spark import SparkEngine, spark_session
 from stormproof.core.graph.topology import TopologyGraph
@@ -38,11 +39,12 @@ class Workbench:
     """Everything that is measured happens below one temporary folder, which is removed when the process ends.
 
     The user's own Postgres, settings and Spark are left alone: variables that name them are taken out first. `packages`
-    are what Spark fetches from Maven for the rivals' sake.
+    are what Spark fetches from Maven for the rivals' sake, `jars` what it is given for them.
     """
 
-    def __init__(self, packages: Sequence[str] = ()) -> None:
+    def __init__(self, packages: Sequence[str] = (), jars: Sequence[Path] = ()) -> None:
         self._packages = tuple(packages)
+        self._jars = tuple(jars)
         for name in list(os.environ):
             if name.startswith(("STORMPROOF_", "PG")):
                 del os.environ[name]
@@ -71,7 +73,10 @@ class Workbench:
     def session(self) -> SparkSession:
         """The session that Stormproof runs on."""
         packages = {"spark__jars__packages": ",".join(self._packages)} if self._packages else {}
-        return spark_session(self.settings, spark__driver__memory="4g", **packages)
+        jars = {}
+        if self._jars:
+            jars = {"spark__jars": ",".join(map(str, (*delta_jars(self.settings.delta_jars_dir), *self._jars)))}
+        return spark_session(self.settings, spark__driver__memory="4g", **packages, **jars)
 
     @cached_property
     def rival_session(self) -> SparkSession:
@@ -142,6 +147,17 @@ class Stepper:
             raise RuntimeError(f"not a whole batch of {self._messages} messages at the first attempt: {result}")
         self.batches += 1
         return result
+
+    def all_of(self) -> int:
+        """Batches, until as many messages are committed as one is to have at most: for a source that cuts them smaller."""
+        committed = 0
+        while committed < self._messages:
+            result = self._coordinator.step()
+            if result is None or result.state != "committed" or result.attempts != 1:
+                raise RuntimeError(f"not a whole batch at the first attempt: {result}")
+            committed += result.messages
+            self.batches += 1
+        return committed
 
     def seconds(self) -> float:
         """One batch's time, from before it is opened to after it is committed."""

@@ -137,6 +137,7 @@ class Steps:
         present size and number of batches, are recorded with this one for `status`.
         """
         failpoint("open.before")
+        limit = replace(limit, certain=guarantee is Guarantee.AT_MOST_ONCE)
         with self.ledger.transaction(self.run) as tx:
             txid = txns.next_txid(tx)
             lease = self.lease(txid)

@@ -65,12 +65,15 @@ class Limit:
     Without `retries`, messages that failed before are left for a later call, even if they are due. A source that ignores
     this is slower where messages fail, but still correct. Without `fresh`, only messages that were opened before are handed
     out: returned ones and due retries. With a source that ignores this, a run that is drained ends only once it is idle.
+    With `certain`, the slice is confirmed before it is read: a source may assume nothing of its messages that a reader
+    could refute.
     """
 
     messages: int = 10_000
     bytes: int = 64 * 1024 * 1024
     retries: bool = True
     fresh: bool = True
+    certain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from stormproof.core.message import FailureReason, MessageFailure, MessageId, To
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.settings import Settings
-from stormproof.core.source.kafka.cluster import Cluster
+from stormproof.core.source.kafka.cluster import Cluster, GapsFound
 from stormproof.core.source.kafka.offsets import OffsetRange, ranges_of
 from stormproof.core.source.kafka.reader import KafkaSliceReader
+from stormproof.core.source.kafka.scout import SAMPLE
 from stormproof.core.source.metadata import Metadata
 from stormproof.core.source.protocol import Lease, Limit, Slice
 from stormproof.testing.sources.harness import each_slice, lease_of, open_slice
@@ -417,6 +419,86 @@ def test_a_gap_that_is_taken_for_messages_would_be_noticed(harness: KafkaHarness
     assert one.stop - one.start > one.messages == 1
 
 
+# ---- ranges that nobody counts
+
+MANY = 2 * SAMPLE
+LONG = Limit(100_000)
+
+
+def test_a_long_partition_is_not_counted_and_a_bad_reader_is_noticed_there_too(harness: KafkaHarness) -> None:
+    harness.put([b"%d" % number for number in range(MANY)])
+    source = harness.view()
+    slice_ = open_slice(source, "a", LONG)
+    (one,) = ranges_of(slice_.position)
+    assert (one.assumed, one.messages, slice_.bytes) == (True, MANY, sum(len(b"%d" % n) for n in range(MANY)))
+    (good,) = source.readers(slice_, 1)
+    assert isinstance(good, KafkaSliceReader)
+    for reads, is_right in ((good, True), (Skips(good.cluster, good.ranges, good.metadata), False)):
+        tokens = np.concatenate([rows.column("token").to_numpy() for rows in reads.read(7, frozenset(), 100_000)])
+        assert len(tokens) == slice_.expected.messages == MANY
+        assert (int(np.bitwise_xor.reduce(tokens)) == slice_.expected.xor) is is_right
+    halves = source.readers(slice_, 2)
+    assert [sum(rows.num_rows for rows in half.read(7, frozenset(), 500)) for half in halves] == [MANY // 2] * 2
+
+
+def test_a_gap_in_a_range_that_nobody_counted_has_it_counted(harness: KafkaHarness, kafka: KafkaBroker) -> None:
+    harness.put([b"%d" % number for number in range(MANY)])
+    source = harness.view()
+    assert len(payloads(source, open_slice(source, "a", LONG))) == MANY
+    source.confirm(lease_of("a"))
+    with kafka.transaction(commit=False) as producer:
+        producer.produce(harness.topic, b"aborted", partition=0)
+    harness.put([b"behind"])
+    slice_ = open_slice(source, "b", LONG)
+    assert slice_.expected.messages == 3, "an aborted message and a marker are taken for messages"
+    with pytest.raises(GapsFound, match=r"some offsets from .* have no message"):
+        payloads(source, slice_)
+    source.abort(lease_of("b"))
+    again = open_slice(source, "c", LONG)
+    assert (again.expected.messages, payloads(source, again)) == (1, [b"behind"])
+    source.confirm(lease_of("c"))
+    harness.put([b"x" * 10] * MANY)
+    (one,) = ranges_of(open_slice(source, "d", LONG).position)
+    assert not one.assumed, "the partition is counted from then on"
+
+
+def test_a_slice_that_is_confirmed_before_it_is_read_is_counted(harness: KafkaHarness) -> None:
+    harness.put([b"m"] * MANY)
+    (one,) = ranges_of(open_slice(harness.view(), "a", replace(LONG, certain=True)).position)
+    assert not one.assumed
+
+
+def test_what_retention_took_of_a_partition_that_nobody_counts_is_noticed(
+    harness: KafkaHarness, kafka: KafkaBroker
+) -> None:
+    harness.put([b"m"] * MANY)
+    source = harness.view()
+    open_slice(source, "a", LONG)
+    source.confirm(lease_of("a"))
+    harness.put([b"a", b"b"])
+    kafka.remove_below(harness.topic, 0, MANY + 1)
+    with pytest.raises(PositionMismatch, match=f"offsets {MANY} to {MANY} were removed"):
+        source.open(lease_of("b"), LONG, 7)
+
+
+@pytest.mark.parametrize("guarantee", ["at-most-once", "at-least-once", "exactly-once"])
+def test_a_gap_far_behind_the_sample_loses_and_doubles_nothing(
+    database: Database, tmp_path: Path, kafka: KafkaBroker, caplog: pytest.LogCaptureFixture, guarantee: str
+) -> None:
+    prepared_database(database)
+    topic = kafka.topic()
+    words = [f"{number}" for number in range(12_000)]  # more than the scout takes at once
+    kafka.put(topic, map(str.encode, words))
+    with kafka.transaction(commit=False) as producer:
+        producer.produce(topic, b"never", partition=0)
+    kafka.put(topic, [b"last"])
+    source = KafkaSource(topic, servers=kafka.servers, database=database)
+    run(source, database, tmp_path, guarantee, batch_messages=20_000)
+    assert applied(database) == sorted([*words, "last"])
+    assert verified("kafka", database).clean
+    assert ("have no message" in caplog.text) is (guarantee != "at-most-once")
+
+
 # ---- whole topologies
 
 
@@ -426,12 +508,19 @@ def checked(line: str) -> list[str]:
     return [line]
 
 
-def run(source: KafkaSource, database: Database, folder: Path, guarantee: Any = "exactly-once", **more: Any) -> None:
+def run(
+    source: KafkaSource,
+    database: Database,
+    folder: Path,
+    guarantee: Any = "exactly-once",
+    batch_messages: int = 5,
+    **more: Any,
+) -> None:
     topology = Topology("kafka")
     words = topology.stream("lines", source).flat_map(checked, "line", schema="word string")
     words.into(PostgresSink("applied", database=database))
     settings = Settings(
-        database_url=database.adbc_uri, staging_dir=str(folder), batch_messages=5, poll_interval_s=0.001
+        database_url=database.adbc_uri, staging_dir=str(folder), batch_messages=batch_messages, poll_interval_s=0.001
     )
     topology.run(guarantee, engine="inline", until_idle=True, settings=settings, **more)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from stormproof.core.errors import MissingRight, StoreUnavailable, StormproofError, UsageError
+from stormproof.core.errors import MissingRight, StoreUnavailable, StormproofError, TransientError, UsageError
 from stormproof.core.extras import required
 
 if TYPE_CHECKING:
@@ -247,6 +247,10 @@ class OffsetGone(Exception):
     def __init__(self, partition: Partition) -> None:
         super().__init__(partition)
         self.partition = partition
+
+
+class GapsFound(TransientError):
+    """A range of offsets that was taken to have no gaps has some. Nothing is lost: it is counted, and opened again."""
 
 
 class Feed:

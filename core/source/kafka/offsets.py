@@ -52,7 +52,8 @@ class OffsetRange:
     """The offsets from `start` up to but not including `stop` of one partition, of which `messages` have a message.
 
     `gaps` None: these are the first ones. Else it is the distance of each from the one before, less one: 64-bit
-    little-endian numbers, compressed, in base64. `bytes` are those of the payloads.
+    little-endian numbers, compressed, in base64. `bytes` are those of the payloads. `assumed`: nobody counted; every offset
+    is taken to have a message, the bytes are an estimate, and a reader refuses the range where that is wrong.
     """
 
     topic: str
@@ -63,15 +64,16 @@ class OffsetRange:
     messages: int
     bytes: int
     gaps: str | None = None
+    assumed: bool = False
 
     @classmethod
-    def of(cls, where: OffsetRange, offsets: Rows, size: int) -> OffsetRange:
+    def of(cls, where: OffsetRange, offsets: Rows, size: int, *, assumed: bool = False) -> OffsetRange:
         """The range `where` with these offsets (ascending) as its messages."""
         gaps = None
         if len(offsets) and int(offsets[-1]) - where.start + 1 != len(offsets):
             steps = np.diff(offsets, prepend=where.start - 1) - 1
             gaps = base64.b64encode(zlib.compress(steps.astype("<i8").tobytes(), 1)).decode()
-        return replace(where, messages=len(offsets), bytes=size, gaps=gaps)
+        return replace(where, messages=len(offsets), bytes=size, gaps=gaps, assumed=assumed)
 
     @property
     def offsets(self) -> Rows:
@@ -94,16 +96,18 @@ class OffsetRange:
     def head(self, messages: int, size: int) -> OffsetRange:
         """Its first messages; it ends behind the last of them."""
         kept = self.offsets[:messages]
-        return OffsetRange.of(replace(self, stop=int(kept[-1]) + 1), kept, size)
+        return OffsetRange.of(replace(self, stop=int(kept[-1]) + 1), kept, size, assumed=self.assumed)
 
     def rest(self, messages: int, size: int) -> OffsetRange:
         """What `head` of as many messages leaves."""
         offsets = self.offsets
-        return OffsetRange.of(replace(self, start=int(offsets[messages - 1]) + 1), offsets[messages:], size)
+        later = replace(self, start=int(offsets[messages - 1]) + 1)
+        return OffsetRange.of(later, offsets[messages:], size, assumed=self.assumed)
 
     def to_json(self) -> list[Json]:
         """For the ledger."""
-        return [self.topic, self.partition, self.place, self.start, self.stop, self.messages, self.bytes, self.gaps]
+        found: list[Json] = [self.topic, self.partition, self.place, self.start, self.stop, self.messages, self.bytes]
+        return [*found, self.gaps, True] if self.assumed else [*found, self.gaps]
 
 
 def ranges_of(at: Mapping[str, Json]) -> tuple[OffsetRange, ...]:
@@ -127,13 +131,14 @@ def ranges_or_none(at: Mapping[str, Json]) -> tuple[OffsetRange, ...] | None:
     for one in ranges:
         match one:
             case [
-                str(topic), int(partition), int(place), int(start), int(stop), int(messages), int(size), None | str()
-            ]:  # fmt: skip
-                gaps = one[-1]
+                str(topic), int(partition), int(place), int(start), int(stop), int(messages), int(size), None | str(), *more
+            ] if more in ([], [True]):  # fmt: skip
+                gaps = one[7]
                 found.append(
                     OffsetRange(
                         *(topic, partition, place, start, stop, messages, size),
                         gaps if isinstance(gaps, str) else None,
+                        bool(more),
                     )
                 )
             case _:

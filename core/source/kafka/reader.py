@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from stormproof.core.errors import PositionMismatch, StormproofError
 from stormproof.core.pending.batches import reader_batch
-from stormproof.core.source.kafka.cluster import Cluster, Feed, OffsetGone, Partition, feeds
+from stormproof.core.source.kafka.cluster import Cluster, Feed, GapsFound, OffsetGone, Partition, feeds
 from stormproof.core.source.kafka.offsets import OffsetRange, number_of
 from stormproof.core.source.metadata import Metadata
 
@@ -90,6 +90,18 @@ def by_partition(messages: Sequence[Any]) -> dict[Partition, list[Any]]:
     return found
 
 
+def gaps_in(one: OffsetRange) -> GapsFound:
+    """The error for a range that nobody counted, and that has not all of its messages."""
+    return GapsFound(
+        f"topic {one.topic}, partition {one.partition}: some offsets from {one.start} to {one.stop - 1} have no message, "
+        "as transactions and compaction leave them. The messages are counted now, and opened again",
+        topic=one.topic,
+        partition=one.partition,
+        start=one.start,
+        stop=one.stop,
+    )
+
+
 def gone(one: OffsetRange) -> PositionMismatch:
     """The error for a range that is not there any more."""
     return PositionMismatch(
@@ -119,9 +131,11 @@ class KafkaSliceReader:
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the part's messages by ascending number.
 
-        Which messages a range has is not looked up: what the cluster gives is compared with what was counted.
+        Which messages a range has is not looked up: what the cluster gives is compared with what was counted, or with all
+        offsets of a range that nobody counted.
 
         Raises:
+            GapsFound: a range that nobody counted has offsets without a message.
             PositionMismatch: retention removed what was to be read.
             StoreUnavailable: the cluster is away.
         """
@@ -129,6 +143,8 @@ class KafkaSliceReader:
         found = messages_in(self.cluster, self.ranges)
         for one in self.ranges:
             messages = found.pop(one.place)
+            if one.assumed and not _is_whole(messages, one):
+                raise gaps_in(one)
             if not messages:
                 continue
             ids = np.array([message.offset() for message in messages], np.int64) + number_of(one.place, 0)
@@ -140,6 +156,15 @@ class KafkaSliceReader:
                 part = ids[start : start + batch_rows]
                 payload = payloads_of(messages[start : start + batch_rows], self.metadata)
                 yield reader_batch(part, np.full(len(part), one.place, np.int64), payload, seed)
+
+
+def _is_whole(messages: Sequence[Any], one: OffsetRange) -> bool:
+    """Whether every offset of the range has its message; they come in ascending order."""
+    return (
+        len(messages) == one.messages
+        and bool(messages)
+        and (messages[0].offset(), messages[-1].offset()) == (one.start, one.stop - 1)
+    )
 
 
 def payloads_of(messages: Sequence[Any], metadata: Metadata) -> pa.Array:

@@ -55,12 +55,13 @@ from stormproof.core.source.kafka.offsets import (
 )
 from stormproof.core.source.kafka.position import KafkaPosition, Lost, Place
 from stormproof.core.source.kafka.reader import METADATA, KafkaSliceReader, messages_in, payloads_of
-from stormproof.core.source.kafka.scout import Scout
+from stormproof.core.source.kafka.scout import Scout, count
 from stormproof.core.source.metadata import Metadata, edited, pack, unpack
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice, SliceReader, SourcePreview
 
 log = logging.getLogger("stormproof.kafka")
 
+_NONE: Final = np.zeros(0, np.int64)
 LOOK_INTERVAL_S: Final = 5.0
 """Seconds between two searches for new topics and partitions."""
 
@@ -78,9 +79,9 @@ class KafkaSource(PendingSource):
         Every committed message of every partition is opened once by each subscription, and again only when it was
         returned, failed, or its lease ran out. A batch that is replayed has the same messages. Messages of aborted
         transactions are never seen, and those of an open one hold up their own partition alone. What is expected of a
-        slice is counted by a consumer of its own, apart from the readers. Messages that retention removed before they
-        were opened, a topic that is gone or was made again, and another cluster under the same name are refused by name;
-        with ``on_gap="record"`` what retention took is put on record, and the run goes on.
+        slice is known apart from the readers: counted by a consumer of its own, or all offsets of a range. Messages that
+        retention removed before they were opened, a topic that is gone or was made again, and another cluster under the
+        same name are refused by name; with ``on_gap="record"`` what retention took is put on record, and the run goes on.
 
     Not guaranteed:
         An order between slices, or between partitions. Within a slice the messages of a partition come by their offsets.
@@ -253,6 +254,7 @@ class KafkaSource(PendingSource):
             self._search()  # a topic that was made again has other messages at the same offsets
             self._as_found(known)
             try:
+                self._require_there(self._scout.assumed(active))
                 self._scout.look(active, self._ends, self._limit)
             except OffsetGone as error:
                 self._scout.close()
@@ -260,6 +262,13 @@ class KafkaSource(PendingSource):
             else:
                 self._require_within(active)
                 return
+
+    def _require_there(self, places: Sequence[Place]) -> None:
+        """Raise OffsetGone where retention has removed what is next; it is for places whose messages nobody counts."""
+        first = self._asking.earliest((place.topic, place.partition) for place in places)
+        for place in places:
+            if place.next < first[place.topic, place.partition]:
+                raise OffsetGone((place.topic, place.partition))
 
     def _require_within(self, active: Sequence[Place]) -> None:
         """Refuse a partition that ends before the position: what was applied is not there."""
@@ -442,16 +451,16 @@ class KafkaSource(PendingSource):
         """The first messages by place and offset. They are counted again: compaction may have removed some."""
         del cursor
         ranges = ranges_of(at)
-        there = messages_in(self._cluster, ranges)
+        there = count(self._cluster, ranges)
         kept, rest = list[OffsetRange](), list[OffsetRange]()
         gone, messages_left, bytes_left = 0, max(1, limit.messages), limit.bytes
         for one in ranges:
-            mine = there[one.place]
-            offsets = np.array([message.offset() for message in mine], np.int64)
+            offsets, sizes = there.get(one.place, (_NONE, _NONE))
             known = np.isin(offsets, one.offsets)
-            offsets = offsets[known]
-            total = np.cumsum(np.array([len(message) for message in mine], np.int64)[known])
+            offsets, total = offsets[known], np.cumsum(sizes[known])
             gone += one.messages - len(offsets)
+            if one.assumed and len(offsets) < one.messages:
+                self._scout.found_gaps((one.topic, one.partition))
             now = OffsetRange.of(one, offsets, int(total[-1]) if len(total) else 0)
             fits = min(messages_left, int(np.searchsorted(total, bytes_left, side="right")))
             if not fits and len(offsets) and not any(before.messages for before in kept):
