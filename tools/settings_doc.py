@@ -90,12 +90,12 @@ def _type_name(kind: Any) -> str:
         bool: "`true` or `false`",
         Path: "folder",
     }
-    return names[kind]
+    return "table of text" if typing.get_origin(kind) is dict else names[kind]
 
 
 def _default(field: FieldInfo) -> str:
     value = field.default
-    if value is None:
+    if value is None or value == {}:
         return "-"
     shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
     return f"`{shown}`"

@@ -18,6 +18,7 @@ from stormproof.core.bolt import BasicBolt, Emit, Tuple
 from stormproof.core.engine import spark as engine_module
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark import SparkEngine
+from stormproof.core.engine.spark_settings import REQUIRED
 from stormproof.core.errors import JobFailed
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.sinks.memory import MemorySink
@@ -253,7 +254,7 @@ def test_without_sparks_checksums_two_answers_do_get_into_one_batch(
 ) -> None:
     """The negative control of the settings that the engine insists on."""
     careless = spark.newSession()
-    for key in list(engine_module.REQUIRED):
+    for key in REQUIRED:
         if "Checksum" in key:
             careless.conf.set(key, "false")
     monkeypatch.setattr(engine_module, "REQUIRED", {})
