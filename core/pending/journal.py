@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -31,12 +31,14 @@ class Delivery(NamedTuple):
     """A message as a server delivered it.
 
     `stable_id` is the same each time the message comes, and no other message's. `handle` is what the server wants for its
-    confirmation; it is for this delivery alone.
+    confirmation; it is for this delivery alone. `stored` is what is kept in place of the payload, where that is more than
+    the payload: what the server says of this delivery may differ each time, and the first one's is kept.
     """
 
     stable_id: str
     handle: Any
     payload: bytes
+    stored: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,12 @@ class Journal:
         Raises:
             UsageError: an id is none, or came before with another payload; nothing was written.
         """
-        payloads: dict[str, bytes] = {}
+        first_of: dict[str, Delivery] = {}
         for message in received:
             self._check(message.stable_id)
-            if payloads.setdefault(message.stable_id, message.payload) != message.payload:
+            if first_of.setdefault(message.stable_id, message).payload != message.payload:
                 raise self._reused(message.stable_id)
+        payloads = {id_: message.payload for id_, message in first_of.items()}
         known = self._known(payloads)
         new = [id_ for id_ in payloads if id_ not in known]
         first = self.stop()
@@ -92,12 +95,14 @@ class Journal:
         if new:
             self._run(
                 f"insert into {_TABLE} (subscription, number, stable_id, payload, digest)"
-                " select s.id, m.number, m.stable_id, m.payload, sha256(m.payload)"
-                " from unnest(%s::bigint[], %s::text[], %s::bytea[]) as m (number, stable_id, payload),"
+                " select s.id, m.number, m.stable_id, coalesce(m.stored, m.payload), sha256(m.payload)"
+                " from unnest(%s::bigint[], %s::text[], %s::bytea[], %s::bytea[])"
+                " as m (number, stable_id, payload, stored),"
                 f" {SCHEMA}.pending_subscription s where s.kind = %s and s.source = %s and s.subscription = %s",
                 [numbers[id_] for id_ in new],
                 new,
                 [payloads[id_] for id_ in new],
+                [first_of[id_].stored for id_ in new],
                 *self._key,
             )
         again = [numbers[message.stable_id] for message in received if message.stable_id in known]
@@ -238,6 +243,7 @@ class JournalReader:
     who: Subscriber
     first: int
     stop: int
+    unpack: Callable[[Sequence[bytes]], Any] | None = None
 
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the messages, in the order in which they were received.
@@ -258,4 +264,4 @@ class JournalReader:
             sorted(excluded),
         )
         ids, payloads = [row[0] for row in found], [bytes(row[1]) for row in found]
-        yield from batches_of(ids, [0] * len(ids), payloads, seed, batch_rows)
+        yield from batches_of(ids, [0] * len(ids), payloads, seed, batch_rows, self.unpack)

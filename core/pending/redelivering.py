@@ -251,7 +251,7 @@ class RedeliveringSource(NumberedSource):
     def reader(self, first: int, stop: int) -> SliceReader:
         """Messages of the journal."""
         assert isinstance(self._store, PostgresPendingStore)
-        return JournalReader(self._store.database, self._who(), first, stop)
+        return JournalReader(self._store.database, self._who(), first, stop, self.unpack())
 
     def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
         """Out of the journal."""

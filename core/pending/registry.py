@@ -12,6 +12,9 @@ _OWN: Final = {
     "queue": "stormproof.core.source.postgres_queue.queue:PostgresQueue",
     "files": "stormproof.core.source.files.source:FileSource",
     "kafka": "stormproof.core.source.kafka.source:KafkaSource",
+    "kestrel": "stormproof.core.source.kestrel.source:KestrelSource",
+    "rabbitmq": "stormproof.core.source.rabbitmq.source:RabbitMQSource",
+    "rabbitmq-stream": "stormproof.core.source.rabbitmq.stream_source:RabbitMQStreamSource",
 }
 """Stormproof's own, imported when they are asked for."""
 

@@ -160,6 +160,7 @@ READS_AGAIN: Final = Capabilities(StableIds.SERVER, reopens=True, delivers=False
 REDELIVERS: Final = Capabilities(StableIds.SERVER)
 
 KAFKA: Final = READS_AGAIN
+RABBITMQ_STREAM: Final = READS_AGAIN
 RABBITMQ_QUORUM: Final = Capabilities(StableIds.PUBLISHER, counts_attempts=True)
 RABBITMQ_CLASSIC: Final = Capabilities(StableIds.PUBLISHER)
 RABBITMQ_WITHOUT_ID: Final = Capabilities(StableIds.NONE)
@@ -172,6 +173,9 @@ SOURCES: Final = (
     SourceRow("a queue in Postgres", "PostgresQueue", READS_AGAIN, "Positions move in the transaction of the ledger."),
     SourceRow("files", "FileSource", READS_AGAIN, "A file that was changed stops the run by name."),
     SourceRow("Kafka", "KafkaSource", KAFKA, "Offsets committed to a consumer group are advice for its tools."),
+    SourceRow(
+        "RabbitMQ stream", "RabbitMQStreamSource", RABBITMQ_STREAM, "Offsets are the server's. Nothing is confirmed."
+    ),
     SourceRow("RabbitMQ quorum queue", "RabbitMQSource", RABBITMQ_QUORUM, "A late ack is ignored by the server."),
     SourceRow("RabbitMQ classic queue", "RabbitMQSource", RABBITMQ_CLASSIC, "A late ack is ignored by the server."),
     SourceRow("RabbitMQ, without ids", "RabbitMQSource", RABBITMQ_WITHOUT_ID, "`id_from` names where an id stands."),

@@ -73,6 +73,7 @@ from .core.source.memory import MemorySource as MemorySource
 from .core.source.nats import NatsSource as NatsSource
 from .core.source.postgres_queue import PostgresQueue as PostgresQueue
 from .core.source.rabbitmq import RabbitMQSource as RabbitMQSource
+from .core.source.rabbitmq import RabbitMQStreamSource as RabbitMQStreamSource
 from .core.source.redis_streams import RedisStreamSource as RedisStreamSource
 from .core.source.protocol import (
     Backlog as Backlog,

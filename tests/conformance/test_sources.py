@@ -9,7 +9,7 @@ import pytest
 from support.brokers.kafka import KafkaBroker
 from support.brokers.kestrel_broker import KestrelHarness, KestrelServer
 from support.brokers.nats_server import NatsHarness, NatsServer
-from support.brokers.rabbitmq_server import RabbitMQHarness, RabbitMQServer
+from support.brokers.rabbitmq_server import RabbitMQHarness, RabbitMQServer, RabbitMQStreamHarness
 from support.brokers.redis_server import RedisHarness, RedisServer
 from support.kafka_source import GapsHarness, KafkaHarness
 from support.queues import prepared_database
@@ -154,5 +154,20 @@ class TestRabbitMQSource(SourceConformance):
         self, request: pytest.FixtureRequest, shared_database: Database, rabbitmq: RabbitMQServer
     ) -> Iterator[SourceHarness]:
         harness = RabbitMQHarness(shared_database, request.node.name, server=rabbitmq)
+        yield harness
+        harness.close()
+
+
+@pytest.mark.postgres
+@pytest.mark.broker("rabbitmq")
+@pytest.mark.sampled(0.2)
+class TestRabbitMQStreamSource(SourceConformance):
+    """A stream of a RabbitMQ broker."""
+
+    @pytest.fixture
+    def harness(
+        self, request: pytest.FixtureRequest, shared_database: Database, rabbitmq: RabbitMQServer
+    ) -> Iterator[SourceHarness]:
+        harness = RabbitMQStreamHarness(shared_database, f"stream {request.node.name}", server=rabbitmq)
         yield harness
         harness.close()

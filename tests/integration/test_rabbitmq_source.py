@@ -15,6 +15,7 @@ from typing import Any, Final
 from zlib import crc32
 
 import pytest
+from support.brokers import running
 from support.brokers.cutter import Cutter
 from support.brokers.harness import opened
 from support.brokers.lives import SOON, Killed, Life, kill_after, kill_at
@@ -24,6 +25,7 @@ from support.queues import prepared_database
 from stormproof import Guarantee, RabbitMQSource
 from stormproof.core.errors import Fenced, MissingRight, StoreUnavailable, UsageError
 from stormproof.core.failpoint import watched
+from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.pending.journal import Delivery, JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
@@ -123,6 +125,48 @@ def test_an_id_may_stand_in_a_header_or_in_a_field(classic: RabbitMQHarness, id_
     assert opened(classic.view(id_from=id_from), A) == [payload]
 
 
+def test_metadata_stands_behind_the_fields_and_a_failed_message_keeps_it(harness: RabbitMQHarness) -> None:
+    names = ("message_id", "routing_key", "headers", "redelivered", "delivery_count")
+    harness.options = {"metadata": names, "max_attempts": 1}
+    harness.server.put(harness.name, [b"a", b"b"], ["1", "2"], {"n": 7})
+    with harness.server.connect() as connection:
+        channel = connection.channel()
+        for _ in range(2):
+            (method, _, _) = channel.basic_get(harness.name)
+            channel.basic_nack(method.delivery_tag, requeue=True)
+            channel.basic_qos(prefetch_count=1)
+    source = harness.view()
+    slice_ = source.open(A, ANY, 7)
+    assert slice_ is not None
+    rows = sorted(rows_of(source, slice_), key=lambda row: str(row["message_id"]))
+    counts = [(row["redelivered"], row["delivery_count"]) for row in rows]
+    counted = [1, 2, None] if harness.queue_type == "quorum" else [None]
+    assert any(redelivered for redelivered, _ in counts)
+    assert {count for _, count in counts} <= set(counted)
+    assert [(row["line"], row["message_id"], row["headers"]) for row in rows] == [
+        (line, id_, [{"name": "n", "value": "7"}]) for line, id_ in (("a", "1"), ("b", "2"))
+    ]
+    source.drop_connections()  # they come again, and what the broker says of them is another thing
+    harness.server.until_left(harness.name, 2)
+    failure = MessageFailure(MessageId(0), 0, Token(0), FailureReason.ERROR, "b", "boom", "x", counted=True)
+    assert source.confirm(A, [failure]).dead == ("0-0",)
+    assert opened(source, B) == []
+    first = rows_of(source, slice_)[0]
+    assert source.edit("0-0", b"new", by="me", why="test")
+    again = source.open(C, ANY, 7)
+    assert again is not None
+    assert rows_of(source, again) == [{**first, "line": "new"}]
+
+
+def rows_of(source: RabbitMQSource, slice_: Any) -> list[dict[str, Any]]:
+    """The tuples of a slice."""
+    found: list[dict[str, Any]] = []
+    for reader in source.readers(slice_, 1):
+        for batch in reader.read(7, frozenset(), 100):
+            found += source.decoder.decode(batch.column("payload")).rows.to_pylist()
+    return found
+
+
 def test_without_ids_exactly_once_is_refused_by_name() -> None:
     source = RabbitMQSource("q", id_from=None)
     assert "have no stable id" in str(source.serves(Guarantee.EXACTLY_ONCE))
@@ -155,7 +199,7 @@ def test_what_cannot_be_read_is_refused_by_name(rabbitmq: RabbitMQServer, shared
 
     rabbitmq.declare("a stream", "stream")
     rabbitmq.put("a stream", [b"a"])
-    with pytest.raises(UsageError, match="it is a stream, which this source does not read"):
+    with pytest.raises(UsageError, match="read it with RabbitMQStreamSource"):
         opens("a stream")
     with pytest.raises(UsageError, match=r"no such queue.*rabbitmqadmin declare"):
         opens("nowhere")
@@ -227,40 +271,19 @@ def texts(payloads: Sequence[bytes]) -> list[str]:
     return [payload.decode() for payload in payloads]
 
 
-POINTS: Final = (
-    *("start.after_epoch", "recover.after", "open.in_transaction", "open.after", "task.after_file", "run.after"),
-    *("prepare.in_transaction", "prepare.after", "commit.before_sink", "commit.after_sink", "delta.after_check"),
-    *("delta.after_log_entry", "delta.after_sync", "postgres.after_guard", "postgres.after_rows"),
-    *("postgres.after_commit", "finish.in_transaction", "finish.before_commit", "finish.after"),
-    *("journal.in_transaction", "journal.after_write", "journal.before_acknowledge", "journal.after_acknowledge"),
-)
-
-
-@pytest.mark.sampled(0.3)
-@pytest.mark.parametrize("point", POINTS)
-def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
-    lives: Callable[..., tuple[Life, RabbitMQHarness]], point: str
-) -> None:
-    life, harness = lives()
-    harness.put([*words(12), b"bad"])
-    life.live([kill_at(point), kill_at(point, 2)])
-    assert life.reached[point] >= 2
-    life.require(texts(words(12)))
-    assert harness.server.ready(harness.name) == 0
-
-
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 def test_drivers_and_the_broker_die_in_any_order(
     lives: Callable[..., tuple[Life, RabbitMQHarness]], rabbitmq: RabbitMQServer, queue_type: str
 ) -> None:
-    """The broker is killed once: it takes some 6 seconds. A quorum queue that is younger than that may not survive it."""
+    """The broker is killed once: it takes some 6 seconds."""
     rng = Random(3)
     life, harness = lives(queue_type)
     expected = words(30)
     harness.put(expected[:20])
     life.drive(kill_after(60))
-    if queue_type == "classic":
-        rabbitmq.restart()
+    if queue_type == "quorum":
+        rabbitmq.until_kept(harness.name)
+    rabbitmq.restart()
     harness.put(expected[20:])
     life.live([kill_after(rng.randrange(20, 120)) for _ in range(2)])
     life.require(texts(expected))
@@ -284,6 +307,29 @@ def test_a_connection_that_is_cut_when_a_confirmation_was_sent(classic: RabbitMQ
     assert classic.server.ready(classic.name) == 0
     with classic.server.connect() as connection:
         assert connection.channel().basic_get(classic.name)[0] is None
+
+
+def test_what_comes_again_by_the_consumer_timeout_is_known(
+    shared_database: Database, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The broker closes the channel of a consumer that does not confirm in time: after 30 minutes, here at once."""
+    short = {"consumer_timeout": 200, "channel_tick_interval": 100}
+    with running(RabbitMQServer, tmp_path_factory, **short) as server:
+        harness = RabbitMQHarness(shared_database, "consumer timeout", server=server)
+        harness.put([b"a", b"b"])
+        source = harness.view()
+        assert opened(source, A) == [b"a", b"b"]
+        server.until_left(harness.name, 2)  # given back, behind our back
+        with pytest.raises(StoreUnavailable, match="the broker closed the channel"):
+            source.maintain()
+        assert opened(source, B) == []
+        source.confirm(A)
+        source.close()
+        assert source.journal_counts() == JournalCounts(messages=2, owed=0, suppressed=0)
+        server.until_left(harness.name, 0)
+        server.kill()
+        server.end_names()
+        harness.close()
 
 
 def test_a_driver_that_was_replaced_takes_nothing(harness: RabbitMQHarness) -> None:

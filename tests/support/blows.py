@@ -43,6 +43,14 @@ class Action(StrEnum):
     """The next COMMIT takes place, and its answer never comes."""
     LOSE_COMMIT = "lose-commit"
     """The next COMMIT never reaches the server."""
+    BROKER = "broker"
+    """The message server is killed and starts again."""
+    CUT_ANSWER = "cut-answer"
+    """The connection is cut once the message server has heard the next confirmation."""
+    CUT_CONFIRM = "cut-confirm"
+    """The connection is cut before the message server hears the next confirmation."""
+    AGAIN = "again"
+    """Messages that were put before are put again, with their ids."""
 
     @property
     def pauses(self) -> bool:

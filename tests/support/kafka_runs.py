@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from stormproof import Topology, count
+from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.kafka import KafkaSource
 from stormproof.core.source.kafka.position import KafkaPosition
 from support.blows import Stand
@@ -42,7 +43,7 @@ def topology_of(cell: Cell) -> Topology:
     return built(cell, source_of(cell))
 
 
-def built(cell: Cell, source: KafkaSource) -> Topology:
+def built(cell: Cell, source: PendingSource) -> Topology:
     """The same over any source of lines."""
     t = Topology(cell.name)
     words = t.stream("lines", source).flat_map(Split(cell.folder), "line", schema="word string")

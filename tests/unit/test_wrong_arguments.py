@@ -30,6 +30,7 @@ from stormproof import (
     FileSource,
     IteratorSource,
     KafkaSource,
+    KestrelSource,
     Lineage,
     MapSetter,
     MemoryMap,
@@ -43,6 +44,8 @@ from stormproof import (
     PostgresMap,
     PostgresQueue,
     PostgresSink,
+    RabbitMQSource,
+    RabbitMQStreamSource,
     RedisStreamSource,
     ReducerAggregator,
     RowMerge,
@@ -798,6 +801,18 @@ def contracts(sink: type) -> list[Case]:
     ]
 
 
+def _journalled(kind: Callable[..., object], noun: str, forms: str) -> dict[str, list[Case]]:
+    """Of sources whose ids are those of publishers."""
+    return {
+        "id_from": [
+            (lambda w=w: kind("s", id_from=w), f"{noun} s: id_from is .*; it (is {forms}|must be text)")
+            for w in ("id", "field:", 7)
+        ],
+        "prefetch": [(lambda: kind("s", prefetch=0), f"{noun} s: prefetch is 0; it must be a whole number")],
+        "horizon_s": [(lambda: kind("s", horizon_s=-1), f"{noun} s: horizon_s is -1; it {SECONDS}")],
+    }
+
+
 THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
     Backoff: {
         "base_s": [(lambda w=w: Backoff(w), f"backoff: base_s is .*{SECONDS}") for w in (-1, "1", float("nan"))],
@@ -997,6 +1012,76 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
                     "connect": [
                         (lambda: NatsSource("s", connect=3), "NATS stream s: connect is 3; it must be an object")
                     ]
+                },
+            ),
+        )
+    },
+    **{
+        kind: {
+            first: [
+                (lambda w=w, k=kind: k(w), f"{noun}: {first} is .*; it must be text, such as") for w in ("", 3, None)
+            ],
+            "schema": [(lambda k=kind: k("s", schema="a strng"), f"{noun} s: .*{SCHEMA}")],
+            "unit": [(lambda k=kind: k("s", unit="rows"), f"{noun} s: no message unit 'rows'; it is 'lines'")],
+            "name": [(lambda k=kind: k("s", name=3), f"{noun} s: name is 3; it must be text, such as")],
+            "database": [
+                (lambda k=kind: k("s", database="x"), f"{noun} s: database is not a Postgres URL: it must begin with")
+            ],
+            "max_attempts": [(lambda k=kind: k("s", max_attempts=0), f"{noun} s: {ATTEMPTS}")],
+            "backoff": [(lambda k=kind: k("s", backoff=1.0), f"{noun} s: backoff is 1.0; it must be an object such")],
+            "metadata": [
+                (lambda k=kind: k("s", metadata=("x",)), f"{noun} s: no metadata 'x'; known: {known}"),
+                (lambda k=kind: k("s", metadata=7), f"{noun} s: metadata is 7; it is a tuple of names"),
+            ],
+            **more,
+        }
+        for kind, noun, first, known, more in (
+            (
+                RabbitMQSource,
+                "RabbitMQ queue",
+                "queue",
+                "message_id",
+                {
+                    "url": [(lambda: RabbitMQSource("s", url=3), "RabbitMQ queue s: url is 3; it must be text")],
+                    **_journalled(RabbitMQSource, "RabbitMQ queue", "message_id or header:NAME or field:NAME"),
+                },
+            ),
+            (
+                RabbitMQStreamSource,
+                "RabbitMQ stream",
+                "stream",
+                "message_id",
+                {
+                    "url": [(lambda: RabbitMQStreamSource("s", url=3), "RabbitMQ stream s: url is 3; it must be text")],
+                    "start": [
+                        (
+                            lambda w=w: RabbitMQStreamSource("s", start=w),
+                            "RabbitMQ stream s: start is .*; it is 'earliest'",
+                        )
+                        for w in ("first", -1, True, None, datetime(2026, 1, 1))  # noqa: DTZ001
+                    ],
+                    "on_gap": [
+                        (lambda: RabbitMQStreamSource("s", on_gap="skip"), "on_gap is 'skip'; it is 'fail' or 'record'")
+                    ],
+                },
+            ),
+            (
+                KestrelSource,
+                "Kestrel queue",
+                "queue",
+                "host",
+                {
+                    "hosts": [
+                        (lambda w=w: KestrelSource("s", hosts=w), "Kestrel queue s: hosts (is|has) .*; (it|each) is")
+                        for w in ("h:1", [], None, 3, ["h:x"], [3])
+                    ],
+                    **{
+                        name: [
+                            (lambda n=name: KestrelSource("s", **{n: 0}), f"Kestrel queue s: {name} is 0; it must be a")
+                        ]
+                        for name in ("connections", "open_reads")
+                    },
+                    **_journalled(KestrelSource, "Kestrel queue", "field:NAME"),
                 },
             ),
         )
@@ -1269,6 +1354,7 @@ def test_of_what_a_streaming_query_is_given(build: Callable[[], object], said: s
 FREE: Final = {
     "many": "anything true or false will do",
     "clock": "for tests",
+    "new_id": "for tests",
     "settings": "of a run, an object of its own type",
     "options": "of a run, an object of its own type",
     "on_batch": "of a run",

@@ -22,6 +22,7 @@ class Connection:
     """
 
     def __init__(self, host: str, port: int, queue: str, timeout_s: float) -> None:
+        self.server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._socket = socket.create_connection((host, port), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         key = queue.encode()

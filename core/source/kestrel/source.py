@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import ClassVar, Final, Self
+
+import pyarrow as pa
 
 from stormproof.core.arguments import require_text, require_whole
 from stormproof.core.clock import Clock
@@ -20,11 +22,14 @@ from stormproof.core.source.capabilities import KESTREL, KESTREL_WITH_ID, Capabi
 from stormproof.core.source.decode import Unit
 from stormproof.core.source.kestrel.connection import Connection
 from stormproof.core.source.kestrel.hosts import Address, Hosts
+from stormproof.core.source.metadata import Metadata, edited, pack, unpack
 from stormproof.core.source.stable_ids import IdFrom
 
 log = logging.getLogger("stormproof.source")
 
 CONNECTIONS: Final = 16
+METADATA: Final = {"host": pa.string()}
+"""What Kestrel knows of an item: the server that it came from, as HOST:PORT."""
 _QUEUE: Final = re.compile(r"[^\s/~\x00-\x20\x7f]{1,200}")
 
 
@@ -61,6 +66,7 @@ class KestrelSource(RedeliveringSource):
         schema: str = "line string",
         unit: Unit | None = None,
         id_from: str | None = None,
+        metadata: Sequence[str] | Mapping[str, str] = (),
         connections: int = CONNECTIONS,
         open_reads: int = 1,
         name: str | None = None,
@@ -78,7 +84,8 @@ class KestrelSource(RedeliveringSource):
         `connections`: at most so many to each server; `open_reads`: items that a connection may have open, at most the
         server's maxOpenTransactions (1 where nobody set it). Items come in steps of connections times open_reads a server.
         `id_from`: ``field:NAME`` where items have an id of their own. `name`: under which messages are pending; by default
-        the queue's. `prefetch`: how many items may be taken over and not opened yet. `new_id` makes the ids of items.
+        the queue's. `metadata`: ``("host",)`` adds the server that an item came from. `prefetch`: how many items
+        may be taken over and not opened yet. `new_id` makes the ids of items.
         """
         require_text(self.NOUN, "queue", queue, "orders")
         if not _QUEUE.fullmatch(queue):
@@ -110,8 +117,10 @@ class KestrelSource(RedeliveringSource):
             clock=clock,
             rng=rng,
         )
+        self._metadata = Metadata.chosen(where, metadata, METADATA, self._decoder.schema)
         if self._id_from is not None:
             self._decoder = self._id_from.decoder(self._decoder)
+        self._decoder = self._metadata.decoder(self._decoder)
         self._queue = queue
         self._most = (connections, open_reads)
         self._jitter = rng or Random()  # noqa: S311 - nothing secret
@@ -148,13 +157,27 @@ class KestrelSource(RedeliveringSource):
 
     def receive(self, limit: int) -> Sequence[Delivery]:
         """Open items at every server in turn. An item that was not written down the last time is given back first."""
-        return [self._delivery(connection, item) for connection, item in self._servers.receive(limit)]
+        received = [self._delivery(connection, item) for connection, item in self._servers.receive(limit)]
+        if not self._metadata or not received:
+            return received
+        hosts = [message.handle.server for message in received]
+        rows = self._metadata.rows([message.payload for message in received], [hosts for _ in self._metadata.names])
+        return [message._replace(stored=stored) for message, stored in zip(received, pack(rows), strict=True)]
 
     def _delivery(self, connection: Connection, item: bytes) -> Delivery:
         if self._id_from is None:
             return Delivery(self._new_id(), connection, item)
         id_, payload = self._id_from.identified(item)
         return Delivery(id_, connection, payload)
+
+    def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]] | None:
+        """What makes the reader's struct of stored items; None where there is no metadata."""
+        return unpack if self._metadata else None
+
+    @classmethod
+    def edited(cls, old: bytes, payload: bytes) -> bytes:
+        """The new payload, with the metadata of the old one."""
+        return edited(old, payload)
 
     def acknowledge(self, handles: Sequence[Connection]) -> None:
         """Close the reads: the servers forget the items. That one may not have heard it is logged, and stops nobody."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import ClassVar, Final, NamedTuple, Self
+
+import pyarrow as pa
 
 from stormproof.core.arguments import require_text
 from stormproof.core.clock import Clock
@@ -16,10 +18,23 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import RABBITMQ_CLASSIC, RABBITMQ_WITHOUT_ID, Capabilities
 from stormproof.core.source.decode import Unit
+from stormproof.core.source.metadata import Metadata, edited, pack, unpack
+from stormproof.core.source.rabbitmq.broker import BrokerQueue
 from stormproof.core.source.rabbitmq.consumer import Arrived, Consumer
+from stormproof.core.source.rabbitmq.message_metadata import DELIVERY, columns_of
 from stormproof.core.source.stable_ids import MESSAGE_ID, IdFrom
 
 URL: Final = "amqp://guest:guest@127.0.0.1:5672/%2F"
+
+
+def require_queue(noun: str, argument: str, name: object) -> str:
+    """What errors call the queue; UsageError where it is no queue's name."""
+    require_text(noun, argument, name, "orders")
+    assert isinstance(name, str)
+    where = f"{noun} {name}"
+    if len(name.encode("utf-8", "replace")) > 255 or not name.isprintable():
+        raise UsageError(f"{where}: a queue's name has at most 255 bytes, and is printable", argument=argument)
+    return where
 
 
 class Handle(NamedTuple):
@@ -45,7 +60,9 @@ class RabbitMQSource(RedeliveringSource):
     What the broker itself loses: messages that are not persistent, or of a queue that is not durable, when it restarts;
     those that its limits (`x-max-length`, `x-message-ttl`, `x-delivery-limit`) drop before they are received.
 
-    A stream is refused by name. Threads: topologies on several threads may share one object; each run has a connection of
+    A stream is refused by name: `RabbitMQStreamSource` reads it.
+
+    Threads: topologies on several threads may share one object; each run has a connection of
     its own.
     """
 
@@ -60,6 +77,7 @@ class RabbitMQSource(RedeliveringSource):
         schema: str = "line string",
         unit: Unit | None = None,
         id_from: str | None = MESSAGE_ID,
+        metadata: Sequence[str] | Mapping[str, str] = (),
         name: str | None = None,
         database: Database | str | None = None,
         max_attempts: int = 5,
@@ -73,12 +91,11 @@ class RabbitMQSource(RedeliveringSource):
         """`queue` is one that is there: it is never declared here. `name`: under which messages are pending.
 
         `prefetch`: messages that may be written down and not opened yet; and, at most 65,535, that the broker delivers
-        without a confirmation. `new_id` makes the ids of messages, with `id_from=None`.
+        without a confirmation. `new_id` makes the ids of messages, with `id_from=None`. `metadata` names fields to add
+        behind the schema's: message_id, exchange, routing_key, timestamp, headers, redelivered, and delivery_count, which is
+        NULL where the queue does not count. Those of a message's first delivery are kept.
         """
-        require_text(self.NOUN, "queue", queue, "orders")
-        where = f"{self.NOUN} {queue}"
-        if len(queue.encode("utf-8", "replace")) > 255 or not queue.isprintable():
-            raise UsageError(f"{where}: a queue's name has at most 255 bytes, and is printable", argument="queue")
+        where = require_queue(self.NOUN, "queue", queue)
         require_text(where, "url", url, "amqp://USER:PASSWORD@HOST:PORT/VHOST")
         if name is not None:
             require_text(where, "name", name, queue)
@@ -95,8 +112,10 @@ class RabbitMQSource(RedeliveringSource):
             clock=clock,
             rng=rng,
         )
+        self._metadata = Metadata.chosen(where, metadata, DELIVERY, self._decoder.schema)
         if self._id_from is not None:
             self._decoder = self._id_from.decoder(self._decoder)
+        self._decoder = self._metadata.decoder(self._decoder)
         self._queue = queue
         self._url = url
         self._new_id = new_id or (lambda: uuid.uuid4().hex)
@@ -108,7 +127,10 @@ class RabbitMQSource(RedeliveringSource):
 
     @property
     def capabilities(self) -> Capabilities:
-        """With `id_from` the ids of publishers, else none. A quorum queue counts deliveries; nothing here depends on it."""
+        """With `id_from` the ids of publishers, else none.
+
+        A quorum queue counts deliveries: that is metadata. What failed is counted here, where a retry is no delivery.
+        """
         return RABBITMQ_WITHOUT_ID if self._id_from is None else RABBITMQ_CLASSIC
 
     def for_run(self, database: Database) -> Self:
@@ -121,7 +143,7 @@ class RabbitMQSource(RedeliveringSource):
 
     def _connected(self) -> Consumer:
         if self._consumer is None:
-            self._consumer = Consumer(self._url, self._queue, self._prefetch, self.where, self._clock)
+            self._consumer = Consumer(BrokerQueue(self._url, self._queue, self.where), self._prefetch, self._clock)
             self._connection += 1
             self.reconnected()
         return self._consumer
@@ -142,14 +164,29 @@ class RabbitMQSource(RedeliveringSource):
         except StoreUnavailable:
             self._drop()
             raise
-        return [self._delivery(message) for message in arrived]
+        received = [self._delivery(message) for message in arrived]
+        if not self._metadata or not received:
+            return received
+        columns = columns_of(self._metadata.names, [(message.method, message.properties) for message in arrived])
+        rows = self._metadata.rows([message.payload for message in received], columns)
+        return [message._replace(stored=stored) for message, stored in zip(received, pack(rows), strict=True)]
 
     def _delivery(self, message: Arrived) -> Delivery:
         handle = Handle(self._connection, message.tag)
         if self._id_from is None:
             return Delivery(self._new_id(), handle, message.payload)
-        id_, payload = self._id_from.identified(message.payload, message.message_id, message.headers)
+        properties = message.properties
+        id_, payload = self._id_from.identified(message.payload, properties.message_id, properties.headers)
         return Delivery(id_, handle, payload)
+
+    def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]] | None:
+        """What makes the reader's struct of stored messages; None where there is no metadata."""
+        return unpack if self._metadata else None
+
+    @classmethod
+    def edited(cls, old: bytes, payload: bytes) -> bytes:
+        """The new payload, with the metadata of the old one."""
+        return edited(old, payload)
 
     def acknowledge(self, handles: Sequence[Handle]) -> None:
         """Confirm what came on the connection that is there now; the rest comes again."""

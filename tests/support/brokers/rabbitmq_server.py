@@ -15,7 +15,9 @@ import pika
 import pika.exceptions
 import pytest
 
-from stormproof import RabbitMQSource
+from stormproof import RabbitMQSource, RabbitMQStreamSource
+from stormproof.core.postgres.database import Database, connect
+from stormproof.testing import SourceHarness
 from support.brokers import Broker, free_port, listens, running, until
 from support.brokers.harness import BrokerHarness
 
@@ -29,8 +31,10 @@ class RabbitMQServer(Broker):
     NAME: ClassVar[str] = "RabbitMQ"
     INSTALL: ClassVar[str] = "apt-get install rabbitmq-server"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **settings: int) -> None:
+        """`settings` are those of the application ``rabbit``."""
         super().__init__(folder)
+        self._settings = settings
         self._epmd_port = free_port()
         self._distribution_port = free_port()
 
@@ -41,6 +45,8 @@ class RabbitMQServer(Broker):
     def prepare(self) -> None:
         (self.folder / "home").mkdir()
         (self.folder / "enabled_plugins").write_text("[].")
+        settings = ", ".join(f"{{{name}, {value}}}" for name, value in self._settings.items())
+        (self.folder / "advanced.config").write_text(f"[{{rabbit, [{settings}]}}].\n")
         (self.folder / "rabbitmq.conf").write_text("log.console = true\nlog.file = false\n")
 
     def command(self) -> Sequence[str]:
@@ -61,6 +67,7 @@ class RabbitMQServer(Broker):
             "RABBITMQ_LOG_BASE": f"{folder}/log.d",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
             "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced.config",
             "RABBITMQ_PID_FILE": f"{folder}/pid",
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
         }
@@ -95,9 +102,21 @@ class RabbitMQServer(Broker):
     def connect(self) -> Any:
         return pika.BlockingConnection(pika.URLParameters(self.url))
 
-    def declare(self, queue: str, kind: str = "classic") -> None:
+    def declare(self, queue: str, kind: str = "classic", **more: object) -> None:
+        """`more`: arguments of the queue, with underscores."""
+        arguments = {"x-queue-type": kind, **{name.replace("_", "-"): value for name, value in more.items()}}
         connection = self.connect()
-        connection.channel().queue_declare(queue, durable=True, arguments={"x-queue-type": kind})
+        connection.channel().queue_declare(queue, durable=True, arguments=arguments)
+        connection.close()
+
+    def until_kept(self, queue: str) -> None:
+        """Wait until a quorum queue would be there after a kill: the broker writes its name down up to a second later."""
+        names = list(self.folder.glob("mnesia/*/quorum/*/names.dets"))
+        until(lambda: any(queue.encode() in path.read_bytes() for path in names), f"{queue} is not on disk", 20)
+
+    def delete(self, queue: str) -> None:
+        connection = self.connect()
+        connection.channel().queue_delete(queue)
         connection.close()
 
     def put(
@@ -122,6 +141,13 @@ class RabbitMQServer(Broker):
         count: int = connection.channel().queue_declare(queue, passive=True).method.message_count
         connection.close()
         return count
+
+    def consumers(self, queue: str) -> int:
+        """Consumers that the broker knows of."""
+        connection = self.connect()
+        found: int = connection.channel().queue_declare(queue, passive=True).method.consumer_count
+        connection.close()
+        return found
 
     def until_left(self, queue: str, count: int) -> None:
         """Wait until so many messages are ready."""
@@ -169,3 +195,52 @@ class RabbitMQHarness(BrokerHarness):
             "rng": Random(1),
         }
         return RabbitMQSource(self.name, **{**given, **self.options, **options})
+
+
+@dataclass
+class RabbitMQStreamHarness(SourceHarness):
+    """Over a stream of the test's own; time is moved in the rows, since the clock is the database's."""
+
+    database: Database
+    name: str
+    server: RabbitMQServer = field(kw_only=True)
+    options: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    arguments: dict[str, object] = field(default_factory=dict[str, object], kw_only=True)
+    views: list[RabbitMQStreamSource] = field(default_factory=list[RabbitMQStreamSource], kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.declare()
+
+    def declare(self) -> None:
+        self.server.declare(self.name, "stream", **self.arguments)
+
+    def put(self, payloads: Sequence[bytes]) -> None:
+        self.server.put(self.name, payloads)
+
+    def unsubscribed(self, **options: Any) -> RabbitMQStreamSource:
+        given: dict[str, Any] = {"max_attempts": self.max_attempts, "rng": Random(1), **self.options, **options}
+        source = RabbitMQStreamSource(self.name, url=self.server.url, database=self.database, **given)
+        self.views.append(source)
+        return source
+
+    def view(self, subscription: str = "s", epoch: int = 1, **options: Any) -> RabbitMQStreamSource:
+        source = self.unsubscribed(**options)
+        source.subscribe(subscription, epoch)
+        return source
+
+    def expire(self) -> None:
+        self._execute(
+            "update stormproof.pending_slice set expires_at = clock_timestamp() where state = 'open' and MINE"
+        )
+
+    def wait_for_retries(self) -> None:
+        self._execute("update stormproof.pending_retry set not_before = clock_timestamp() where MINE")
+
+    def _execute(self, statement: str) -> None:
+        mine = f"subscription in (select id from stormproof.pending_subscription where source = '{self.name}')"
+        with connect(self.database, application_name="tests", autocommit=True) as connection:
+            connection.execute(statement.replace("MINE", mine).encode())
+
+    def close(self) -> None:
+        for view in self.views:
+            view.close()

@@ -1,0 +1,156 @@
+"""Looks ahead in a stream: which offsets have a message behind a position, and whether it is still the same stream."""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_left
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from stormproof.core.errors import PositionMismatch, StormproofError
+from stormproof.core.source.protocol import Limit
+from stormproof.core.source.rabbitmq.broker import PREFETCH_MAX, BrokerQueue
+from stormproof.core.source.rabbitmq.stream_feed import StreamFeed, StreamMessage, let_go
+from stormproof.core.source.rabbitmq.stream_position import Mark, StreamPosition
+
+_AHEAD: Final = 2
+"""Slices that are looked ahead."""
+_SAME_S: Final = 2.0
+"""How long the last message that was opened may take to come again, before it counts as gone."""
+
+
+class Seen(NamedTuple):
+    """A message that is there: its offset, and the bytes and a checksum of its payload."""
+
+    offset: int
+    bytes: int
+    checksum: int
+
+    @classmethod
+    def of(cls, message: StreamMessage) -> Seen:
+        """What is kept of a message."""
+        return cls(message.offset, len(message.payload), zlib.crc32(message.payload))
+
+
+class StreamScout:
+    """Looks ahead of the position. It reads each message once, as long as the position only moves on."""
+
+    def __init__(self, broker: BrokerQueue) -> None:
+        self._broker = broker
+        self._feed = StreamFeed(broker)
+        self._probe = StreamFeed(broker)
+        self._start: int | None = None
+        self._seen: list[Seen] = []
+
+    def close(self) -> None:
+        """Let the connection go, and forget what was seen."""
+        self._feed.drop()
+        self._probe.drop()
+        let_go(self._broker)  # of readers in this process
+        self._start, self._seen = None, []
+
+    def pump(self) -> None:
+        """Answer the broker's heartbeats."""
+        self._feed.pump()
+        self._probe.pump()
+
+    def look(self, position: StreamPosition, limit: Limit) -> int | None:
+        """See what a slice of this limit needs. Where retention took what is next: the first offset that is left.
+
+        Raises:
+            PositionMismatch: it is another stream by now.
+            StoreUnavailable: the broker is away.
+        """
+        try:
+            return self._look(position, max(1, limit.messages))
+        except StormproofError:
+            self.close()
+            raise
+
+    def _look(self, position: StreamPosition, wanted: int) -> int | None:
+        stop = self._seen[-1].offset + 1 if self._seen else self._start
+        if self._start is None or stop is None or not self._start <= position.next <= stop:
+            first = self._begin(position)
+            if first is not None:
+                self.close()
+                return first
+        del self._seen[: bisect_left(self._seen, position.next, key=lambda one: one.offset)]
+        self._start = position.next
+        while len(self._seen) < wanted * _AHEAD:
+            arrived = self._feed.arrived()
+            if not arrived:
+                break
+            self._seen += map(Seen.of, arrived)
+        return None
+
+    def _begin(self, position: StreamPosition) -> int | None:
+        """Read from the last message that was opened on: it must be the one that it was."""
+        self._feed.begin(max(0, position.next - 1))
+        arrived = self._feed.arrived() or (self._feed.waited(_SAME_S) if position.mark is not None else [])
+        seen = [Seen.of(message) for message in arrived]
+        if position.mark is not None:
+            self._require_same(position, position.mark, seen)
+        elif not seen and position.next:
+            end, _ = self.end()
+            if end < position.next:
+                raise self._shorter(position, end)
+        self._start = position.next
+        self._seen = [one for one in seen if one.offset >= position.next]
+        if self._seen and self._seen[0].offset > position.next:
+            first = self.first()  # else the broker keeps something of its own there
+            return first if first > position.next else None
+        return None
+
+    def _require_same(self, position: StreamPosition, mark: Mark, seen: list[Seen]) -> None:
+        if not seen:
+            raise self._shorter(position, self.end()[0])
+        if seen[0].offset == mark.offset and seen[0].checksum != mark.checksum:
+            raise PositionMismatch(
+                f"{self._broker.where}: the message at offset {mark.offset} is not the one that was opened: the stream was "
+                "deleted and made again, and what was not read of it is lost. To read it as it is now, give the source "
+                "another name",
+                stream=self._broker.name,
+                offset=mark.offset,
+            )
+
+    def _shorter(self, position: StreamPosition, end: int) -> PositionMismatch:
+        return PositionMismatch(
+            f"{self._broker.where}: it ends at offset {end}, and offsets up to {position.next - 1} were opened: the "
+            "stream was deleted and made again, or its broker lost messages. To read it as it is now, give the source "
+            "another name",
+            stream=self._broker.name,
+            end=end,
+            next=position.next,
+        )
+
+    def behind(self, position: StreamPosition) -> list[Seen]:
+        """What was seen from the position on."""
+        return self._seen[bisect_left(self._seen, position.next, key=lambda one: one.offset) :]
+
+    # ---- where the stream begins and ends, over a connection of its own
+
+    def first(self) -> int:
+        """The offset of the first message that is left; 0 where there is none."""
+        arrived = self._probed("first", 1)
+        return arrived[0].offset if arrived else 0
+
+    def end(self) -> tuple[int, Mark | None]:
+        """The offset behind the last message, and that message."""
+        arrived = self._probed("last", PREFETCH_MAX)
+        if not arrived:
+            return 0, None
+        last = Seen.of(arrived[-1])
+        return last.offset + 1, Mark(last.offset, last.checksum)
+
+    def at_time(self, when: datetime) -> int:
+        """The offset of the first chunk of messages that has one from this time on; the end where there is none."""
+        arrived = self._probed(when, 1)
+        return arrived[0].offset if arrived else self.end()[0]
+
+    def _probed(self, offset: str | datetime, prefetch: int) -> list[StreamMessage]:
+        try:
+            self._probe.begin(offset, prefetch)
+            return self._probe.arrived()
+        except StormproofError:
+            self._probe.drop()
+            raise

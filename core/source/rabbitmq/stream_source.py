@@ -1,0 +1,348 @@
+"""`RabbitMQStreamSource`: the messages of a RabbitMQ stream, read by ranges of offsets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from random import Random
+from typing import Any, ClassVar, Final, Literal, Self, cast
+
+import numpy as np
+import pyarrow as pa
+
+from stormproof.core.arguments import error_prefix, require_object, require_text, shown
+from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.pending.audit import SliceAudit
+from stormproof.core.pending.connector import Next, Piece
+from stormproof.core.pending.postgres import PostgresPendingStore
+from stormproof.core.pending.rows import At, Subscriber
+from stormproof.core.pending.slice_position import even_bounds, expectation_of
+from stormproof.core.pending.source import PendingSource
+from stormproof.core.postgres.database import Database
+from stormproof.core.schema import SchemaLike
+from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.capabilities import RABBITMQ_STREAM, Capabilities
+from stormproof.core.source.decode import Unit, decoder_for
+from stormproof.core.source.kafka.offsets import OffsetRange
+from stormproof.core.source.metadata import Metadata, edited, pack, unpack
+from stormproof.core.source.protocol import Expectation, Limit, SliceReader, SourcePreview
+from stormproof.core.source.rabbitmq.broker import BrokerQueue
+from stormproof.core.source.rabbitmq.message_metadata import STREAM
+from stormproof.core.source.rabbitmq.source import URL, require_queue
+from stormproof.core.source.rabbitmq.stream_position import (
+    Lost,
+    Mark,
+    StreamAudit,
+    StreamPosition,
+    at_of,
+    range_at,
+    whole,
+)
+from stormproof.core.source.rabbitmq.stream_reader import StreamSliceReader, messages_in, payloads_of
+from stormproof.core.source.rabbitmq.stream_scout import StreamScout
+
+log = logging.getLogger("stormproof.source")
+
+OnGap = Literal["fail", "record"]
+Start = Literal["earliest", "latest"] | int | datetime
+_ON_GAP: Final = ("fail", "record")
+
+
+class RabbitMQStreamSource(PendingSource):
+    """The messages of a RabbitMQ stream (``x-queue-type: stream``), read by ranges of offsets.
+
+    A stream delivers nothing for good: it is read, from any offset, by any number of readers. So the driver plans ranges of
+    offsets and executors read exactly these, each by ``x-stream-offset``; how far a subscription is stands in the run's
+    Postgres, and moves in the ledger's transaction. Nothing is confirmed to the broker. `RabbitMQSource` is for queues,
+    whose messages are delivered and confirmed.
+
+    Guarantee: every message is opened once by each subscription, and again only when it was returned, failed, or its lease
+    ran out. A batch that is replayed has the same messages. No ids of publishers are needed. What is expected of a slice is
+    counted by a reader of its own. Messages that retention removed before they were opened are refused by name; with
+    ``on_gap="record"`` they are put on record, and the run goes on. A stream that was deleted and made again is refused by
+    name where it can be told: it is shorter than what was opened, or has another message at the last offset that was opened.
+
+    Not guaranteed: that a stream is known for another one that begins with the same messages as far as they were opened.
+    Messages that a publisher sent twice are two messages. Compressed batches of the stream protocol are not delivered over
+    AMQP 0.9.1 by every version of the broker.
+
+    `start` holds for a new subscription alone: "earliest", "latest", an offset, or a time; of that the broker knows the
+    chunk of messages, so some older ones may come, too. `metadata` names fields to add behind the schema's: offset,
+    message_id, exchange, routing_key, timestamp, headers.
+
+    Threads: topologies on several threads may share one object; each run has connections of its own.
+    """
+
+    KIND: ClassVar[str] = "rabbitmq-stream"
+    NOUN: ClassVar[str] = "RabbitMQ stream"
+
+    def __init__(
+        self,
+        stream: str,
+        *,
+        url: str = URL,
+        schema: SchemaLike = "line string",
+        start: Start = "earliest",
+        unit: Unit | None = None,
+        metadata: Sequence[str] | Mapping[str, str] = (),
+        on_gap: OnGap = "fail",
+        name: str | None = None,
+        database: Database | str | None = None,
+        max_attempts: int = 5,
+        backoff: Backoff | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """`stream` is one that is there: it is never declared here. `name`: under which messages are pending."""
+        where = require_queue(self.NOUN, "stream", stream)
+        require_text(where, "url", url, "amqp://USER:PASSWORD@HOST:PORT/VHOST")
+        if name is not None:
+            require_text(where, "name", name, stream)
+        if on_gap not in _ON_GAP:
+            raise UsageError(f"{where}: on_gap is {shown(on_gap)}; it is 'fail' or 'record'", argument="on_gap")
+        if backoff is not None:
+            require_object(where, "backoff", backoff, Backoff, "Backoff(1.0, 60.0)")
+        with error_prefix(where):
+            decoder = decoder_for(schema, unit)
+            self._metadata = Metadata.chosen(where, metadata, STREAM, decoder.schema)
+        super().__init__(
+            name or stream,
+            decoder=self._metadata.decoder(decoder),
+            store=PostgresPendingStore(self.NOUN, name or stream, database=database),
+            max_attempts=max_attempts,
+            backoff=backoff,
+            rng=rng,
+        )
+        self._start = _checked_start(where, start)
+        self._on_gap = on_gap
+        self._broker = BrokerQueue(url, stream, where)
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"RabbitMQStreamSource({self._broker.name!r})"  # the url has a password
+
+    def _begin(self) -> None:
+        self._scout = StreamScout(self._broker)
+        self._limit = Limit()
+        self._lost: tuple[Lost, ...] = ()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Any range can be read again, and nothing is confirmed."""
+        return RABBITMQ_STREAM
+
+    def for_run(self, database: Database) -> Self:
+        """The same stream for one run, with a subscription and connections of its own."""
+        view = super().for_run(database)
+        view._begin()
+        return view
+
+    def drop_connections(self) -> None:
+        """Let connections go, to the store and to the broker; the next call makes others."""
+        self._scout.close()
+        super().drop_connections()
+
+    def close(self) -> None:
+        """Let connections go."""
+        self._scout.close()
+        super().close()
+
+    def maintain(self) -> None:
+        """Also answer the broker's heartbeats."""
+        super().maintain()
+        self._scout.pump()
+
+    # ---- what there is
+
+    def look(self, epoch: int) -> None:
+        """See what lies behind the position.
+
+        Raises:
+            PositionMismatch: messages were removed before they were opened (on_gap), or it is another stream now.
+            StoreUnavailable: the broker is away.
+        """
+        del epoch
+        with self.rows() as rows:
+            position = rows.position()
+        if position is not None:
+            self._look(StreamPosition.of(position))
+
+    def _look(self, known: StreamPosition) -> None:
+        position = known.without(self._lost)
+        first = self._scout.look(position, self._limit)
+        if first is None:
+            return
+        text = (
+            f"{self.where}: offsets {position.next} to {first - 1} were removed by the stream's retention before they were "
+            "read"
+        )
+        if self._on_gap == "fail":
+            raise PositionMismatch(
+                f"{text}. Raise x-max-age or x-max-length-bytes of the stream; to go on without them, and have them on "
+                "record, say on_gap='record'",
+                stream=self._broker.name,
+                start=position.next,
+                stop=first,
+            )
+        log.error("%s; they are on record as lost", text)
+        seen_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._lost = (*self._lost, Lost(position.next, first, seen_at))
+        self._scout.look(position.without(self._lost), self._limit)
+
+    def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
+        """From the position on."""
+        return self._preview_next(subscription, limit, database)
+
+    def _unopened(self, who: Subscriber, limit: Limit) -> SourcePreview:
+        self._begin()
+        self._limit = limit
+        with self._store.rows(who) as rows:
+            position = rows.position() or self.start(rows.cursor)
+        self._look(StreamPosition.of(position))
+        return super()._unopened(who, limit)
+
+    # ---- the connector
+
+    def start(self, cursor: Any) -> At:
+        """Where `start` says."""
+        del cursor
+        mark: Mark | None = None
+        if self._start == "latest":
+            first, mark = self._scout.end()
+        elif self._start == "earliest":
+            first = self._scout.first()
+        elif isinstance(self._start, datetime):
+            first = self._scout.at_time(self._start)
+        else:
+            assert isinstance(self._start, int)
+            end, _ = self._scout.end()
+            if self._start > end:
+                raise UsageError(
+                    f"{self.where}: start names offset {self._start}, and the stream ends at {end}", argument="start"
+                )
+            first = self._start
+        return StreamPosition(first, first, mark).to_json()
+
+    def check(self, who: Subscriber, position: At, cursor: Any) -> At:
+        """Behind what was lost."""
+        del who, cursor
+        return StreamPosition.of(position).without(self._lost).to_json()
+
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+        """What was seen behind the position."""
+        del cursor
+        at = StreamPosition.of(position)
+        seen = self._scout.behind(at)
+        if not seen:
+            return None
+        offsets = np.array([one.offset for one in seen], np.int64)
+        kept, size = _fitting(np.array([one.bytes for one in seen], np.int64), limit)
+        last = seen[kept - 1]
+        one = OffsetRange.of(whole(self._broker.name, at.next, last.offset + 1), offsets[:kept], size)
+        moved = replace(at, next=one.stop, mark=Mark(last.offset, last.checksum))
+        return Next(_piece(one, None, seed), moved.to_json())
+
+    def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
+        """The lowest offsets; their bytes are counted again."""
+        del cursor
+        one = self._range(at)
+        there = messages_in(self._broker, one)
+        kept, size = _fitting(np.array([len(message.payload) for message in there], np.int64), limit)
+        if kept >= one.messages:
+            return _piece(replace(one, bytes=size), None, seed)
+        return _piece(one.head(kept, size), one.rest(kept, 0), seed)
+
+    def places(self, at: At, ids: Sequence[int], cursor: Any) -> Sequence[int]:
+        """Where these offsets are among all of the slice."""
+        del cursor
+        found: list[int] = np.flatnonzero(np.isin(self._range(at).offsets, np.array(ids, np.int64))).tolist()
+        return found
+
+    def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
+        """From the offsets that were seen when the slice was opened."""
+        del cursor
+        ids = self._range(at).offsets
+        return expectation_of(ids[~np.isin(ids, np.fromiter(excluded, np.int64))] if excluded else ids, seed)
+
+    def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
+        """Readers of about equally many messages each."""
+        one = self._range(at)
+        bounds = even_bounds(0, one.messages, parallelism)
+        return tuple(
+            StreamSliceReader(self._broker, _between(one, first, stop), self._metadata)
+            for first, stop in pairwise(bounds)
+        )
+
+    def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
+        """Read again; with their metadata where that was asked for."""
+        del cursor
+        one = self._range(at)
+        wanted = one.offsets[np.isin(one.offsets, np.array(ids, np.int64))]
+        if not len(wanted):
+            return {}
+        narrow = OffsetRange.of(whole(one.topic, int(wanted[0]), int(wanted[-1]) + 1), wanted, 0)
+        mine = set(wanted.tolist())
+        messages = [message for message in messages_in(self._broker, narrow) if message.offset in mine]
+        rows = payloads_of(messages, self._metadata)
+        stored = pack(cast("pa.StructArray", rows)) if self._metadata else rows.to_pylist()
+        return dict(zip((message.offset for message in messages), stored, strict=True))
+
+    def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
+        """The lag: offsets up to the stream's end; those that the broker keeps for itself are among them."""
+        del cursor
+        at = StreamPosition.of(position)
+        try:
+            end, _ = self._scout.end()
+        except StoreUnavailable:
+            return len(self._scout.behind(at)), None
+        return max(0, end - at.next), None
+
+    def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]] | None:
+        """What makes the reader's struct of stored messages; None where there is no metadata."""
+        return unpack if self._metadata else None
+
+    @classmethod
+    def edited(cls, old: bytes, payload: bytes) -> bytes:
+        """The new payload, with the metadata of the old one."""
+        return edited(old, payload)
+
+    @classmethod
+    def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:
+        """Slices are ranges of offsets."""
+        return StreamAudit(who, cursor)
+
+    def _range(self, at: At) -> OffsetRange:
+        return range_at(self._broker.name, at)
+
+
+def _checked_start(where: str, start: object) -> Start:
+    is_offset = isinstance(start, int) and not isinstance(start, bool) and start >= 0
+    is_time = isinstance(start, datetime) and start.tzinfo is not None
+    if start in ("earliest", "latest") or is_offset or is_time:
+        return cast("Start", start)
+    raise UsageError(
+        f"{where}: start is {shown(start)}; it is 'earliest', 'latest', an offset, or a time with its time zone",
+        argument="start",
+    )
+
+
+def _fitting(sizes: Any, limit: Limit) -> tuple[int, int]:
+    """How many of these messages the limit admits, one at least, and their bytes."""
+    total = np.cumsum(sizes[: max(1, limit.messages)])
+    kept = max(1, int(np.searchsorted(total, limit.bytes, side="right")))
+    return kept, int(total[kept - 1])
+
+
+def _piece(one: OffsetRange, rest: OffsetRange | None, seed: int) -> Piece:
+    expected = expectation_of(one.offsets, seed)
+    return Piece(at_of(one), one.messages, one.bytes, expected, None if rest is None else at_of(rest))
+
+
+def _between(one: OffsetRange, first: int, stop: int) -> OffsetRange:
+    """The messages from one ordinal up to another."""
+    if first >= stop:
+        return replace(one, messages=0, gaps=None)
+    part = one if stop == one.messages else one.head(stop, 0)
+    return part if not first else part.rest(first, 0)
