@@ -99,6 +99,8 @@ GRANTS: Final[dict[RoleKind, Sequence[Grant]]] = {
         _SEES,
         _SEES_QUEUES,
         Grant(("SELECT",), "table", SCHEMA),
+        # An auditor's verdicts are kept; it cannot change one.
+        Grant(("INSERT",), "table", SCHEMA, "verdict"),
         Grant(("SELECT",), "table", MESSAGE_SCHEMA),
         Grant(("SELECT",), "sequence", MESSAGE_SCHEMA),
     ),

@@ -167,3 +167,13 @@ class RejectState(StrEnum):
     """It was opened again, and the batch was committed: the sink holds its rows, or rejected them anew."""
     DROPPED = "dropped"
     """An operator gave it up at this sink."""
+
+
+class Verdict(StrEnum):
+    """What a run of `audit verify` found in what it looked at; append-only."""
+
+    CLEAN = "clean"
+    """All was compared and agrees."""
+    VIOLATION = "violation"
+    CANNOT_TELL = "cannot_tell"
+    """Nothing is wrong as far as the evidence goes, and some of the evidence is gone."""

@@ -125,6 +125,7 @@ pending_message = Table(
     UniqueConstraint("subscription", "stable_id", name="pending_message_stable_id"),
     Index("pending_message_owed", "subscription", "number", postgresql_where=text("owed")),
     Index("pending_message_resolved", "subscription", "resolved_at", postgresql_where=text("resolved_at is not null")),
+    Index("pending_message_suppressed", "subscription", postgresql_where=text("suppressed > 0")),
     comment="what servers delivered that cannot open a set of messages a second time",
 )
 

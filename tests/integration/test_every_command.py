@@ -35,9 +35,18 @@ def topology() -> Topology:
 TARGET: Final = "orders.py:topology"
 LETTER: Final = "LETTER"
 CALLS: Final[Mapping[str, tuple[str, ...]]] = {
+    "audit aborted": (NAME,),
+    "audit actions": (NAME,),
+    "audit attempts": (NAME,),
+    "audit behind": (NAME,),
+    "audit dead-letters": (NAME,),
+    "audit duplicates": (NAME,),
     "audit message": (NAME, LETTER),
+    "audit pending": (NAME,),
+    "audit recovered": (NAME,),
     "audit replays": (NAME,),
     "audit txn": (NAME, "1"),
+    "audit verdicts": (NAME,),
     "audit verify": (NAME,),
     "compact": (NAME,),
     "dead-letters drop": (NAME, "1-1"),

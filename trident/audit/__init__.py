@@ -7,6 +7,8 @@
 | `verify_messages` | is every opened message in exactly one place; how much may at-most-once have lost |
 | `verify_sinks` | does each sink hold exactly the committed txids |
 | `message`, `txn`, `replays` | what became of a message, of a txid; what was tried again, and why |
+| `questions` | the questions that a view of the ledger answers: filters, groups, limits |
+| `verdicts` | how is a verdict kept |
 | `status`, `pace` | what runs, what waits, how fast |
 | `ledger`, `lifecycle` | what is read of the ledger; how did each failed message end |
 | `source`, `spouts`, `evidence`, `streams`, `jobs` | what do source, spouts, micro-batches and jobs say of their messages |

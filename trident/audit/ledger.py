@@ -279,7 +279,7 @@ class LedgerSnapshot:
         """Rows of incarnations that no topology has."""
         known = sa.select(t.topology.c.incarnation)
         found: list[Unreadable] = []
-        for table in (t.topology_sink, t.txn, t.attempt, t.txn_sink, t.event, t.reject, t.graph, t.prune):
+        for table in (t.topology_sink, t.txn, t.attempt, t.txn_sink, t.event, t.reject, t.graph, t.prune, t.verdict):
             rows = self.connection.execute(
                 sa.select(table.c.incarnation, sa.func.count())
                 .where(table.c.incarnation.not_in(known))

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from stormproof.trident.transaction_states import Verdict
+
 PROVES: Final = (
     "each txid that the ledger calls committed was applied once, in order, to every sink that the topology had then, by "
     "the sink's own record; every message that was opened ended in one place. It does not prove that nobody changed the "
@@ -129,6 +131,17 @@ class VerifyReport:
     notices: tuple[Notice, ...]
     checked: Checked
     proves: str = PROVES
+    pruned_upto: int = 0
+    """Batches up to here were no longer on record."""
+    recorded: int | None = None
+    """The number under which the verdict was kept."""
+    not_recorded: str | None = None
+    """Why it was not kept."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on what was looked at."""
+        return Verdict.VIOLATION if self.violations else Verdict.CANNOT_TELL if self.unknowns else Verdict.CLEAN
 
     @property
     def clean(self) -> bool:

@@ -108,6 +108,7 @@ def verify(
             messages_opened=sum(txn.messages for txn in rows.txns.values()),
             failures=failed,
         ),
+        pruned_upto=pruned,
     )
 
 

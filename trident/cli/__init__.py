@@ -3,7 +3,8 @@
 | module | commands |
 | --- | --- |
 | `run`, `run_text`, `logs` | `run`: what it prints and logs |
-| `reports` | `status`, `audit ...` |
+| `reports` | `status`; `audit verify`, `txn`, `message`, `replays` |
+| `audit_app`, `questions` | `audit ...`: what a view of the ledger answers |
 | `rejects`, `rejects_app` | `rejects list`, `show`, `retry`, `drop` |
 | `letters`, `letters_app`, `letter_filter` | `dead-letters list`, `show`, `edit`, `requeue`, `drop` |
 | `control`, `control_app` | `pause`, `resume`, `drain`, `stop` |

@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli import control_app, letters_app, rejects_app
-from stormproof.trident.cli.options import AsJson, By, MessageId, QueueName, SinkName, TopologyName, Txid, Why
+from stormproof.trident.cli import audit_app, control_app, letters_app, rejects_app
+from stormproof.trident.cli.options import AsJson, By, QueueName, SinkName, TopologyName, Txid, Why
 from stormproof.trident.cli.output import guarded
 
 _ClickException: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -37,14 +37,13 @@ app = typer.Typer(
     add_completion=False,
 )
 queue_app = typer.Typer(help="Put messages into a queue, and look at it.", no_args_is_help=True)
-audit_app = typer.Typer(help="Ask what happened, and check it.", no_args_is_help=True)
 ledger_app = typer.Typer(
     help="The ledger: its schema, its size, and what a person decides about a topology.", no_args_is_help=True
 )
 db_app = typer.Typer(help="The database that the settings name.", no_args_is_help=True)
 app.add_typer(queue_app, name="queue")
 app.add_typer(db_app, name="db")
-app.add_typer(audit_app, name="audit")
+app.add_typer(audit_app.app, name="audit")
 app.add_typer(letters_app.app, name="dead-letters")
 app.add_typer(rejects_app.app, name="rejects")
 app.add_typer(ledger_app, name="ledger")
@@ -376,50 +375,6 @@ def queue_adopt(
     from stormproof.trident.cli.queue import adopt
 
     adopt(queue, accept_unproven=accept_unproven, by=by, why=why, as_json=as_json)
-
-
-@audit_app.command("verify")
-def audit_verify(
-    topology: TopologyName,
-    first: Annotated[int, typer.Option(min=1, help="The first txid.")] = 1,
-    last: Annotated[int | None, typer.Option(min=1, help="The last txid; default: the newest.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check ledger, sinks and source against each other.
-
-    Exit status: 0 if all was compared and agrees, 1 if there is a violation, 4 if the evidence for an answer is gone.
-    Example: stormproof audit verify orders --first 100
-    """
-    from stormproof.trident.cli.reports import show_verify
-
-    show_verify(topology, first, last, as_json=as_json)
-
-
-@audit_app.command("replays")
-def audit_replays(topology: TopologyName, as_json: AsJson = False) -> None:
-    """Show which messages were replayed, why, how often, and which txid committed them."""
-    from stormproof.trident.cli.reports import show_replays
-
-    show_replays(topology, as_json=as_json)
-
-
-@audit_app.command("txn")
-def audit_txn(topology: TopologyName, txid: Txid, as_json: AsJson = False) -> None:
-    """Show what a txid read, wrote and replayed, sink by sink."""
-    from stormproof.trident.cli.reports import show_txn
-
-    show_txn(topology, txid, as_json=as_json)
-
-
-@audit_app.command("message")
-def audit_message(topology: TopologyName, message: MessageId, as_json: AsJson = False) -> None:
-    """Show what became of a message: the batches that opened it, its failures, and its state now.
-
-    Example: stormproof audit message orders 753-12
-    """
-    from stormproof.trident.cli.reports import show_message
-
-    show_message(topology, message, as_json=as_json)
 
 
 @ledger_app.command("migrate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stormproof.core.clock import SystemClock
 from stormproof.trident import audit
 from stormproof.trident.audit.inspect import committer_of
 from stormproof.trident.audit.lifecycle import EndState
@@ -11,6 +12,7 @@ from stormproof.trident.audit.replays import ReplaysReport
 from stormproof.trident.audit.report import VerifyReport
 from stormproof.trident.audit.status import Asked, DriverState, StatusReport, TopologyStatus
 from stormproof.trident.audit.txn import TxnReport
+from stormproof.trident.audit.verdicts import keep
 from stormproof.trident.cli.layout import cell_text, counted
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
 from stormproof.trident.cli.run_text import recovery_text
@@ -181,11 +183,15 @@ def _pace_text(of: str, p: Pace) -> str:
     )
 
 
-def show_verify(topology: str, first: int, last: int | None, *, as_json: bool) -> None:
-    """Verify a topology, and end with the verdict as exit status."""
+def show_verify(topology: str, first: int, last: int | None, *, by: str, as_json: bool) -> None:
+    """Verify a topology, keep the verdict, and end with it as exit status."""
+    clock = SystemClock()
     with opened() as stores:
+        began_s = clock.monotonic_s()
         opener = audit.opener_for(stores.database)
-        report = audit.verify(stores.audit, topology, opener, first=first, last=last)
+        found = audit.verify(stores.audit, topology, opener, first=first, last=last)
+        took_ms = round((clock.monotonic_s() - began_s) * 1000)
+        report = keep(stores.engine, found, at=clock.now(), by=by, took_ms=took_ms)
     emit(report, as_json=as_json, text=lambda: _verify_text(report))
     finish(report.exit_status)
 
@@ -207,6 +213,8 @@ def _verify_text(report: VerifyReport) -> None:
     )
     if report.clean:
         say(f"proves: {report.proves}")
+    if report.not_recorded is not None:
+        say(f"the verdict was not kept: {report.not_recorded}")
 
 
 def show_replays(topology: str, *, as_json: bool) -> None:

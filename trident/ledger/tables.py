@@ -12,7 +12,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from stormproof.trident.transaction_states import OperatorAction, RejectState, TxnCause, TxnState
+from stormproof.trident.transaction_states import OperatorAction, RejectState, TxnCause, TxnState, Verdict
 
 SCHEMA: Final = "stormproof"
 metadata: Final = sa.MetaData(
@@ -228,4 +228,29 @@ prune: Final = sa.Table(
     sa.Column("ended_before", _time, nullable=False, comment="the horizon that was asked for"),
     sa.Column("removed", _json, nullable=False, comment="number of rows by table"),
     comment="one row a prune: how far the ledger's own record was cut, when and by whom",
+)
+
+verdict: Final = sa.Table(
+    "verdict",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), sa.Identity(always=True), primary_key=True),
+    sa.Column("incarnation", sa.Text, nullable=False),
+    sa.Column("at", _time, nullable=False),
+    sa.Column("by", sa.Text, nullable=False),
+    sa.Column("verdict", sa.Text, nullable=False),
+    sa.Column("first_txid", sa.BigInteger, nullable=False),
+    sa.Column("last_txid", sa.BigInteger, comment="null: there was none"),
+    sa.Column("pruned_upto", sa.BigInteger, nullable=False),
+    sa.Column("violations", sa.BigInteger, nullable=False),
+    sa.Column("unknowns", sa.BigInteger, nullable=False),
+    sa.Column("notices", sa.BigInteger, nullable=False),
+    sa.Column("kinds", _json, nullable=False, comment="violations and notices, counted by kind"),
+    sa.Column("txids", sa.BigInteger, nullable=False),
+    sa.Column("sinks", sa.BigInteger, nullable=False),
+    sa.Column("evidence", sa.BigInteger, nullable=False),
+    sa.Column("messages", sa.BigInteger, nullable=False),
+    sa.Column("took_ms", sa.BigInteger, nullable=False),
+    _known("verdict", Verdict),
+    sa.Index(None, "incarnation", "id"),
+    comment="one row a run of audit verify: what it looked at and what it found",
 )

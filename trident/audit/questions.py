@@ -1,0 +1,234 @@
+"""The audit's questions that a view of the ledger answers: filters, groups, and how much of the answer is shown.
+
+The views are those of the migrations, `stormproof.audit_*`; any SQL program may read them, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from stormproof.core.errors import UsageError
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
+from stormproof.trident.audit.source import spout_sources, stored_source
+from stormproof.trident.ledger.tables import SCHEMA
+
+LIMIT: Final = 100
+"""Rows that an answer has unless more are asked for."""
+
+
+class Question(StrEnum):
+    """A question, as its command is called; append-only."""
+
+    REPLAYS = "replays"
+    DUPLICATES = "duplicates"
+    PENDING = "pending"
+    DEAD_LETTERS = "dead-letters"
+    ATTEMPTS = "attempts"
+    RECOVERED = "recovered"
+    BEHIND = "behind"
+    ABORTED = "aborted"
+    ACTIONS = "actions"
+    VERDICTS = "verdicts"
+
+    @property
+    def view(self) -> str:
+        """The view's name, with its schema."""
+        return f"{SCHEMA}.audit_{self.value.replace('-', '_')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a question's view is read: its time, its order, its filters by column."""
+
+    order: str
+    time: str | None = None
+    txid: str | None = None
+    filters: frozenset[str] = frozenset()
+
+
+SHAPES: Final[Mapping[Question, Shape]] = {
+    Question.REPLAYS: Shape(
+        "at desc nulls last, txid desc, message",
+        "at",
+        "txid",
+        frozenset({"what", "message", "reason", "component", "error_class"}),
+    ),
+    Question.DUPLICATES: Shape("at desc nulls last, txid desc, stable_id", "at", "txid", frozenset({"what", "sink"})),
+    Question.PENDING: Shape("topology, source", filters=frozenset({"source"})),
+    Question.DEAD_LETTERS: Shape(
+        "at desc, message, sink",
+        "at",
+        "txid",
+        frozenset({"what", "message", "source", "sink", "reason", "error_class", "state"}),
+    ),
+    Question.ATTEMPTS: Shape("topology, what, times", filters=frozenset({"what"})),
+    Question.RECOVERED: Shape("last_at desc, message", "last_at", "committed_in", frozenset({"message"})),
+    Question.BEHIND: Shape("topology, sink", filters=frozenset({"sink"})),
+    Question.ABORTED: Shape("at desc, txid desc", "at", "txid", frozenset({"what", "sink"})),
+    Question.ACTIONS: Shape("at desc, action, message", "at", "txid", frozenset({"message", "sink"})),
+    Question.VERDICTS: Shape("id desc", "at"),
+}
+_EQUAL: Final = ("what", "source", "sink", "message", "reason", "component", "error_class", "state")
+_SPANS: Final = ("minute", "hour", "day")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for; None: of all. Times are from `since` on and before `until`."""
+
+    topology: str | None = None
+    txid: int | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    what: str | None = None
+    source: str | None = None
+    sink: str | None = None
+    message: str | None = None
+    reason: str | None = None
+    component: str | None = None
+    error_class: str | None = None
+    state: str | None = None
+    group: tuple[str, ...] = ()
+    """Count by these columns, or by minute, hour or day, in place of rows."""
+    limit: int = LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rows of a question's view, with its columns' names; or, by group, their `number`."""
+
+    question: Question
+    view: str
+    asked: Asked
+    rows: tuple[dict[str, Any], ...]
+    left_out: int
+    """Rows that `limit` left out."""
+
+
+def ask(ledger: AuditLedger, question: Question, asked: Asked) -> Answer:
+    """Answer a question from one instant of the ledger. Of `pending` each row has what waits in the source, too.
+
+    Raises:
+        UsageError: no such topology, or a filter or group that the question does not have.
+        StoreUnavailable: the database does not answer.
+    """
+    with ledger.snapshot() as snapshot:
+        if asked.topology is not None:
+            snapshot.topology(asked.topology)
+        where, values = _conditions(question, asked)
+        rows, left_out = _rows(snapshot, question, asked, where, values)
+        if question is Question.PENDING and not asked.group:
+            rows = [{**row, **_unopened(snapshot, row)} for row in rows]
+        if question is Question.ABORTED and not asked.group:
+            rows = [{**row, "reason": _reason(snapshot, row)} for row in rows]
+    return Answer(question, question.view, asked, tuple(rows), left_out)
+
+
+def _conditions(question: Question, asked: Asked) -> tuple[str, dict[str, Any]]:
+    shape, parts, values = SHAPES[question], list[str](), dict[str, Any]()
+
+    def add(condition: str, name: str, value: object) -> None:
+        parts.append(condition)
+        values[name] = value
+
+    if asked.topology is not None:
+        add("topology = :topology", "topology", asked.topology)
+    for name in _EQUAL:
+        value = getattr(asked, name)
+        if value is not None:
+            _require(question, name, name in shape.filters)
+            add(f"{name} = :{name}", name, value)
+    if asked.txid is not None:
+        _require(question, "txid", shape.txid is not None)
+        add(f"{shape.txid} = :txid", "txid", asked.txid)
+    for name, compared in (("since", ">="), ("until", "<")):
+        value = getattr(asked, name)
+        if value is not None:
+            _require(question, name, shape.time is not None)
+            add(f"{shape.time} {compared} :{name}", name, value)
+    return (f" where {' and '.join(parts)}" if parts else ""), values
+
+
+def _require(question: Question, name: str, has_it: bool) -> None:
+    if not has_it:
+        raise UsageError(f"audit {question} has no column to filter by {name}", question=question.value, filter=name)
+
+
+def _rows(
+    snapshot: LedgerSnapshot, question: Question, asked: Asked, where: str, values: dict[str, Any]
+) -> tuple[list[dict[str, Any]], int]:
+    """The rows up to the limit, and how many there are beyond."""
+    source = f"{question.view}{where}"
+    order = SHAPES[question].order
+    if asked.group:
+        columns = [_grouped(question, name) for name in dict.fromkeys(asked.group)]
+        places = ", ".join(str(place + 1) for place in range(len(columns)))
+        source = f"(select {', '.join(columns)}, count(*) as number from {source} group by {places}) as grouped"
+        order = f"number desc, {places}"
+    limited = sa.text(f"select * from {source} order by {order} limit :rows")
+    found = snapshot.connection.execute(limited, {**values, "rows": asked.limit + 1}).mappings()
+    rows = [{key: _plain(value) for key, value in row.items()} for row in found]
+    if len(rows) <= asked.limit:
+        return rows, 0
+    counted = snapshot.connection.execute(sa.text(f"select count(*) from {source}"), values)
+    return rows[: asked.limit], max(int(counted.scalar_one()), len(rows)) - asked.limit
+
+
+def _grouped(question: Question, name: str) -> str:
+    shape = SHAPES[question]
+    if name in _SPANS and shape.time is not None:
+        return f"date_trunc('{name}', {shape.time}) as {name}"
+    if name in shape.filters or name == "topology":
+        return name
+    known = ", ".join(["topology", *sorted(shape.filters), *(_SPANS if shape.time else ())])
+    raise UsageError(f"audit {question} cannot be grouped by {name!r}; known: {known}", question=question.value)
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, Decimal) else value
+
+
+def _unopened(snapshot: LedgerSnapshot, row: Mapping[str, Any]) -> dict[str, Any]:
+    """What waits in the source and was never opened; nulls where only the source's server can tell."""
+    topology = snapshot.topology(row["topology"])
+    members = spout_sources(snapshot, topology).values()
+    evidence = next((one for one in members if one.name == row["source"]), None) or stored_source(snapshot, topology)
+    if evidence is None or evidence.name != row["source"]:
+        return {"ready": None, "oldest_ready_age_s": None}
+    backlog = evidence.backlog()
+    return {"ready": backlog.ready, "oldest_ready_age_s": backlog.oldest_ready_age_s}
+
+
+def _reason(snapshot: LedgerSnapshot, row: Mapping[str, Any]) -> str | None:
+    """The ledger's own words, which may quote a value: the view does not show them."""
+    incarnation = snapshot.topology(row["topology"]).incarnation
+    batch = next(iter(snapshot.txns(incarnation, row["txid"], row["txid"])), None)
+    return None if batch is None else batch.reason
+
+
+def newest_verdicts(ledger: AuditLedger, topology: str | None) -> dict[str, str | None]:
+    """The newest verdict of each topology, or of one; None where there is none on record."""
+    with ledger.snapshot() as snapshot:
+        names = [row.name for row in snapshot.topologies()] if topology is None else [snapshot.topology(topology).name]
+        found = snapshot.connection.execute(
+            sa.text(
+                f"select distinct on (topology) topology, verdict from {Question.VERDICTS.view}"
+                " where topology = any(:names) order by topology, id desc"
+            ),
+            {"names": list(names)},
+        )
+        known = {str(row.topology): str(row.verdict) for row in found}
+    return {name: known.get(name) for name in names}
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns that any of the rows has a value in."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if any(row.get(name) not in (None, "", []) for row in rows)]

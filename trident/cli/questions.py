@@ -1,0 +1,90 @@
+"""The questions of `stormproof audit ...` that a view of the ledger answers, as a table or JSON, with an exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from stormproof.core.clock import SystemClock
+from stormproof.core.errors import UsageError
+from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.audit.questions import Answer, Asked, Question, ask, columns_of, newest_verdicts
+from stormproof.trident.cli.layout import counted
+from stormproof.trident.cli.options import parse_age
+from stormproof.trident.cli.output import Exit, emit, finish, say, table
+from stormproof.trident.cli.stores import opened
+from stormproof.trident.transaction_states import Verdict
+
+
+def show(
+    question: str,
+    *,
+    as_json: bool,
+    since: str | None = None,
+    until: str | None = None,
+    group: Sequence[str] | None = None,
+    **asked: Any,
+) -> None:
+    """Answer a question, and end with the status that the answer has."""
+    now = SystemClock().now()
+    whole = Asked(**asked, since=parse_time(since, now), until=parse_time(until, now), group=tuple(group or ()))
+    with opened() as stores:
+        answer = ask(stores.audit, Question(question), whole)
+        status = _status(stores.audit, answer)
+    emit(answer, as_json=as_json, text=lambda: _text(answer))
+    finish(status)
+
+
+def parse_time(text: str | None, now: datetime) -> datetime | None:
+    """A time in ISO 8601, local where it names no zone; or an age, as 12h: so long before `now`."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        try:
+            return now - parse_age(text)
+        except UsageError:
+            raise UsageError(
+                f"{text!r} is no time: write it as 2026-11-23T05:00:00+00:00, or as an age, as in 12h"
+            ) from None
+    return found.astimezone(UTC)
+
+
+def _status(ledger: AuditLedger, answer: Answer) -> Exit:
+    match answer.question:
+        case Question.BEHIND if any(row["blocked_txid"] is not None for row in answer.rows):
+            return Exit.FAILED
+        case Question.ABORTED if any(row.get("what") == "blocked" for row in answer.rows):
+            return Exit.FAILED
+        case Question.VERDICTS:
+            return _of_verdicts(newest_verdicts(ledger, answer.asked.topology))
+        case _:
+            return Exit.DONE
+
+
+def _of_verdicts(newest: Mapping[str, str | None]) -> Exit:
+    if Verdict.VIOLATION in newest.values():
+        return Exit.FAILED
+    return Exit.DONE if all(one == Verdict.CLEAN for one in newest.values()) else Exit.CANNOT_TELL
+
+
+def _text(answer: Answer) -> None:
+    names = columns_of(answer.rows)
+    if answer.rows:
+        table([name.replace("_", " ") for name in names], [[_cell(row[name]) for name in names] for row in answer.rows])
+    more = f", {answer.left_out} more left out (--limit)" if answer.left_out else ""
+    say(f"{counted(len(answer.rows), 'row')}{more}; the same in SQL: {answer.view}")
+
+
+def _cell(value: object) -> object:
+    match value:
+        case dict():
+            return ", ".join(f"{name} {number}" for name, number in value.items()) or None
+        case list():
+            return ", ".join(map(str, value)) or None
+        case float():
+            return f"{value:.3g}"
+        case _:
+            return value
