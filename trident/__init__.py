@@ -25,5 +25,6 @@
 | `tuning`, `latency_tuner` | how large is a batch, and how many are in flight; how is that tuned to a latency |
 | `dry_run`, `start_preview`, `topology_rehearsal` | what would a commit, a start, the next batch do |
 | `run_log`, `statistics` | what does a run log, and count |
-| `prune`, `queue_adoption`, `grants` | how is the ledger pruned; how does a queue change its server; GRANTs |
+| `prune`, `grants` | how is the ledger pruned; GRANTs |
+| `queue_adoption`, `queue_import` | how does a queue change its server; how are a broker's messages moved into it |
 """

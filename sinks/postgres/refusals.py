@@ -8,6 +8,7 @@ import psycopg
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
+from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
 
 _CONSTRAINTS: Final = """
     with recursive tree as (
@@ -97,6 +98,8 @@ def what_can_refuse(connection: psycopg.Connection, oid: int, input_: SinkInput)
 
     Types, NOT NULL and lengths are not among them: the writer checks those row by row.
     """
+    if _is_queue(connection, oid):
+        return []  # its rules are ours, and refuse all rows or none
     known = {"oid": oid, "updates": input_.is_by_key}
     found = [f"{kind} {name}: {text}" for name, kind, text in connection.execute(_CONSTRAINTS, known).fetchall()]
     for name, text, columns in connection.execute(_UNIQUE, known).fetchall():
@@ -124,10 +127,18 @@ def has_row_security(connection: psycopg.Connection, oid: int) -> bool:
     return connection.execute("select row_security_active(%s::oid)", (oid,)).fetchone() == (True,)
 
 
+def _is_queue(connection: psycopg.Connection, oid: int) -> bool:
+    """Whether the table holds a queue's messages."""
+    query = "select from pg_class where oid = %s and relnamespace = to_regnamespace(%s)"
+    return connection.execute(query, (oid, MESSAGE_SCHEMA)).fetchone() is not None
+
+
 def why_uncounted(connection: psycopg.Connection, oid: int) -> str | None:
     """Why a count of the table's rows by this role would prove nothing; None where it sees them all."""
     if has_row_security(connection, oid):
         return "row-level security is active for the role, which sees a part of the rows"
+    if _is_queue(connection, oid):
+        return "it is a queue's, whose messages are dropped once all of its readers have read them"
     may = connection.execute("select has_table_privilege(%s::oid, 'select')", (oid,)).fetchone()
     return None if may == (True,) else "the role may not SELECT from the table"
 

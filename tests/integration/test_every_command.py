@@ -67,6 +67,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "ledger skip": (NAME, "1", "no-such-sink"),
     "ledger sql": (),
     "pause": (NAME,),
+    "queue import": ("other", "orders.py:nowhere"),
     "queue list": (),
     "queue peek": ("orders",),
     "queue put": ("orders", "--lines", "no-such-file-of-lines.txt"),

@@ -85,6 +85,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
 OTHERS: Final = {
     "ledger release-table",
     "run",
+    "queue import",
     "explain",
     "doctor",
     "ledger sql",

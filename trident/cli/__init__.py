@@ -13,7 +13,7 @@
 | `adopt_table`, `release_table` | `ledger adopt-table`, `ledger release-table` |
 | `upkeep` | `compact`, `vacuum` |
 | `schema` | `ledger migrate`, `check`, `sql` |
-| `queue` | `queue put`, `peek`, `stats`, `list`, `adopt` |
+| `queue`, `queue_import` | `queue put`, `peek`, `stats`, `list`, `adopt`; `queue import` |
 | `doctor`, `doctor_database` | `doctor`: what a run needs, and which right the role lacks |
 | `init`, `explain`, `jars`, `psql` | `init`, `explain`, `jars`, `psql` and `db url` |
 | `app`, `options` | all commands and their options |

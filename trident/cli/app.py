@@ -328,6 +328,46 @@ def queue_put(
     put_lines(queue, lines, as_json=as_json)
 
 
+@queue_app.command("import")
+def queue_import(
+    queue: QueueName,
+    source: Annotated[
+        str,
+        typer.Argument(metavar="FILE.py:NAME", help="A source such as KafkaSource, or a function that returns one."),
+    ],
+    *,
+    param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the import in the ledger; default: made of the source's and the queue's."),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what arrives later, until stopped.")] = False,
+    engine: Annotated[str, typer.Option(help="inline: in this process; or spark.")] = "inline",
+    max_messages: Annotated[int | None, typer.Option(min=1, help="Most messages in one batch.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the first batch would do; do nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move what lies in a broker, or in another queue, into a queue: each message once, whatever dies meanwhile.
+
+    The source has schema='payload binary': payloads are carried byte by byte. Called again, it goes on where it was; the
+    ledger knows it as a topology, under its name. Exit status: as of run. Example: stormproof queue import jobs
+    sources.py:rabbit
+    """
+    from stormproof.trident.cli.queue_import import import_messages
+
+    import_messages(
+        queue,
+        source,
+        param or (),
+        name=name,
+        follow=follow,
+        engine=engine,
+        dry_run=dry_run,
+        as_json=as_json,
+        batch_messages=max_messages,
+    )
+
+
 @queue_app.command("peek")
 def queue_peek(
     queue: QueueName,

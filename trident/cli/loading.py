@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stormproof.core.errors import StormproofError, UsageError
 from stormproof.core.graph.topology import TopologyGraph
+from stormproof.core.pending.source import PendingSource
 from stormproof.trident.cli.output import TRACEBACK_VARIABLE
 
 _OURS: Final = str(Path(__file__).parents[1])
@@ -29,28 +30,44 @@ def load_topology(target: str, parameters: Sequence[str]) -> tuple[TopologyGraph
     Raises:
         UsageError: no such file or name, a parameter that is missing, unknown or of the wrong type, or no topology.
     """
+    value, module = _named(target, parameters, "topology", TopologyGraph)
+    assert isinstance(value, TopologyGraph)
+    return value, module
+
+
+def load_source(target: str, parameters: Sequence[str]) -> tuple[Any, ModuleType]:
+    """The source that `FILE.py:NAME` names, and the module that it is in.
+
+    Raises:
+        UsageError: as of `load_topology`; whether it is a source, the topology that it is given to says.
+    """
+    return _named(target, parameters, "source", PendingSource)
+
+
+def _named(target: str, parameters: Sequence[str], what: str, kind: type[Any]) -> tuple[object, ModuleType]:
     file, colon, name = target.rpartition(":")
     if not colon or not file.endswith(".py") or not name.isidentifier():
         file = target if target.endswith(".py") else "orders.py"
-        raise UsageError(f"{target!r}: write FILE.py:NAME, as in {file}:topology; NAME is the topology's in the file")
+        raise UsageError(f"{target!r}: write FILE.py:NAME, as in {file}:{what}; NAME is the {what}'s in the file")
     _require_file(file)
     given = parse_parameters(parameters)
     module = _loaded(file)
     if not hasattr(module, name):
-        found = _topologies(module)
-        raise UsageError(f"{file} has no {name!r}; it has {', '.join(found) or 'no topology'}", file=file, name=name)
+        found = _of_kind(module, kind)
+        raise UsageError(f"{file} has no {name!r}; it has {', '.join(found) or f'no {what}'}", file=file, name=name)
     value: object = getattr(module, name)
-    if isinstance(value, TopologyGraph):
+    if isinstance(value, kind):
         if given:
-            raise UsageError(f"{target} is a topology, not a function: it takes no --param ({', '.join(given)})")
+            raise UsageError(f"{target} is a {what}, not a function: it takes no --param ({', '.join(given)})")
         return value, module
+    called = kind.__name__ if what == "source" else "Topology"
     if not callable(value):
-        raise UsageError(f"{target} is a {type(value).__name__}, neither a Topology nor a function that returns one")
+        raise UsageError(f"{target} is a {type(value).__name__}, neither a {called} nor a function that returns one")
     arguments = bind_parameters(value, given, target)
-    with _blaming_the_file(file, f"while {name}() built the topology"):
+    with _blaming_the_file(file, f"while {name}() built the {what}"):
         made: object = value(**arguments)
-    if not isinstance(made, TopologyGraph):
-        raise UsageError(f"{target} returned a {type(made).__name__} instead of a Topology")
+    if not isinstance(made, kind):
+        raise UsageError(f"{target} returned a {type(made).__name__} instead of a {called}")
     return made, module
 
 
@@ -82,12 +99,21 @@ def _loaded(file: str) -> ModuleType:
         return _load_module(Path(file).absolute())
 
 
-def _topologies(module: ModuleType) -> list[str]:
-    """The names of a module's topologies and of functions annotated to return one; if there are none, of all functions."""
+def _of_kind(module: ModuleType, kind: type[Any]) -> list[str]:
+    """The names of a module's objects of this kind and of functions annotated to return one; if there are none, of all
+    functions.
+    """
     functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
-    makers = [n for n, f in functions.items() if "Topology" in str(f.__annotations__.get("return"))]
-    named = [n for n, value in vars(module).items() if isinstance(value, TopologyGraph)]
+    names = {kind.__name__, "Topology"} if kind is TopologyGraph else {one.__name__ for one in _heirs(kind)}
+    makers = [n for n, f in functions.items() if any(name in str(f.__annotations__.get("return")) for name in names)]
+    named = [n for n, value in vars(module).items() if isinstance(value, kind)]
     return sorted(n for n in [*named, *makers] or functions if not n.startswith("_"))
+
+
+def _heirs(kind: type[Any]) -> Iterator[type[Any]]:
+    yield kind
+    for heir in kind.__subclasses__():
+        yield from _heirs(heir)
 
 
 @contextmanager

@@ -7,10 +7,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
 
 from stormproof.core.errors import UsageError
 from stormproof.core.graph.checks import as_guarantee
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import logging_to_stderr
@@ -18,11 +19,13 @@ from stormproof.trident.cli.output import Exit, emit, finish, note, say
 from stormproof.trident.cli.run_text import Progress, run_text
 from stormproof.trident.dry_run import DryRunOutcome
 from stormproof.trident.run import EngineChoice, driver, options_of
-from stormproof.trident.statistics import BatchResult
+from stormproof.trident.statistics import BatchResult, RunStatistics
 from stormproof.trident.topology_rehearsal import rehearsed_topology
 
 if TYPE_CHECKING:
     from types import FrameType, ModuleType
+
+    from stormproof.core.graph.topology import TopologyGraph
 
 ENGINES: Final = ("spark", "inline")
 STOPPED_BY_SIGNAL: Final = "signal"
@@ -46,35 +49,68 @@ def run_topology(
     **chosen: float | str | None,
 ) -> None:
     """Run a topology; end with status 130 if a signal stopped it. `chosen` are settings, those that are not None."""
-    engine_choice = _engine(engine)
+    engine_choice = engine_named(engine)
     settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
     settings = settings.with_spark(dict(_spark_setting(text) for text in conf))
     topology, module = load_topology(target, parameters)
     if dry_run:
-        told = rehearsed_topology(topology, None if guarantee is None else as_guarantee(guarantee), settings=settings)
-        emit(told.to_json(), as_json=as_json, text=lambda: say(str(told)))
-        finish(_DRY_RUN_ENDS.get(told.outcome, Exit.DONE))
+        rehearse(topology, None if guarantee is None else as_guarantee(guarantee), settings, as_json=as_json)
     promised = as_guarantee(guarantee or topology.guarantee or "exactly-once")
+    statistics = drive(
+        topology, module, promised, settings, engine_choice, until_idle=until_idle, max_batches=max_batches
+    )
+    emit(statistics, as_json=as_json, text=lambda: say(run_text(statistics)))
+    finish(ends_with(statistics))
+
+
+def rehearse(topology: TopologyGraph, guarantee: Guarantee | None, settings: Settings, *, as_json: bool) -> NoReturn:
+    """Say what a start and its first batch would do, and end."""
+    told = rehearsed_topology(topology, guarantee, settings=settings)
+    emit(told.to_json(), as_json=as_json, text=lambda: say(str(told)))
+    finish(_DRY_RUN_ENDS.get(told.outcome, Exit.DONE))
+
+
+def ends_with(statistics: RunStatistics) -> Exit:
+    """The exit status after a run."""
+    return Exit.INTERRUPTED if statistics.stopped == STOPPED_BY_SIGNAL else Exit.DONE
+
+
+def drive(
+    topology: TopologyGraph,
+    module: ModuleType,
+    promised: Guarantee,
+    settings: Settings,
+    engine: EngineChoice,
+    *,
+    until_idle: bool,
+    max_batches: int | None = None,
+    on_batch: Callable[[BatchResult], None] = lambda _: None,
+) -> RunStatistics:
+    """Run a topology of this module with progress and log lines; signals end it in order."""
     with logging_to_stderr(settings.log_level, settings.log_format) as progress, Stopping() as stopping:
-        if engine_choice == "spark":
+        if engine == "spark":
             _ship_by_value(module)
             note(f"starting Spark ({settings.master}) and reaching Postgres for topology {topology.name!r} ...")
+        show = _progress_of(topology.name, progress)
+
+        def noted(result: BatchResult) -> None:
+            on_batch(result)
+            show(result)
+
         with driver(
             topology,
             promised,
             settings=settings,
-            engine=engine_choice,
+            engine=engine,
             options=options_of(settings, promised),
             until_idle=until_idle,
             max_batches=max_batches,
-            on_batch=_progress_of(topology.name, progress),
+            on_batch=noted,
             on_ready=stopping.attach,
         ) as coordinator:
             note(f"running {topology.name!r} {promised} on {engine}; Ctrl-C stops after what is in flight")
             progress("waiting for the first batch ...")
-            statistics = coordinator.run()
-    emit(statistics, as_json=as_json, text=lambda: say(run_text(statistics)))
-    finish(Exit.INTERRUPTED if statistics.stopped == STOPPED_BY_SIGNAL else Exit.DONE)
+            return coordinator.run()
 
 
 def _spark_setting(text: str) -> tuple[str, str]:
@@ -84,7 +120,8 @@ def _spark_setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _engine(name: str) -> EngineChoice:
+def engine_named(name: str) -> EngineChoice:
+    """What `--engine` names."""
     if name == "spark":
         return "spark"
     if name == "inline":

@@ -347,6 +347,10 @@ class PostgresQueue(PendingSource):
             failpoint("queue.put.before_commit")
         return receipt
 
+    def make_ready(self) -> None:
+        """Make the queue and its next partitions where they are missing: for a sink that writes into its table."""
+        self._make_ready()
+
     def _require_transaction(self, connection: object) -> None:
         if not isinstance(connection, psycopg.Connection):
             raise UsageError(
