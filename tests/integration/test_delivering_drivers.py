@@ -6,8 +6,10 @@ Real servers, real Postgres, real Delta tables, the inline engine. The answer co
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,20 +17,26 @@ import pytest
 from support.blows import Action, Blow
 from support.brokers.cutter import Cutter
 from support.chain import Chain, Ordeal, one_way_each, ordeal, shuffled
-from support.crashes import Cell
+from support.contents import content
+from support.crashes import Cell, run_driver
 from support.databases import fresh_database
 from support.delivering_runs import (
-    DeliveringStand,
+    POISONED_SINKS,
     KestrelStand,
     RabbitMQStand,
+    RabbitMQStreamStand,
     kestrel,
     kestrel_checks_no_id,
+    kestrel_poisoned,
     kestrel_tells_first,
     rabbitmq,
     rabbitmq_checks_no_id,
+    rabbitmq_poisoned,
     rabbitmq_tells_first,
     shape_of,
+    stream_poisoned,
 )
+from support.poison import EXIT_STATUS, POISON
 from support.queues import prepared_database
 
 from stormproof import Topology
@@ -45,7 +53,13 @@ BROKERS: Final = [pytest.param("rabbitmq", marks=OF_RABBITMQ), "kestrel"]
 QUORUM: Final = pytest.param("quorum", marks=OF_RABBITMQ)
 BUILDS: Final[dict[str, Build]] = {"rabbitmq": rabbitmq, "quorum": rabbitmq, "kestrel": kestrel}
 TELLS_FIRST: Final[dict[str, Build]] = {"rabbitmq": rabbitmq_tells_first, "kestrel": kestrel_tells_first}
+POISONED: Final[dict[str, Build]] = {
+    "rabbitmq": rabbitmq_poisoned,
+    "kestrel": kestrel_poisoned,
+    "stream": stream_poisoned,
+}
 CHECKS_NO_ID: Final[dict[str, Build]] = {"rabbitmq": rabbitmq_checks_no_id, "kestrel": kestrel_checks_no_id}
+DRIVERS_MAX: Final = 20
 PARTS: Final = 8
 ROUNDS: Final = 20
 WAYS: Final = [Action.KILL, Action.RAISE, Action.KILL, Action.TAKE_OVER]
@@ -70,21 +84,27 @@ def broker(request: pytest.FixtureRequest) -> tuple[str, Any]:
 @contextmanager
 def stand_on(
     postgres: EmbeddedPostgres, broker: tuple[str, Any], folder: Path, seed: int, name: str, **more: Any
-) -> Generator[DeliveringStand]:
+) -> Generator[Any]:
     """A stand over a queue and a database of its own."""
     kind, server = broker
     name = f"{kind}_{name}"
     with fresh_database(postgres.database, f"test_{name}") as database, Cutter(server.port) as cutter:
         prepared_database(database)
         address = f"127.0.0.1:{cutter.port}" if kind == "kestrel" else server.url_at(cutter.port)
-        if kind == "quorum":
+        if kind == "stream":
+            server.declare(name, "stream")
+        elif kind == "quorum":
             server.declare(name, "quorum")
             server.until_kept(name)
         elif kind == "rabbitmq":
             server.declare(name)
+        given: dict[str, Any] = {"queue": name, "rng": random.Random(seed), "broker": server}
         cell = Cell(name, None, Guarantee.EXACTLY_ONCE, folder, database, f"{address} {name}", batch_messages=4, **more)
-        stand = KestrelStand if kind == "kestrel" else RabbitMQStand
-        yield stand(cell, database, queue=name, cutter=cutter, rng=random.Random(seed), broker=server)
+        if kind == "stream":
+            yield RabbitMQStreamStand(cell, database, **given)
+        else:
+            stand = KestrelStand if kind == "kestrel" else RabbitMQStand
+            yield stand(cell, database, cutter=cutter, **given)
 
 
 @pytest.mark.sampled(0.12)
@@ -120,6 +140,30 @@ def test_whatever_happens_in_whatever_order_nothing_is_lost_or_doubled(
         stand.settle()
         print(stand.tally)
         assert all(stand.tally[event] for event in EVENTS), "else the rounds were about nothing"
+
+
+@pytest.mark.sampled(0.34)
+@pytest.mark.parametrize("broker", [*BROKERS, pytest.param("stream", marks=OF_RABBITMQ)], indirect=True)
+def test_only_what_kills_its_driver_and_garbage_are_dead_letters(
+    postgres: EmbeddedPostgres, broker: tuple[str, Any], tmp_path: Path, seed: int
+) -> None:
+    lines = [f"m{n} common".encode() for n in range(12)]
+    garbage = b"\xff\xfe garbage"
+    with stand_on(postgres, broker, tmp_path, seed, "poison") as stand:
+        cell = replace(stand.cell, build=POISONED[broker[0]], batch_messages=16)
+        stand.broker.put(stand.queue, [*lines[:5], POISON.encode(), *lines[5:9], garbage, *lines[9:]])
+        codes = [run_driver(cell)]
+        while codes[-1] != 0:
+            assert codes[-1] == EXIT_STATUS
+            assert len(codes) < DRIVERS_MAX, "the drivers die for ever"
+            codes.append(run_driver(cell))
+        assert len(codes) > 1
+        for mode in POISONED_SINKS:
+            found = content(mode, cell.name, cell.folder, stand.database)
+            assert found == Counter(word for line in lines for word in line.decode().split())
+        with connect(stand.database, application_name="tests") as connection:
+            letters = connection.execute("select payload from stormproof.dead_letter").fetchall()
+        assert sorted(bytes(payload) for (payload,) in letters) == sorted([POISON.encode(), garbage])
 
 
 def without_its_constraint(database: Database) -> None:

@@ -13,8 +13,10 @@ from typing import Any, Final
 from stormproof import KestrelSource, RabbitMQSource, RabbitMQStreamSource, Topology
 from stormproof.core.pending.journal import Delivery, Journal
 from stormproof.core.pending.redelivering import RedeliveringSource
+from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.rabbitmq.stream_position import StreamPosition
+from support import poison
 from support.blows import Action, Blow, Stand
 from support.brokers import until
 from support.brokers.cutter import Cutter
@@ -23,8 +25,9 @@ from support.brokers.rabbitmq_server import RabbitMQServer
 from support.crashes import Cell
 from support.kafka_runs import built
 from support.shapes import SINKS, Shape
-from support.topologies import MAX_ATTEMPTS
+from support.topologies import MAX_ATTEMPTS, SinkMode, sink_of
 
+POISONED_SINKS: Final = (SinkMode.POSTGRES_APPEND, SinkMode.DELTA_APPEND)
 SOON: Final = Backoff(0.001, 0.001)
 FREED_S: Final = 30.0
 
@@ -32,8 +35,8 @@ FREED_S: Final = 30.0
 # ---- what a driver runs: `cell.queue` is where the server listens, and the queue
 
 
-def _given(cell: Cell) -> dict[str, Any]:
-    return {"database": cell.database, "max_attempts": MAX_ATTEMPTS, "backoff": SOON, "rng": Random(1)}
+def _given(cell: Cell, max_attempts: int = MAX_ATTEMPTS) -> dict[str, Any]:
+    return {"database": cell.database, "max_attempts": max_attempts, "backoff": SOON, "rng": Random(1)}
 
 
 def rabbitmq(cell: Cell, kind: type[RabbitMQSource] = RabbitMQSource) -> Topology:
@@ -53,6 +56,31 @@ def rabbitmq_stream(cell: Cell, kind: type[RabbitMQStreamSource] = RabbitMQStrea
     """Lines of a stream."""
     url, _, stream = cell.queue.partition(" ")
     return built(cell, kind(stream, url=url, **_given(cell)))
+
+
+# ---- the same, where one line takes the driver down
+
+
+def _poisoned(cell: Cell, source: PendingSource) -> Topology:
+    split = poison.Split(poison.Poisoning.EXIT, cell.folder / "pids")
+    words = Topology(cell.name).stream("lines", source).flat_map(split, "line", schema="word string")
+    return words.into(*(sink_of(mode, cell.name, cell.folder, cell.database) for mode in POISONED_SINKS)).topology
+
+
+def rabbitmq_poisoned(cell: Cell) -> Topology:
+    url, _, queue = cell.queue.partition(" ")
+    return _poisoned(cell, RabbitMQSource(queue, url=url, **_given(cell, 1)))
+
+
+def stream_poisoned(cell: Cell) -> Topology:
+    url, _, stream = cell.queue.partition(" ")
+    return _poisoned(cell, RabbitMQStreamSource(stream, url=url, **_given(cell, 1)))
+
+
+def kestrel_poisoned(cell: Cell) -> Topology:
+    """Lines as they are, without ids."""
+    host, _, queue = cell.queue.partition(" ")
+    return _poisoned(cell, KestrelSource(queue, hosts=[host], **_given(cell, 1)))
 
 
 # ---- the same, broken
