@@ -66,22 +66,18 @@ def _kind() -> type[KafkaBroker]:
 
 
 class Supply:
-    """A topic that both sides read: so many messages more are put into it as soon as one side has read them all."""
+    """A topic of one side's own, and what was put into it."""
 
     def __init__(self, broker: KafkaBroker, messages: int) -> None:
         self.broker = broker
         self.messages = messages
         self.topic = broker.topic(PARTITIONS)
+        self.put = 0
         self._producer: Any = broker.producer(linger_ms=20, batch_size=1_000_000, queue_buffering_max_messages=200_000)
-        self._put = 0
-        self._read: dict[str, int] = {"ours": 0, "theirs": 0}
 
-    def for_side(self, side: str) -> None:
-        """Have the next messages there for one side."""
-        self._read[side] += self.messages
-        if self._read[side] <= self._put:
-            return
-        for number in range(self._put, self._put + self.messages):
+    def more(self) -> None:
+        """As many messages more; they are there when this returns."""
+        for number in range(self.put, self.put + self.messages):
             payload = b"%09d " % number + b"x" * (MESSAGE_BYTES - 10)
             while True:
                 try:
@@ -90,11 +86,7 @@ class Supply:
                 except BufferError:
                     self._producer.poll(0.1)
         self._producer.flush()
-        self._put += self.messages
-
-    def read(self, side: str) -> int:
-        """How many messages a side was given."""
-        return self._read[side]
+        self.put += self.messages
 
 
 def lines_of(name: str, supply: Supply, table: Path) -> Topology:
@@ -123,13 +115,13 @@ def micro_batches(bench: Workbench, supply: Supply, table: Path) -> Generator[It
     }
     stream = session.readStream.format("kafka").options(**options).load()
     lines = stream.select(F.col("value").cast("string").alias("line"))
-    supply.for_side("theirs")
+    supply.more()
     query = lines.writeStream.foreachBatch(write).option("checkpointLocation", str(bench.path("checkpoint"))).start()
     query.processAllAvailable()
 
     def batches() -> Iterator[float]:
         while True:
-            supply.for_side("theirs")
+            supply.more()
             known = {progress["batchId"] for progress in query.recentProgress}
             query.processAllAvailable()
             worked = [p for p in query.recentProgress if p["batchId"] not in known and p["numInputRows"]]
@@ -143,18 +135,18 @@ def micro_batches(bench: Workbench, supply: Supply, table: Path) -> Generator[It
 
 @contextmanager
 def against_spark(bench: Workbench, messages: int, name: str) -> Generator[Case]:
-    """Both sides read the same messages of one topic."""
+    """Each side reads a topic of its own, with the same messages."""
     table, plain = bench.path("lines"), bench.path("plain")
     with broker_in(_made(bench.path("broker"))) as broker:
-        supply = Supply(broker, messages)
+        supply, rival_supply = Supply(broker, messages), Supply(broker, messages)
         topology = lines_of(bench.unused("main"), supply, table)
         with (
             bench.stepping(topology, Guarantee.EXACTLY_ONCE, messages) as stepper,
-            micro_batches(bench, supply, plain) as theirs,
+            micro_batches(bench, rival_supply, plain) as theirs,
         ):
 
             def ours() -> float:
-                supply.for_side("ours")
+                supply.more()
                 started_s = time.perf_counter()
                 require_total(stepper.all_of(), messages, "what was committed")
                 return time.perf_counter() - started_s
@@ -173,8 +165,8 @@ def against_spark(bench: Workbench, messages: int, name: str) -> Generator[Case]
                 warm_ups=WARM_UPS if is_small else 1,
                 shows_p99=is_small,
             )
-    for path, side in ((table, "ours"), (plain, "theirs")):
-        require_total(DeltaTable(path).to_pyarrow_dataset().count_rows(), supply.read(side), side)
+    for path, given in ((table, supply), (plain, rival_supply)):
+        require_total(DeltaTable(path).to_pyarrow_dataset().count_rows(), given.put, path.name)
 
 
 def _rate(messages: int, seconds: float) -> float:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 pytest_plugins = [
     "support.fixtures",
     "support.brokers.kafka",
+    "support.brokers.kafka_listeners",
     "support.brokers.kestrel_broker",
     "support.brokers.nats_server",
     "support.brokers.rabbitmq_server",

@@ -6,44 +6,28 @@ A real broker, real Postgres, real Delta tables, the inline engine.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.blows import Action, Blow
 from support.brokers.kafka import KafkaBroker
 from support.chain import Chain, Ordeal, one_way_each, ordeal, shuffled
 from support.crashes import KILLED, Cell, Driver, ended, start
-from support.databases import fresh_database
-from support.kafka_runs import PARTITIONS, SHAPE, KafkaStand, forgetting, moving_on
-from support.queues import prepared_database
+from support.kafka_runs import SHAPE, forgetting, moving_on, stand_on
 from support.spark_driver import TIMEOUT_S, SparkDriver
 from support.topologies import messages
 
 from stormproof import Topology
 from stormproof.core.failpoint import ENV, FAILPOINTS
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka"), pytest.mark.timeout(600)]
 
 PARTS = 8
 WAYS = [Action.KILL, Action.RAISE, Action.KILL, Action.TAKE_OVER]
-
-
-@contextmanager
-def stand_on(
-    postgres: EmbeddedPostgres, broker: KafkaBroker, folder: Path, seed: int, name: str, **more: object
-) -> Generator[KafkaStand]:
-    """A stand over a topic and a database of its own."""
-    topic = broker.topic(PARTITIONS)
-    with fresh_database(postgres.database, f"test_kafka_{name}") as database:
-        prepared_database(database)
-        fields = {"mode": None, "guarantee": Guarantee.EXACTLY_ONCE, "folder": folder, "database": database, **more}
-        cell = Cell(name=name, queue=f"{broker.servers} {topic}", **fields)  # type: ignore[arg-type]
-        yield KafkaStand(cell, database, broker=broker, rng=random.Random(seed))
 
 
 @pytest.mark.sampled(0.25)
@@ -53,7 +37,7 @@ def test_a_misfortune_at_every_failpoint(
 ) -> None:
     """Killed, failed or taken over from, in turn; with one batch in flight, and with three."""
     cells = shuffled(one_way_each(WAYS, seed), random.Random(seed))[part::PARTS]
-    flight = {"in_flight": 1 + 2 * (part % 2), "batch_messages": 4}
+    flight: dict[str, Any] = {"in_flight": 1 + 2 * (part % 2), "batch_messages": 4}
     with stand_on(postgres, kafka, tmp_path, seed, f"part{part}", **flight) as stand:
         for line in Chain(stand, SHAPE, len(cells)).run(cells):
             print(line)

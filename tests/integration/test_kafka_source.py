@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,12 +18,14 @@ import pyarrow as pa
 import pytest
 from support.brokers import until
 from support.brokers.kafka import READY_S, KafkaBroker
+from support.brokers.lives import Life, kill_at
 from support.kafka_source import KafkaHarness
 from support.queues import prepared_database
 from support.source_harness import messages_of
 from support.verdicts import verified
 
 from stormproof import KafkaSource, PostgresSink, Topology
+from stormproof.core.clock import ManualClock
 from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.postgres.database import Database, connect
@@ -93,6 +96,24 @@ def test_an_aborted_transaction_never_shows_and_an_open_one_holds_up_its_own_par
         assert source.backlog().ready == 0
     assert everything(source) == [b"open", b"behind it"]
     assert source.backlog().ready == 0
+
+
+def test_a_partition_that_waits_behind_an_open_transaction_is_logged(
+    harness: KafkaHarness, kafka: KafkaBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = harness.options["clock"] = ManualClock()
+    source = harness.view()
+    with kafka.transaction() as producer:
+        producer.produce(harness.topic, b"open", partition=0)
+        producer.flush(READY_S)
+        for _ in range(3):
+            assert source.open(lease_of("a"), ANY, 7) is None
+            assert "transaction" not in caplog.text
+            clock.advance(4)
+        assert source.open(lease_of("a"), ANY, 7) is None
+        assert "partition 0 has waited at offset 0 for 12 seconds, with 1 offsets behind it" in caplog.text
+    assert everything(source) == [b"open"]
+    assert "partition 0 goes on" in caplog.text
 
 
 def test_every_message_once_from_partitions_whose_slices_are_cut_returned_and_halved(
@@ -499,6 +520,23 @@ def test_a_gap_far_behind_the_sample_loses_and_doubles_nothing(
     assert ("have no message" in caplog.text) is (guarantee != "at-most-once")
 
 
+def test_a_batch_of_which_no_message_is_left_ends_empty(
+    database: Database, tmp_path: Path, kafka: KafkaBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second range is all of an aborted transaction; it is taken for messages first."""
+    prepared_database(database)
+    topic = kafka.topic()
+    words = [f"{number}" for number in range(12_000)]
+    kafka.put(topic, map(str.encode, words))
+    with kafka.transaction(commit=False) as producer:
+        producer.produce(topic, b"never", partition=0)
+    source = KafkaSource(topic, servers=kafka.servers, database=database)
+    run(source, database, tmp_path, batch_messages=len(words))
+    assert applied(database) == sorted(words)
+    assert not verified("kafka", database).violations
+    assert "have no message" in caplog.text
+
+
 # ---- whole topologies
 
 
@@ -548,6 +586,31 @@ def test_poison_and_garbage_are_dead_letters_and_nothing_else_is(
     letters = [(b"bad 1", "error"), (b"\xff\xfe", "bad_message")]
     assert dead == ([] if guarantee == "at-most-once" else letters), "at-most-once keeps no failed message"
     assert verified("kafka", database).clean
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "point"), [("at-most-once", "open.after"), ("at-least-once", "commit.after_sink")]
+)
+def test_a_weaker_guarantee_shows_its_own_fault_when_a_driver_is_killed(
+    database: Database, tmp_path: Path, kafka: KafkaBroker, guarantee: str, point: str
+) -> None:
+    prepared_database(database)
+    topic = kafka.topic()
+    words = [f"w{number}" for number in range(12)]
+    kafka.put(topic, map(str.encode, words))
+
+    def source() -> KafkaSource:
+        return KafkaSource(topic, servers=kafka.servers, database=database)
+
+    life = Life("weaker", database, tmp_path, source, KafkaSource.drop_connections, guarantee, ("postgres",))
+    life.live([kill_at(point)])
+    found = life.applied()["postgres"]
+    if guarantee == "at-most-once":
+        assert found == Counter(words[5:]), "the batch of 5 that was open is lost, and nothing is doubled"
+    else:
+        assert found == Counter([*words, *words[:5]]), (
+            "the batch of 5 that was written comes twice, and nothing is lost"
+        )
 
 
 def test_verify_shows_what_retention_took_and_that_nothing_else_is_missing(

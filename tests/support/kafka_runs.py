@@ -5,18 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from stormproof import Topology, count
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.source import PendingSource
+from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.kafka import KafkaSource
 from stormproof.core.source.kafka.position import KafkaPosition
 from support.blows import Stand
 from support.brokers.kafka import READY_S, KafkaBroker
 from support.crashes import Cell
+from support.databases import fresh_database
+from support.queues import prepared_database
 from support.shapes import SINKS
 from support.topologies import MAX_ATTEMPTS, SinkMode, Split, sink_of
 
@@ -98,18 +104,30 @@ class KafkaStand(Stand):
 
     broker: KafkaBroker = field(kw_only=True)
     rng: Random = field(kw_only=True)
+    partitions: int = PARTITIONS
     _turn: itertools.count[int] = field(default_factory=itertools.count)
     _producer: Any = None
 
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.cell.queue.partition(" ")[2]
+
+    def grow(self) -> None:
+        """Give the topic one more partition, which gets messages from now on."""
+        self.partitions += 1
+        self.broker.grow(self.topic, self.partitions)
+        self._producer = None  # it knows the topic as it was
+
     def give(self, payloads: Sequence[bytes]) -> None:
-        topic = self.cell.queue.partition(" ")[2]
+        topic = self.topic
         if self._producer is None:
             self._producer = self.broker.producer(transactional_id=uuid.uuid4().hex)
             self._producer.init_transactions(READY_S)
         for lines, commit in (([b"never seen"] * 2, False), (payloads, True)):
             self._producer.begin_transaction()
             for line in lines:
-                self._producer.produce(topic, line, partition=next(self._turn) % PARTITIONS)
+                self._producer.produce(topic, line, partition=next(self._turn) % self.partitions)
             self._producer.flush(READY_S)
             end = self._producer.commit_transaction if commit else self._producer.abort_transaction
             end(READY_S)
@@ -118,3 +136,22 @@ class KafkaStand(Stand):
     def renew(self) -> None:
         """The broker was killed: the producer's transactions are begun anew."""
         self._producer = None
+
+
+@contextmanager
+def stand_on(
+    postgres: EmbeddedPostgres,
+    broker: KafkaBroker,
+    folder: Path,
+    seed: int,
+    name: str,
+    servers: str | None = None,
+    **more: object,
+) -> Generator[KafkaStand]:
+    """A stand over a topic and a database of its own. Drivers reach the broker at `servers`."""
+    topic = broker.topic(PARTITIONS)
+    with fresh_database(postgres.database, f"test_kafka_{name}") as database:
+        prepared_database(database)
+        fields = {"mode": None, "guarantee": Guarantee.EXACTLY_ONCE, "folder": folder, "database": database, **more}
+        cell = Cell(name=name, queue=f"{servers or broker.servers} {topic}", **fields)  # type: ignore[arg-type]
+        yield KafkaStand(cell, database, broker=broker, rng=Random(seed))

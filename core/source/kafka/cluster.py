@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stormproof.core.errors import MissingRight, StoreUnavailable, StormproofError, TransientError, UsageError
@@ -33,6 +34,11 @@ _WRONG: Final = frozenset(
     {"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "_INVALID_ARG", "_SSL", "_FATAL"},
 )
 
+_ERROR: Final = methodcaller("error")
+_NO_ANSWER: Final = frozenset(
+    {"_TRANSPORT", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_ALL_BROKERS_DOWN", "REQUEST_TIMED_OUT"}
+)
+
 Partition = tuple[str, int]
 """Topic and number."""
 
@@ -42,6 +48,19 @@ class Topic(NamedTuple):
 
     id: str
     partitions: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Heard:
+    """Listens to a client: its questions only time out where the cluster refuses it."""
+
+    refusal: Any = None
+    """Why the cluster refuses the client, or the client the cluster."""
+
+    def __call__(self, error: Any) -> None:
+        """The client tells an error that concerns no single question."""
+        if error.name() in _WRONG:
+            self.refusal = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +96,10 @@ class Cluster:
         )
         return consumer
 
-    def admin(self) -> AdminClient:
-        """A client that asks."""
+    def admin(self, heard: Heard) -> AdminClient:
+        """A client that asks, and tells `heard` why it is refused."""
         client: AdminClient = required("confluent_kafka.admin", "kafka", "KafkaSource").AdminClient(
-            {**self._common, **_without_consumers(dict(self.settings))}, logger=_client_log
+            {**self._common, **_without_consumers(dict(self.settings)), "error_cb": heard}, logger=_client_log
         )
         return client
 
@@ -94,13 +113,15 @@ class Cluster:
         }
 
     @contextmanager
-    def errors(self, what: str) -> Generator[None]:
-        """Errors of the client as those of this package."""
+    def errors(self, what: str, refusal: Callable[[], Any] = lambda: None) -> Generator[None]:
+        """Errors of the client as those of this package. `refusal` may know why an answer did not come."""
         exception = _kafka().KafkaException
         try:
             yield
         except exception as error:
-            raise self.error(what, error.args[0]) from error
+            cause = error.args[0]
+            known = refusal() if cause.name() in _NO_ANSWER else None
+            raise self.error(what, known or cause) from error
 
     def error(self, what: str, cause: Any) -> StormproofError:
         """What an error of the cluster means: its client is away, or set wrong, or lacks a right."""
@@ -114,7 +135,10 @@ class Cluster:
             )
         if name in _WRONG:
             return UsageError(
-                f"{text}. Mend `client`, the settings of the source's client", servers=self.servers, error=name
+                f"{text}. Mend `client`, the settings of the source's client, such as sasl.username, sasl.password and "
+                "ssl.ca.location; or what the cluster expects of them",
+                servers=self.servers,
+                error=name,
             )
         return StoreUnavailable(text, servers=self.servers, error=name)
 
@@ -150,10 +174,11 @@ class Asking:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._admin: AdminClient | None = None
+        self._heard = Heard()
         self._made_in = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"cluster": self.cluster, "_admin": None, "_made_in": 0}
+        return {"cluster": self.cluster, "_admin": None, "_heard": Heard(), "_made_in": 0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -161,7 +186,8 @@ class Asking:
     @property
     def _client(self) -> AdminClient:
         if self._admin is None or self._made_in != os.getpid():
-            self._admin, self._made_in = self.cluster.admin(), os.getpid()
+            self._heard = Heard()
+            self._admin, self._made_in = self.cluster.admin(self._heard), os.getpid()
         return self._admin
 
     def close(self) -> None:
@@ -169,10 +195,22 @@ class Asking:
         if self._made_in == os.getpid():
             self._admin = None
 
+    @contextmanager
+    def _asked(self, what: str) -> Generator[AdminClient]:
+        """The client; where it gets no answer, it is asked whether it was refused."""
+        client = self._client
+
+        def refusal() -> Any:
+            client.poll(0)  # its errors wait for this
+            return self._heard.refusal
+
+        with self.cluster.errors(what, refusal):
+            yield client
+
     def names(self) -> tuple[str, frozenset[str]]:
         """The cluster's id, and the names of its topics."""
-        with self.cluster.errors("the cluster's topics could not be listed"):
-            found = self._client.list_topics(timeout=self.cluster.answer_s)
+        with self._asked("the cluster's topics could not be listed") as client:
+            found = client.list_topics(timeout=self.cluster.answer_s)
         return str(found.cluster_id), frozenset(str(name) for name in found.topics)
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic | None]:
@@ -182,8 +220,8 @@ class Asking:
         if not wanted:
             return {}
         found: dict[str, Topic | None] = {}
-        with self.cluster.errors("topics could not be described"):
-            answers = self._client.describe_topics(kafka.TopicCollection(wanted), request_timeout=self.cluster.answer_s)
+        with self._asked("topics could not be described") as client:
+            answers = client.describe_topics(kafka.TopicCollection(wanted), request_timeout=self.cluster.answer_s)
         for name, answer in answers.items():
             try:
                 about = answer.result()
@@ -227,8 +265,8 @@ class Asking:
         isolation = self.cluster.isolation if committed else "read_uncommitted"
         level = kafka.IsolationLevel[isolation.upper()]
         found: dict[Partition, int] = {}
-        with self.cluster.errors("the offsets of partitions could not be asked"):
-            answers = self._client.list_offsets(wanted, isolation_level=level, request_timeout=self.cluster.answer_s)
+        with self._asked("the offsets of partitions could not be asked") as client:
+            answers = client.list_offsets(wanted, isolation_level=level, request_timeout=self.cluster.answer_s)
             for partition, answer in answers.items():
                 found[(partition.topic, partition.partition)] = int(answer.result().offset)
         return found
@@ -285,7 +323,7 @@ class Feed:
                 f"partitions could not be read at {self.cluster.servers}: no answer for {self.cluster.answer_s:g} seconds",
                 servers=self.cluster.servers,
             )
-        if all(message.error() is None for message in arrived):
+        if not [error for error in map(_ERROR, arrived) if error is not None]:
             return Delivered(arrived, {})
         good: list[Any] = []
         ends: dict[Partition, int] = {}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import chain, pairwise
+from operator import methodcaller
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.arrays import Rows
 from stormproof.core.errors import PositionMismatch, StormproofError
 from stormproof.core.pending.batches import reader_batch
 from stormproof.core.source.kafka.cluster import Cluster, Feed, GapsFound, OffsetGone, Partition, feeds
@@ -27,10 +30,17 @@ METADATA: Final = {
 }
 """What Kafka knows of a message beside its payload."""
 
+_TOPIC: Final = methodcaller("topic")
+_PARTITION: Final = methodcaller("partition")
+_OFFSET: Final = methodcaller("offset")
+_VALUE: Final = methodcaller("value")
 _MOST: Final = 10_000
 _WAIT_S: Final = 0.25
 _IDLE_MAX: Final = 2
 """Idle consumers kept by a process for each cluster."""
+
+
+Kept = TypeVar("Kept")
 
 
 def messages_in(cluster: Cluster, ranges: Sequence[OffsetRange]) -> dict[int, list[Any]]:
@@ -42,15 +52,23 @@ def messages_in(cluster: Cluster, ranges: Sequence[OffsetRange]) -> dict[int, li
         PositionMismatch: retention removed what was to be read.
         StoreUnavailable: the cluster is away.
     """
+    found = _read(cluster, ranges, lambda messages: messages)
+    return {place: list(chain.from_iterable(runs)) for place, runs in found.items()}
+
+
+def _read(
+    cluster: Cluster, ranges: Sequence[OffsetRange], keep: Callable[[Sequence[Any]], Kept]
+) -> dict[int, list[Kept]]:
+    """`messages_in`, of which only what `keep` makes of each run of messages is kept."""
     wanted: dict[Partition, OffsetRange] = {(one.topic, one.partition): one for one in ranges if one.messages}
-    found: dict[int, list[Any]] = {one.place: [] for one in ranges}
+    found: dict[int, list[Kept]] = {one.place: [] for one in ranges}
     if not wanted:
         return found
     idle = feeds(cluster)
     feed = idle.pop() if idle else Feed(cluster)
     try:
         feed.assign({partition: one.start for partition, one in wanted.items()})
-        _collect(feed, wanted, found)
+        _collect(feed, wanted, found, keep)
         feed.assign({})
     except OffsetGone as error:
         _dispose(feed)
@@ -65,29 +83,44 @@ def messages_in(cluster: Cluster, ranges: Sequence[OffsetRange]) -> dict[int, li
     return found
 
 
-def _collect(feed: Feed, wanted: dict[Partition, OffsetRange], found: dict[int, list[Any]]) -> None:
+def _collect(
+    feed: Feed,
+    wanted: dict[Partition, OffsetRange],
+    found: dict[int, list[Kept]],
+    keep: Callable[[Sequence[Any]], Kept],
+) -> None:
     last = {partition: one.last for partition, one in wanted.items()}
     left = set(wanted)
     while left:
         delivered = feed.next(_MOST, _WAIT_S)
-        for partition, messages in by_partition(delivered.messages).items():
+        for partition, messages in runs_of(delivered.messages):
             if partition not in left:
                 continue
             is_done = messages[-1].offset() >= last[partition]
-            found[wanted[partition].place] += (
-                [message for message in messages if message.offset() <= last[partition]] if is_done else messages
-            )
+            mine = [message for message in messages if message.offset() <= last[partition]] if is_done else messages
+            if mine:
+                found[wanted[partition].place].append(keep(mine))
             if is_done:
                 left.discard(partition)
         left -= {partition for partition, end in delivered.ends.items() if partition in left and end > last[partition]}
 
 
-def by_partition(messages: Sequence[Any]) -> dict[Partition, list[Any]]:
-    """Messages by their partitions, in their order."""
-    found: dict[Partition, list[Any]] = {}
-    for message in messages:
-        found.setdefault((message.topic(), message.partition()), []).append(message)
-    return found
+def runs_of(messages: Sequence[Any]) -> Iterator[tuple[Partition, Sequence[Any]]]:
+    """Messages that came one after the other from one partition, with that partition; in their order."""
+    if not messages:
+        return
+    numbers = np.fromiter(map(_PARTITION, messages), np.int64, len(messages))
+    is_first = np.diff(numbers, prepend=-1) != 0
+    if messages[0].topic() != messages[-1].topic() or len(set(map(_TOPIC, messages))) > 1:
+        topics = np.array(list(map(_TOPIC, messages)), dtype=object)
+        is_first[1:] |= topics[1:] != topics[:-1]
+    for start, stop in pairwise([*np.flatnonzero(is_first).tolist(), len(messages)]):
+        yield (messages[start].topic(), messages[start].partition()), messages[start:stop]
+
+
+def offsets_of(messages: Sequence[Any]) -> Rows:
+    """The offsets of messages."""
+    return np.fromiter(map(_OFFSET, messages), np.int64, len(messages))
 
 
 def gaps_in(one: OffsetRange) -> GapsFound:
@@ -140,37 +173,35 @@ class KafkaSliceReader:
             StoreUnavailable: the cluster is away.
         """
         out = np.fromiter(excluded, np.int64)
-        found = messages_in(self.cluster, self.ranges)
+
+        def keep(messages: Sequence[Any]) -> tuple[Rows, pa.Array]:
+            return offsets_of(messages), payloads_of(messages, self.metadata)
+
+        found = _read(self.cluster, self.ranges, keep)
         for one in self.ranges:
-            messages = found.pop(one.place)
-            if one.assumed and not _is_whole(messages, one):
+            runs = found.pop(one.place)
+            if one.assumed and not _is_whole([offsets for offsets, _ in runs], one):
                 raise gaps_in(one)
-            if not messages:
-                continue
-            ids = np.array([message.offset() for message in messages], np.int64) + number_of(one.place, 0)
-            if len(out):
-                kept = ~np.isin(ids, out)
-                ids = ids[kept]
-                messages = [message for message, keep in zip(messages, kept.tolist(), strict=True) if keep]
-            for start in range(0, len(ids), batch_rows):
-                part = ids[start : start + batch_rows]
-                payload = payloads_of(messages[start : start + batch_rows], self.metadata)
-                yield reader_batch(part, np.full(len(part), one.place, np.int64), payload, seed)
+            for offsets, payloads in runs:
+                ids, rows = offsets + number_of(one.place, 0), payloads
+                if len(out):
+                    kept = ~np.isin(ids, out)
+                    ids, rows = ids[kept], rows.filter(pa.array(kept))
+                for start in range(0, len(ids), batch_rows):
+                    part = ids[start : start + batch_rows]
+                    origins = np.full(len(part), one.place, np.int64)
+                    yield reader_batch(part, origins, rows.slice(start, batch_rows), seed)
 
 
-def _is_whole(messages: Sequence[Any], one: OffsetRange) -> bool:
+def _is_whole(runs: Sequence[Rows], one: OffsetRange) -> bool:
     """Whether every offset of the range has its message; they come in ascending order."""
-    return (
-        len(messages) == one.messages
-        and bool(messages)
-        and (messages[0].offset(), messages[-1].offset()) == (one.start, one.stop - 1)
-    )
+    return sum(map(len, runs)) == one.messages and (runs[0][0], runs[-1][-1]) == (one.start, one.stop - 1)
 
 
 def payloads_of(messages: Sequence[Any], metadata: Metadata) -> pa.Array:
     """What the decoder gets of messages: bytes, or a struct with their metadata."""
     if not metadata:
-        return pa.array([message.value() or b"" for message in messages], pa.binary())
+        return pa.array(list(map(_VALUE, messages)), pa.binary()).fill_null(b"")
     return metadata.rows(
         [message.value() for message in messages],
         [[_OF[name](message) for message in messages] for name in metadata.names],

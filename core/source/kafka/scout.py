@@ -20,7 +20,7 @@ from stormproof.core.arrays import Rows
 from stormproof.core.source.kafka.cluster import Cluster, Feed, OffsetGone, Partition
 from stormproof.core.source.kafka.offsets import OffsetRange
 from stormproof.core.source.kafka.position import Place
-from stormproof.core.source.kafka.reader import by_partition, gone
+from stormproof.core.source.kafka.reader import gone, offsets_of, runs_of
 from stormproof.core.source.protocol import Limit
 
 _MOST: Final = 10_000
@@ -183,9 +183,8 @@ class Scout:
         while known < wanted and any(self._is_due(partition, limit) for partition in counted):
             assert feed is not None
             delivered = feed.next(_MOST, _MORE_S if known else _WAIT_S)
-            for partition, messages in by_partition(delivered.messages).items():
-                offsets = np.array([message.offset() for message in messages], np.int64)
-                counted[partition].add(offsets, np.array([len(message) for message in messages], np.int64))
+            for partition, messages in runs_of(delivered.messages):
+                counted[partition].add(offsets_of(messages), np.fromiter(map(len, messages), np.int64, len(messages)))
                 known += len(messages)
             for partition, end in delivered.ends.items():
                 counted[partition].stop = max(counted[partition].stop, end)

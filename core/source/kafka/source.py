@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from random import Random
 from typing import Any, ClassVar, Final, Self, cast
@@ -16,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arguments import error_prefix, require_seconds, require_text
-from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import PositionMismatch, StoreUnavailable, StormproofError, UsageError
+from stormproof.core.clock import Clock
+from stormproof.core.errors import StoreUnavailable, StormproofError, UsageError
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.postgres import PostgresPendingStore
@@ -38,13 +35,12 @@ from stormproof.core.source.kafka.arguments import (
     checked_settings,
     checked_start,
     one_of,
-    start_offset,
 )
 from stormproof.core.source.kafka.audit import KafkaAudit
-from stormproof.core.source.kafka.cluster import ANSWER_S, Asking, Cluster, OffsetGone, Partition, Topic
+from stormproof.core.source.kafka.cluster import ANSWER_S, Asking, Cluster
+from stormproof.core.source.kafka.lookout import Lookout
 from stormproof.core.source.kafka.offsets import (
     OFFSET_BITS,
-    PLACES_MAX,
     OffsetRange,
     PlaceIds,
     at_of_ranges,
@@ -53,13 +49,11 @@ from stormproof.core.source.kafka.offsets import (
     place_and_offset,
     ranges_of,
 )
-from stormproof.core.source.kafka.position import KafkaPosition, Lost, Place
+from stormproof.core.source.kafka.position import KafkaPosition
 from stormproof.core.source.kafka.reader import METADATA, KafkaSliceReader, messages_in, payloads_of
-from stormproof.core.source.kafka.scout import Scout, count
+from stormproof.core.source.kafka.scout import count
 from stormproof.core.source.metadata import Metadata, edited, pack, unpack
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice, SliceReader, SourcePreview
-
-log = logging.getLogger("stormproof.kafka")
 
 _NONE: Final = np.zeros(0, np.int64)
 LOOK_INTERVAL_S: Final = 5.0
@@ -149,8 +143,8 @@ class KafkaSource(PendingSource):
             backoff=Backoff(backoff_base_s, backoff_max_s),
             rng=rng,
         )
-        self._start = checked_start(where, start, self._topics)
-        self._on_gap = on_gap
+        self._start: Start = checked_start(where, start, self._topics)
+        self._on_gap: OnGap = on_gap
         self._cluster = Cluster(servers, isolation, checked_settings(where, client), answer_s)
         self._group = group.replace("{name}", name) if group is not None else None
         self._clock: Clock | None = clock
@@ -159,15 +153,17 @@ class KafkaSource(PendingSource):
 
     def _begin(self) -> None:
         """Forget what was seen, and hold no connection."""
-        self._asking = Asking(self._cluster)
-        self._scout = Scout(self._cluster)
+        self._lookout = Lookout(
+            self.name,
+            self._cluster,
+            self._topics,
+            self._start,
+            self._on_gap,
+            self._look_interval_s,
+            self._clock,
+        )
         self._advice = GroupAdvice(self._cluster, self._group)
         self._limit = Limit()
-        self._searched_s = -math.inf
-        self._cluster_id = ""
-        self._found: dict[str, Topic | None] = {}
-        self._lost = tuple[Lost, ...]()
-        self._ends: dict[Partition, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         view = object.__new__(type(self))
@@ -184,8 +180,7 @@ class KafkaSource(PendingSource):
 
     def drop_connections(self) -> None:
         """Let connections go, to the store and to the cluster; the next call makes others."""
-        self._scout.close()
-        self._asking.close()
+        self._lookout.close()
         self._advice.close()
         super().drop_connections()
 
@@ -219,7 +214,7 @@ class KafkaSource(PendingSource):
             PositionMismatch: its topics are not those that it was made for.
             UsageError: a topic is not there.
         """
-        self._search()
+        self._lookout.search()
         super().subscribe(subscription, epoch)
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
@@ -238,142 +233,7 @@ class KafkaSource(PendingSource):
         with self.rows() as rows:
             position = rows.position()
         if position is not None:
-            self._look(KafkaPosition.of(position))
-
-    def _look(self, known: KafkaPosition) -> None:
-        clock = self._clock = self._clock or SystemClock()
-        if clock.monotonic_s() - self._searched_s >= self._look_interval_s:
-            self._search()
-        for _ in range(len(known.places) + len(self._found) + 2):  # each time another partition has lost messages
-            position = self._as_found(known)
-            active = self._active(position)
-            self._ends = self._asking.ends((place.topic, place.partition) for place in active)
-            behind = [place for place in active if self._ends[place.topic, place.partition] != place.next]
-            if not behind:
-                return
-            self._search()  # a topic that was made again has other messages at the same offsets
-            self._as_found(known)
-            try:
-                self._require_there(self._scout.assumed(active))
-                self._scout.look(active, self._ends, self._limit)
-            except OffsetGone as error:
-                self._scout.close()
-                self._missing(next(p for p in position.places if (p.topic, p.partition) == error.partition), position)
-            else:
-                self._require_within(active)
-                return
-
-    def _require_there(self, places: Sequence[Place]) -> None:
-        """Raise OffsetGone where retention has removed what is next; it is for places whose messages nobody counts."""
-        first = self._asking.earliest((place.topic, place.partition) for place in places)
-        for place in places:
-            if place.next < first[place.topic, place.partition]:
-                raise OffsetGone((place.topic, place.partition))
-
-    def _require_within(self, active: Sequence[Place]) -> None:
-        """Refuse a partition that ends before the position: what was applied is not there."""
-        short = [p for p in active if self._ends[p.topic, p.partition] < p.next]
-        if not short:
-            return
-        ends = self._asking.ends(((p.topic, p.partition) for p in short), committed=False)
-        for place in short:
-            end = ends[place.topic, place.partition]
-            if end < place.next:
-                raise PositionMismatch(
-                    f"{self.where}: partition {place.partition} of topic {place.topic} ends at offset {end}, and messages "
-                    f"up to {place.next - 1} were opened: the cluster lost messages that it had given out. To read the "
-                    "topic as it is now, give the source another name",
-                    topic=place.topic,
-                    partition=place.partition,
-                    end=end,
-                    next=place.next,
-                )
-
-    def _search(self) -> None:
-        """Ask which topics and partitions there are."""
-        clock = self._clock = self._clock or SystemClock()
-        names = self._topics.literal
-        if self._topics.has_pattern or not self._cluster_id:
-            self._cluster_id, there = self._asking.names()
-            names |= {topic for topic in there if self._topics.matches(topic)}
-        self._found = {**self._asking.topics(names)}
-        self._searched_s = clock.monotonic_s()
-
-    def _active(self, position: KafkaPosition) -> list[Place]:
-        """The places that are read: not those of topics that the source does not name any more."""
-        return [place for place in position.places if self._topics.matches(place.topic)]
-
-    def _as_found(self, position: KafkaPosition) -> KafkaPosition:
-        """The position with partitions that are new, and behind what was lost.
-
-        Raises:
-            PositionMismatch: a topic or the cluster is not the one that the position is of.
-        """
-        if position.cluster != self._cluster_id:
-            raise PositionMismatch(
-                f"{self.where}: its position is of cluster {position.cluster}, and {self._cluster.servers} is cluster "
-                f"{self._cluster_id}. Name the right servers, or give the source another name to begin anew",
-                source=self.name,
-            )
-        there = {(place.topic, place.partition) for place in position.places}
-        for topic, id_ in position.topics.items():
-            now = self._found.get(topic)
-            if not self._topics.matches(topic) or (now is not None and now.id == id_):
-                continue
-            what = f"was deleted and made again (id {now.id}, not {id_})" if now is not None else "is gone"
-            raise PositionMismatch(
-                f"{self.where}: topic {topic} {what}; what was not read of it is lost. To read the topic as it is now, "
-                "give the source another name",
-                topic=topic,
-            )
-        new = [
-            Place(topic, partition, 0, 0)
-            for topic, about in sorted(self._found.items())
-            if about is not None
-            for partition in about.partitions
-            if (topic, partition) not in there
-        ]
-        if len(position.places) + len(new) > PLACES_MAX:
-            raise UsageError(
-                f"{self.where}: {len(position.places) + len(new)} partitions, more than {PLACES_MAX}; read the topics by "
-                "several sources",
-                source=self.name,
-            )
-        topics = {**position.topics, **{place.topic: _id_of(self._found, place.topic) for place in new}}
-        grown = replace(position, places=(*position.places, *new), topics=topics)
-        lost = [one for one in self._lost if grown.places[one.place].next == one.start]
-        return grown.without(lost) if lost else grown
-
-    def _missing(self, place: Place, position: KafkaPosition) -> None:
-        """An offset to read is not there: retention took it, which is refused or put on record."""
-        partition = (place.topic, place.partition)
-        first = self._asking.earliest([partition])[partition]
-        if first <= place.next:  # the topic is another one by now, or ends before the position
-            self._search()
-            self._as_found(position)
-            self._ends = self._asking.ends([partition])
-            self._require_within([place])
-            raise StoreUnavailable(
-                f"{self.where}: partition {place.partition} of topic {place.topic} could not be read from offset "
-                f"{place.next}",
-                topic=place.topic,
-            )
-        text = (
-            f"{self.where}: topic {place.topic}, partition {place.partition}: offsets {place.next} to {first - 1} were "
-            "removed by the topic's retention before they were read"
-        )
-        if self._on_gap == "fail":
-            raise PositionMismatch(
-                f"{text}. Raise retention.ms of the topic; to go on without them, and have them on record, say "
-                "on_gap='record'",
-                topic=place.topic,
-                partition=place.partition,
-                start=place.next,
-                stop=first,
-            )
-        log.error("%s; they are on record as lost", text)
-        number = position.places.index(place)
-        self._lost = (*self._lost, Lost(number, place.next, first, datetime.now(UTC).isoformat(timespec="seconds")))
+            self._lookout.look(KafkaPosition.of(position), self._limit)
 
     def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
         """From the position on; messages are counted as `open` counts them."""
@@ -382,10 +242,10 @@ class KafkaSource(PendingSource):
     def _unopened(self, who: Subscriber, limit: Limit) -> SourcePreview:
         self._begin()
         self._limit = limit
-        self._search()
+        self._lookout.search()
         with self._store.rows(who) as rows:
             position = rows.position() or self.start(rows.cursor)
-        self._look(KafkaPosition.of(position))
+        self._lookout.look(KafkaPosition.of(position), self._limit)
         return super()._unopened(who, limit)
 
     # ---- the connector
@@ -393,53 +253,20 @@ class KafkaSource(PendingSource):
     def start(self, cursor: Any) -> At:
         """Where `start` says."""
         del cursor
-        for topic in sorted(self._topics.literal):
-            if self._found.get(topic) is None:
-                raise UsageError(
-                    f"{self.where}: no topic {topic} at {self._cluster.servers}; make it first: kafka-topics.sh --create "
-                    f"--topic {topic} --bootstrap-server {self._cluster.servers}",
-                    topic=topic,
-                )
-        found = {topic: about for topic, about in self._found.items() if about is not None}
-        partitions = [(topic, number) for topic, about in sorted(found.items()) for number in about.partitions]
-        first = self._first(partitions)
-        places = tuple(Place(*one, first[one], first[one]) for one in partitions)
-        topics = {topic: about.id for topic, about in found.items()}
-        return KafkaPosition(self._cluster_id, topics, places).to_json()
-
-    def _first(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        if self._start == "latest":
-            return self._asking.ends(partitions)
-        if isinstance(self._start, datetime):
-            return self._asking.at_time(partitions, self._start)
-        first = self._asking.earliest(partitions)
-        if isinstance(self._start, Mapping):
-            ends = self._asking.ends(partitions)
-            for one in partitions:
-                given = start_offset(self._start, *one)
-                if given is None:
-                    continue
-                if given > ends[one]:
-                    raise UsageError(
-                        f"{self.where}: start names offset {given} of partition {one[1]} of topic {one[0]}, which ends at "
-                        f"{ends[one]}",
-                        argument="start",
-                    )
-                first[one] = given
-        return first
+        return self._lookout.start().to_json()
 
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Refuse a position of other topics; gives it with partitions that are new, and the ends as they were seen."""
         del who, cursor
-        found = self._as_found(KafkaPosition.of(position))
-        ends = tuple(self._ends.get((place.topic, place.partition), place.next) for place in found.places)
+        found = self._lookout.as_found(KafkaPosition.of(position))
+        ends = tuple(self._lookout.ends.get((place.topic, place.partition), place.next) for place in found.places)
         return replace(found, ends=ends).to_json()
 
     def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
         """What was counted behind the position, from each partition a fair share."""
         del cursor
         at = KafkaPosition.of(position)
-        ranges = self._scout.slice(at.places, limit, at.slices) if at.places else []
+        ranges = self._lookout.scout.slice(at.places, limit, at.slices) if at.places else []
         if not ranges:
             return None
         if any(one.stop >> OFFSET_BITS for one in ranges):
@@ -460,7 +287,7 @@ class KafkaSource(PendingSource):
             offsets, total = offsets[known], np.cumsum(sizes[known])
             gone += one.messages - len(offsets)
             if one.assumed and len(offsets) < one.messages:
-                self._scout.found_gaps((one.topic, one.partition))
+                self._lookout.scout.found_gaps((one.topic, one.partition))
             now = OffsetRange.of(one, offsets, int(total[-1]) if len(total) else 0)
             fits = min(messages_left, int(np.searchsorted(total, bytes_left, side="right")))
             if not fits and len(offsets) and not any(before.messages for before in kept):
@@ -533,13 +360,7 @@ class KafkaSource(PendingSource):
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
         """The lag: offsets up to the partitions' ends. Where it is small, those that have no message are left out."""
         del cursor
-        active = self._active(KafkaPosition.of(position))
-        try:
-            ends = self._asking.ends((place.topic, place.partition) for place in active)
-            return self._scout.left(active, ends), None
-        except (StoreUnavailable, OffsetGone):
-            left = (self._ends.get((place.topic, place.partition), place.next) - place.next for place in active)
-            return sum(max(0, one) for one in left), None
+        return self._lookout.left(KafkaPosition.of(position)), None
 
     def maintain(self) -> None:
         """Forget leases that ran out long ago, and tell the consumer group how far everything is applied."""
@@ -600,12 +421,6 @@ class KafkaProbe:
         except StormproofError:
             asking.close()
             raise
-
-
-def _id_of(found: Mapping[str, Topic | None], topic: str) -> str:
-    about = found[topic]
-    assert about is not None
-    return about.id
 
 
 def _piece(ranges: Sequence[OffsetRange], reach: Any, seed: int) -> Piece:

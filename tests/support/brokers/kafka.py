@@ -24,8 +24,9 @@ _PROPERTIES: Final = """
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{listeners}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{advertised}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={data}
@@ -86,13 +87,28 @@ class KafkaBroker(Broker):
 
     def prepare(self) -> None:
         """Write the settings, and format the folder."""
-        self._properties.write_text(
-            _PROPERTIES.format(port=self.port, controller=self._controller, data=self.folder / "data")
+        more = self.listeners()
+        properties = _PROPERTIES.format(
+            port=self.port,
+            controller=self._controller,
+            data=self.folder / "data",
+            listeners="".join(f",{name}://127.0.0.1:{port}" for name, (_, port, _) in more.items()),
+            advertised="".join(f",{name}://127.0.0.1:{port}" for name, (_, _, port) in more.items()),
+            protocols="".join(f",{name}:{protocol}" for name, (protocol, _, _) in more.items()),
         )
+        self._properties.write_text(properties + self.settings())
         (self.folder / "log4j2.properties").write_text("status=error\nrootLogger.level=off\n")
         id_ = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         command = self._java("kafka.tools.StorageTool", "format", "-t", id_, "-c", str(self._properties))
         subprocess.run(command, check=True, capture_output=True, timeout=READY_S)
+
+    def listeners(self) -> dict[str, tuple[str, int, int]]:
+        """Further listeners by name: protocol, port, and the port that clients are told."""
+        return {}
+
+    def settings(self) -> str:
+        """Further settings, a line each."""
+        return ""
 
     def command(self) -> Sequence[str]:
         """The broker and its controller in one process."""

@@ -1,0 +1,309 @@
+"""What a cluster has of a source's topics: which they are, how far their partitions go, and what is lost of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.source.kafka.arguments import OnGap, Start, Topics, start_offset
+from stormproof.core.source.kafka.cluster import Asking, Cluster, OffsetGone, Partition, Topic
+from stormproof.core.source.kafka.offsets import PLACES_MAX
+from stormproof.core.source.kafka.position import KafkaPosition, Lost, Place
+from stormproof.core.source.kafka.scout import Scout
+from stormproof.core.source.protocol import Limit
+
+log = logging.getLogger("stormproof.kafka")
+
+
+OPEN_TOLD_S: Final = 10.0
+"""A partition that waits behind an open transaction for so long is logged."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """An open transaction: the offset at which its partition waits, and since when."""
+
+    end: int
+    since_s: float
+    is_told: bool = False
+
+
+class Lookout:
+    """Looks at a source's topics for its driver. It connects at its first use, and a fork makes connections of its own.
+
+    `name` is the source's, `clock` None the system's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        topics: Topics,
+        start: Start,
+        on_gap: OnGap,
+        interval_s: float,
+        clock: Clock | None = None,
+    ) -> None:
+        self._name = name
+        self._where = f"source {name}"
+        self._cluster = cluster
+        self._topics = topics
+        self._start = start
+        self._on_gap = on_gap
+        self._interval_s = interval_s
+        self._clock: Clock | None = clock
+        self.asking = Asking(cluster)
+        self.scout = Scout(cluster)
+        self.ends: dict[Partition, int] = {}
+        """The partitions' ends as they were last seen."""
+        self._searched_s = -math.inf
+        self._cluster_id = ""
+        self._found: dict[str, Topic | None] = {}
+        self._lost = tuple[Lost, ...]()
+        self._open: dict[Partition, _Open] = {}
+
+    def close(self) -> None:
+        """Let connections go; the next call makes others."""
+        self.scout.close()
+        self.asking.close()
+
+    def left(self, position: KafkaPosition) -> int:
+        """How many messages lie behind a position; where the cluster is away, by the ends that were last seen."""
+        active = self.active(position)
+        try:
+            ends = self.asking.ends((place.topic, place.partition) for place in active)
+            return self.scout.left(active, ends)
+        except (StoreUnavailable, OffsetGone):
+            left = (self.ends.get((place.topic, place.partition), place.next) - place.next for place in active)
+            return sum(max(0, one) for one in left)
+
+    def search(self) -> None:
+        """Ask which topics and partitions there are."""
+        clock = self._clock = self._clock or SystemClock()
+        names = self._topics.literal
+        if self._topics.has_pattern or not self._cluster_id:
+            self._cluster_id, there = self.asking.names()
+            names |= {topic for topic in there if self._topics.matches(topic)}
+        self._found = {**self.asking.topics(names)}
+        self._searched_s = clock.monotonic_s()
+
+    def start(self) -> KafkaPosition:
+        """The position of a new subscription, where the argument `start` says.
+
+        Raises:
+            UsageError: a topic is not there, or has not as many messages.
+        """
+        for topic in sorted(self._topics.literal):
+            if self._found.get(topic) is None:
+                raise UsageError(
+                    f"{self._where}: no topic {topic} at {self._cluster.servers}; make it first: kafka-topics.sh --create "
+                    f"--topic {topic} --bootstrap-server {self._cluster.servers}",
+                    topic=topic,
+                )
+        found = {topic: about for topic, about in self._found.items() if about is not None}
+        partitions = [(topic, number) for topic, about in sorted(found.items()) for number in about.partitions]
+        first = self._first(partitions)
+        places = tuple(Place(*one, first[one], first[one]) for one in partitions)
+        topics = {topic: about.id for topic, about in found.items()}
+        return KafkaPosition(self._cluster_id, topics, places)
+
+    def _first(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        if self._start == "latest":
+            return self.asking.ends(partitions)
+        if isinstance(self._start, datetime):
+            return self.asking.at_time(partitions, self._start)
+        first = self.asking.earliest(partitions)
+        if isinstance(self._start, Mapping):
+            ends = self.asking.ends(partitions)
+            for one in partitions:
+                given = start_offset(self._start, *one)
+                if given is None:
+                    continue
+                if given > ends[one]:
+                    raise UsageError(
+                        f"{self._where}: start names offset {given} of partition {one[1]} of topic {one[0]}, which ends at "
+                        f"{ends[one]}",
+                        argument="start",
+                    )
+                first[one] = given
+        return first
+
+    def look(self, known: KafkaPosition, limit: Limit) -> None:
+        """See how far the partitions go, and what lies behind a position: enough for a slice of this limit.
+
+        Raises:
+            PositionMismatch: messages were removed before they were opened (on_gap), or a topic is another one now.
+            StoreUnavailable: the cluster is away.
+        """
+        clock = self._clock = self._clock or SystemClock()
+        is_due = clock.monotonic_s() - self._searched_s >= self._interval_s
+        if is_due:
+            self.search()
+        for _ in range(len(known.places) + len(self._found) + 2):  # each time another partition has lost messages
+            position = self.as_found(known)
+            active = self.active(position)
+            self.ends = self.asking.ends((place.topic, place.partition) for place in active)
+            if is_due and self._cluster.isolation == "read_committed":
+                self._note_open(clock.monotonic_s())
+                is_due = False
+            behind = [place for place in active if self.ends[place.topic, place.partition] != place.next]
+            if not behind:
+                return
+            self.search()  # a topic that was made again has other messages at the same offsets
+            self.as_found(known)
+            try:
+                self._require_there(self.scout.assumed(active))
+                self.scout.look(active, self.ends, limit)
+            except OffsetGone as error:
+                self.scout.close()
+                self._missing(next(p for p in position.places if (p.topic, p.partition) == error.partition), position)
+            else:
+                self._require_within(active)
+                return
+
+    def _note_open(self, now_s: float) -> None:
+        """Log which partitions have waited behind an open transaction for long; each once, and when it goes on."""
+        last = self.asking.ends(self.ends, committed=False)
+        for partition, end in self.ends.items():
+            topic, number = partition
+            stays = self._open.get(partition)
+            if stays is not None and (last[partition] <= end or stays.end != end):
+                if stays.is_told:
+                    log.warning(
+                        "topic %s, partition %s goes on: the transaction at offset %s has ended",
+                        topic,
+                        number,
+                        stays.end,
+                    )
+                del self._open[partition]
+                stays = None
+            if last[partition] <= end:
+                continue
+            stays = self._open.setdefault(partition, stays or _Open(end, now_s))
+            if not stays.is_told and now_s - stays.since_s >= OPEN_TOLD_S:
+                stays.is_told = True
+                log.warning(
+                    "%s: topic %s, partition %s has waited at offset %s for %.0f seconds, with %s offsets behind it: a "
+                    "producer's transaction is open there. Its producer ends it, or the broker after the producer's "
+                    "transaction.timeout.ms; kafka-transactions.sh find-hanging names one that nobody ends",
+                    self._where,
+                    topic,
+                    number,
+                    end,
+                    now_s - stays.since_s,
+                    last[partition] - end,
+                )
+
+    def _require_there(self, places: Sequence[Place]) -> None:
+        """Raise OffsetGone where retention has removed what is next; it is for places whose messages nobody counts."""
+        first = self.asking.earliest((place.topic, place.partition) for place in places)
+        for place in places:
+            if place.next < first[place.topic, place.partition]:
+                raise OffsetGone((place.topic, place.partition))
+
+    def _require_within(self, active: Sequence[Place]) -> None:
+        """Refuse a partition that ends before the position: what was applied is not there."""
+        short = [p for p in active if self.ends[p.topic, p.partition] < p.next]
+        if not short:
+            return
+        ends = self.asking.ends(((p.topic, p.partition) for p in short), committed=False)
+        for place in short:
+            end = ends[place.topic, place.partition]
+            if end < place.next:
+                raise PositionMismatch(
+                    f"{self._where}: partition {place.partition} of topic {place.topic} ends at offset {end}, and messages "
+                    f"up to {place.next - 1} were opened: the cluster lost messages that it had given out. To read the "
+                    "topic as it is now, give the source another name",
+                    topic=place.topic,
+                    partition=place.partition,
+                    end=end,
+                    next=place.next,
+                )
+
+    def active(self, position: KafkaPosition) -> list[Place]:
+        """The places that are read: not those of topics that the source does not name any more."""
+        return [place for place in position.places if self._topics.matches(place.topic)]
+
+    def as_found(self, position: KafkaPosition) -> KafkaPosition:
+        """The position with partitions that are new, and behind what was lost.
+
+        Raises:
+            PositionMismatch: a topic or the cluster is not the one that the position is of.
+        """
+        if position.cluster != self._cluster_id:
+            raise PositionMismatch(
+                f"{self._where}: its position is of cluster {position.cluster}, and {self._cluster.servers} is cluster "
+                f"{self._cluster_id}. Name the right servers, or give the source another name to begin anew",
+                source=self._name,
+            )
+        there = {(place.topic, place.partition) for place in position.places}
+        for topic, id_ in position.topics.items():
+            now = self._found.get(topic)
+            if not self._topics.matches(topic) or (now is not None and now.id == id_):
+                continue
+            what = f"was deleted and made again (id {now.id}, not {id_})" if now is not None else "is gone"
+            raise PositionMismatch(
+                f"{self._where}: topic {topic} {what}; what was not read of it is lost. To read the topic as it is now, "
+                "give the source another name",
+                topic=topic,
+            )
+        new = [
+            Place(topic, partition, 0, 0)
+            for topic, about in sorted(self._found.items())
+            if about is not None
+            for partition in about.partitions
+            if (topic, partition) not in there
+        ]
+        if len(position.places) + len(new) > PLACES_MAX:
+            raise UsageError(
+                f"{self._where}: {len(position.places) + len(new)} partitions, more than {PLACES_MAX}; read the topics by "
+                "several sources",
+                source=self._name,
+            )
+        topics = {**position.topics, **{place.topic: _id_of(self._found, place.topic) for place in new}}
+        grown = replace(position, places=(*position.places, *new), topics=topics)
+        lost = [one for one in self._lost if grown.places[one.place].next == one.start]
+        return grown.without(lost) if lost else grown
+
+    def _missing(self, place: Place, position: KafkaPosition) -> None:
+        """An offset to read is not there: retention took it, which is refused or put on record."""
+        partition = (place.topic, place.partition)
+        first = self.asking.earliest([partition])[partition]
+        if first <= place.next:  # the topic is another one by now, or ends before the position
+            self.search()
+            self.as_found(position)
+            self.ends = self.asking.ends([partition])
+            self._require_within([place])
+            raise StoreUnavailable(
+                f"{self._where}: partition {place.partition} of topic {place.topic} could not be read from offset "
+                f"{place.next}",
+                topic=place.topic,
+            )
+        text = (
+            f"{self._where}: topic {place.topic}, partition {place.partition}: offsets {place.next} to {first - 1} were "
+            "removed by the topic's retention before they were read"
+        )
+        if self._on_gap == "fail":
+            raise PositionMismatch(
+                f"{text}. Raise retention.ms of the topic; to go on without them, and have them on record, say "
+                "on_gap='record'",
+                topic=place.topic,
+                partition=place.partition,
+                start=place.next,
+                stop=first,
+            )
+        log.error("%s; they are on record as lost", text)
+        number = position.places.index(place)
+        self._lost = (*self._lost, Lost(number, place.next, first, datetime.now(UTC).isoformat(timespec="seconds")))
+
+
+def _id_of(found: Mapping[str, Topic | None], topic: str) -> str:
+    about = found[topic]
+    assert about is not None
+    return about.id
