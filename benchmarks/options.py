@@ -26,6 +26,7 @@ TITLES = {
     "P13": "rows upserted by key, beside COPY with ON CONFLICT and MERGE INTO by Spark",
     "P14": "the driver's memory with batches of 10 million rows, beside batches of a tenth",
     "P15": "messages from Kafka to Delta exactly once, beside Spark's Kafka source",
+    "P16": "messages from RabbitMQ, Redis and NATS to Delta exactly once, beside their clients' plain loops",
     "groupings": "words through an exchange by each grouping, beside Spark's repartition",
     "in-flight": "four batches in flight, beside one",
     "verdicts": "a verdict a message, beside one a batch",

@@ -7,6 +7,7 @@ from benchmarks.batches import p1a, p1b, p2, p6
 from benchmarks.driver_memory import p14
 from benchmarks.failures import p10, verdicts
 from benchmarks.flat import p9
+from benchmarks.from_brokers import p16
 from benchmarks.from_kafka import p15
 from benchmarks.from_queue import p1q
 from benchmarks.groupings import groupings
@@ -35,6 +36,7 @@ FIGURES: dict[str, Figure] = {
     "P13": p13,
     "P14": p14,
     "P15": p15,
+    "P16": p16,
     "groupings": groupings,
     "in-flight": in_flight,
     "verdicts": verdicts,
