@@ -22,6 +22,7 @@ TITLES = {
     "P8": "the acker's memory and speed with a million pending, beside a dict of objects",
     "P9": "a batch with a long past behind it and a long queue before it, beside a short one",
     "P10": "one bad message in 10,000, beside none",
+    "P11": "each question of the audit over 10 million messages, beside one second",
     "P12": "rows appended to Delta and Postgres, beside Spark's writers and plain binary COPY",
     "P13": "rows upserted by key, beside COPY with ON CONFLICT and MERGE INTO by Spark",
     "P14": "the driver's memory with batches of 10 million rows, beside batches of a tenth",

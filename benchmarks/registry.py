@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.appends import p12
+from benchmarks.audit import p11
 from benchmarks.batches import p1a, p1b, p2, p6
 from benchmarks.driver_memory import p14
 from benchmarks.failures import p10, verdicts
@@ -32,6 +33,7 @@ FIGURES: dict[str, Figure] = {
     "P8": p8,
     "P9": p9,
     "P10": p10,
+    "P11": p11,
     "P12": p12,
     "P13": p13,
     "P14": p14,

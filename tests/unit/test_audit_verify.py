@@ -396,4 +396,5 @@ def test_every_table_with_a_life_is_looked_through_for_strangers() -> None:
         "reject",
         "graph",
         "prune",
+        "verdict",
     }

@@ -50,6 +50,10 @@ class SourceEvidence(Protocol):
     def contains(self, position: Mapping[str, Json], message: str) -> bool:
         """Whether a slice of new messages (not of retries) holds a message."""
 
+    def opened_in(self, slices: Sequence[tuple[int, Mapping[str, Json]]], message: str) -> list[int]:
+        """The txids of those slices of new messages that hold a message; a slice is (txid, position)."""
+        return [txid for txid, position in slices if self.contains(position, message)]
+
     def is_waiting_to_be_opened(self, message: str) -> bool:
         """Whether the source has the message and no lease holds it: it was never opened, or was returned."""
         del message

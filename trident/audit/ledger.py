@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -122,6 +122,16 @@ class LedgerSnapshot:
     def txns(self, incarnation: str, first: int = 1, last: int | None = None) -> list[Txn]:
         """Batches from `first` to `last`, in txid order."""
         return self._txns(incarnation, *_between(t.txn.c.txid, first, last))
+
+    def new_slices(self, incarnation: str) -> list[tuple[int, dict[str, Json]]]:
+        """(txid, position) of the batches that read new messages, in txid order."""
+        c = t.txn.c
+        query = sa.select(c.txid, c.position).where(c.incarnation == incarnation, c.retry.is_(False)).order_by(c.txid)
+        return [(row.txid, row.position) for row in self.connection.execute(query)]
+
+    def some_txns(self, incarnation: str, txids: Collection[int]) -> list[Txn]:
+        """These batches, as far as the ledger has them, in txid order."""
+        return self._txns(incarnation, t.txn.c.txid.in_(sorted(txids)))
 
     def unresolved(self, incarnation: str) -> list[Txn]:
         """Batches that have not ended, in txid order."""

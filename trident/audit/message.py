@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -99,12 +99,12 @@ def message(
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
         evidence = source(snapshot, row)
-        txns = {txn.txid: txn for txn in snapshot.txns(row.incarnation)}
         events = snapshot.events(row.incarnation, MESSAGE_EVENTS, message=shown_id)
         trace = traces(events).get(shown_id, Trace(shown_id))
-        opened = _openings(shown_id, trace, txns, evidence)
+        holding = [] if evidence is None else evidence.opened_in(snapshot.new_slices(row.incarnation), shown_id)
+        opened = snapshot.some_txns(row.incarnation, {*trace.txids, *holding})
         rejects = snapshot.rejects(row.incarnation, message=shown_id)
-        records = Records.of(txns.values(), evidence, rejects)
+        records = Records.of(opened, evidence, rejects)
         end = _end(shown_id, trace, opened, records, evidence)
         in_source = evidence is None or bool(trace.txids) or evidence.has(shown_id)
         stored_in = _stored_in(snapshot.sinks(row.incarnation))
@@ -144,16 +144,6 @@ def _stored_in(sinks: Sequence[SinkBinding]) -> tuple[StoredIn, ...]:
         if lineage is not None and lineage.message is not None:
             found.append(StoredIn(sink.sink, sink.target, lineage.message))
     return tuple(found)
-
-
-def _openings(shown_id: str, trace: Trace, txns: Mapping[int, Txn], evidence: SourceEvidence | None) -> list[Txn]:
-    """The batches that opened it: those whose slices hold it, and those whose replays and failures name it."""
-    named = set(trace.txids)
-    return [
-        txn
-        for txid, txn in txns.items()
-        if txid in named or (evidence is not None and not txn.retry and evidence.contains(txn.position, shown_id))
-    ]
 
 
 def _end(

@@ -169,6 +169,18 @@ class PendingEvidence(SourceEvidence):
         with self._rows() as rows:
             return self._connector.audit(self.who, rows.cursor).contains(at, *number)
 
+    def opened_in(self, slices: Sequence[tuple[int, Mapping[str, Json]]], message: str) -> list[int]:
+        """The slices that hold the message, with one look at the store."""
+        number = self._number_of(message)
+        found = list[int]()
+        with self._rows() as rows:
+            audit = self._connector.audit(self.who, rows.cursor)
+            for txid, position in slices:
+                at = at_of(position)
+                if at is not None and audit.contains(at, *number):
+                    found.append(txid)
+        return found
+
     def has(self, message: str) -> bool:
         """Whether the source's own store has the message."""
         number = self._number_of(message)
