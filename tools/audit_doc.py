@@ -1,0 +1,90 @@
+"""Writes docs/audit.md from the views' own descriptions: `.venv/bin/python tools/audit_doc.py`.
+
+The plans and times beside it, audit_plans.json, were measured over the ledger of the benchmark P11.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PATH: Final = ROOT / "docs" / "audit.md"
+PLANS: Final = Path(__file__).with_name("audit_plans.json")
+HEAD: Final = """# Audit: the twelve questions
+
+What was applied when, by what, how often it was tried and why: the ledger knows, and each question has a command and a view.
+Made by `tools/audit_doc.py` from the views' own descriptions: do not edit.
+
+    stormproof audit replays orders --since 1d --group reason --group component --group hour
+    stormproof audit dead-letters --group topology --group error_class
+    stormproof audit behind --json
+
+Each command takes a topology, or none for all of them (`txn`, `message` and `verify` take one), and `--json`. Filters,
+`--group` and `--limit` (100 rows) are in [cli.md](cli.md); how many rows a limit left out is said. `--since` and `--until` take a
+time in ISO 8601 or an age, as `12h`.
+
+| exit status | of |
+| --- | --- |
+| 0 | an answer, also an empty one |
+| 1 | `behind`, if a sink is behind because a batch is blocked; `aborted`, if a batch that is shown is blocked now; `verdicts` and `verify`, of a violation |
+| 2 | a topology, filter or group that is not known |
+| 4 | `verdicts` and `verify`: cannot tell; `verdicts` of a topology that has none |
+
+## From SQL
+
+The views are in the schema `stormproof` and are stable: columns are only added. A BI tool's role needs no more than this:
+
+    grant usage on schema "stormproof" to reader;
+    grant select on stormproof.audit_replays, stormproof.audit_txn to reader;  -- and whichever else it shows
+
+No view shows a payload, or the text of an error, which may quote one: errors are told by their class. The commands show more of
+`message`, `txn`, `aborted` and `replays`; their role is that of an auditor (`stormproof ledger sql --grants`).
+
+## Verdicts
+
+`stormproof audit verify` keeps each verdict with its time and its scope: the first and the last txid that it looked at, and how
+far the record had been pruned. A verdict says nothing of what it did not look at. A role that may only read, or a standby, keeps
+none: the command says so, and its exit status is the verdict's all the same. A role of the kind auditor may add a verdict and
+change none.
+
+## What is not on record
+
+- A message that succeeded at its first attempt has no row of its own, so that a message costs the ledger nothing:
+  `stormproof audit message` finds its batch by the slice that holds it.
+- Which version of a Delta table has a txid is in the table's own history (its commits name topology and txid), not here.
+- How long the steps of a batch took is recorded when it is committed; of one that was given back, the times of its row are known.
+- What waits in a source and was never opened is not in `audit_pending`: the command asks the source.
+- What a prune removed is in no view.
+
+## What it costs
+
+The views read what the ledger records anyway; the driver writes nothing for them. Two indexes are theirs: one of verdicts, and
+one of journal entries that came again, which a message that comes once does not enter.
+"""
+COST: Final = """Times below: a ledger of 10,000,000 messages in 100,000 batches, the median of three, 2 busy cores, with
+the query and its plan (`python -m benchmarks P11` measures it anew).
+"""
+
+
+def text() -> str:
+    """The page."""
+    views = importlib.import_module("stormproof.migrations.versions.0018_audit_views").VIEWS
+    plans: dict[str, Any] = json.loads(PLANS.read_text(encoding="utf-8"))
+    parts = [HEAD, COST] if plans else [HEAD]
+    for name, about, columns, _ in views:
+        question = name.removeprefix("audit_")
+        parts.append(f"## `stormproof audit {question.replace('_', '-')}`\n\nView `stormproof.{name}`: {about}.\n")
+        parts.append("| column | meaning |\n| --- | --- |\n" + "".join(f"| `{c}` | {told} |\n" for c, told in columns))
+        for key in (question, f"{question}, grouped"):
+            if key in plans:
+                plan = plans[key]
+                took = f"{plan['rows']} rows in {plan['s']:.2f} s"
+                parts.append(f"{took}:\n\n```text\n{plan['sql']};\n\n{plan['plan']}\n```\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PATH.write_text(text(), encoding="utf-8")
