@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import psycopg
 import pyarrow as pa
+from pgpq import ArrowToPostgresBinaryEncoder
 
 from stormproof.core.errors import UsageError
 from stormproof.core.pending.batches import batches_of
@@ -17,6 +19,7 @@ from stormproof.core.pending.postgres_rows import MINE
 from stormproof.core.pending.rows import Subscriber
 from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.rights import note_statement
 from stormproof.core.postgres.store import query
 
 STABLE_ID_MAX: Final = 1_000
@@ -25,6 +28,16 @@ PAYLOAD_KEPT_S: Final = 3_600
 """Seconds for which payloads stay once their messages are resolved: at-most-once confirms a slice before it is read."""
 
 _TABLE: Final = f"{SCHEMA}.pending_message"
+_COPIED: Final = pa.schema(
+    [
+        ("subscription", pa.int64()),
+        ("number", pa.int64()),
+        ("stable_id", pa.string()),
+        ("payload", pa.binary()),
+        ("digest", pa.binary()),
+    ]
+)
+"""What a message is written down with."""
 
 
 class Delivery(NamedTuple):
@@ -87,24 +100,13 @@ class Journal:
             self._check(message.stable_id)
             if first_of.setdefault(message.stable_id, message).payload != message.payload:
                 raise self._reused(message.stable_id)
-        payloads = {id_: message.payload for id_, message in first_of.items()}
-        known = self._known(payloads)
-        new = [id_ for id_ in payloads if id_ not in known]
         first = self.stop()
+        known: dict[str, int] = {}
+        if not self._are_new(list(first_of.values()), first):
+            known = self._known({id_: message.payload for id_, message in first_of.items()})
+            self._insert([message for id_, message in first_of.items() if id_ not in known], first)
+        new = [id_ for id_ in first_of if id_ not in known]
         numbers = {**known, **{id_: first + place for place, id_ in enumerate(new)}}
-        if new:
-            self._run(
-                f"insert into {_TABLE} (subscription, number, stable_id, payload, digest)"
-                " select s.id, m.number, m.stable_id, coalesce(m.stored, m.payload), sha256(m.payload)"
-                " from unnest(%s::bigint[], %s::text[], %s::bytea[], %s::bytea[])"
-                " as m (number, stable_id, payload, stored),"
-                f" {SCHEMA}.pending_subscription s where s.kind = %s and s.source = %s and s.subscription = %s",
-                [numbers[id_] for id_ in new],
-                new,
-                [payloads[id_] for id_ in new],
-                [first_of[id_].stored for id_ in new],
-                *self._key,
-            )
         again = [numbers[message.stable_id] for message in received if message.stable_id in known]
         if again:
             self._run(
@@ -116,6 +118,47 @@ class Journal:
                 *self._key,
             )
         return [numbers[message.stable_id] for message in received]
+
+    def _are_new(self, messages: Sequence[Delivery], first: int) -> bool:
+        """Insert them all, where none was received before; else nothing. Messages that come again are few, so this is tried
+        before anything is looked up.
+        """
+        try:
+            with self._cursor.connection.transaction():
+                self._insert(messages, first)
+        except psycopg.errors.UniqueViolation:
+            return False
+        return True
+
+    def _insert(self, messages: Sequence[Delivery], first: int) -> None:
+        """Insert messages, numbered from `first` on."""
+        if not messages:
+            return
+        found = self._run(
+            f"select id from {SCHEMA}.pending_subscription where kind = %s and source = %s and subscription = %s",
+            *self._key,
+        ).fetchone()
+        assert found is not None
+        rows = pa.record_batch(
+            [
+                pa.array(np.full(len(messages), found[0], np.int64)),
+                pa.array(np.arange(first, first + len(messages), dtype=np.int64)),
+                pa.array([one.stable_id for one in messages], pa.string()),
+                pa.array([one.payload if one.stored is None else one.stored for one in messages], pa.binary()),
+                pa.array([hashlib.sha256(one.payload).digest() for one in messages], pa.binary()),
+            ],
+            schema=_COPIED,
+        )
+        encoder = ArrowToPostgresBinaryEncoder(_COPIED)
+        statement = f"copy {_TABLE} ({', '.join(_COPIED.names)}) from stdin with (format binary)"
+        try:
+            with self._cursor.copy(statement.encode()) as copy:
+                copy.write(encoder.write_header())
+                copy.write(encoder.write_batch(rows))
+                copy.write(encoder.finish())
+        except psycopg.errors.InsufficientPrivilege as error:
+            note_statement(error, statement)
+            raise
 
     def _known(self, payloads: Mapping[str, bytes]) -> dict[str, int]:
         """The numbers of those that were received before."""

@@ -21,7 +21,7 @@ from stormproof.core.message import storable_text
 
 TIMEOUT_S: Final = 10.0
 """For each answer of the server."""
-PULLED_MAX: Final = 2_000
+PULLED_MAX: Final = 10_000
 """Messages asked for at once: they wait in the client's memory."""
 IN_WORK: Final = b"+WPI"
 DONE: Final = b"+ACK"
