@@ -64,7 +64,7 @@ change none.
 The views read what the ledger records anyway; the driver writes nothing for them. Two indexes are theirs: one of verdicts, and
 one of journal entries that came again, which a message that comes once does not enter.
 """
-COST: Final = """Times below: a ledger of 10,000,000 messages in 100,000 batches, the median of three, 2 busy cores, with
+COST: Final = """Times below: a ledger of 10,000,000 messages in 100,000 batches, the median of three, 2 cores under a load of 7, with
 the query and its plan (`python -m benchmarks P11` measures it anew).
 """
 
