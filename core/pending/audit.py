@@ -128,6 +128,13 @@ class NumberedAudit:
             elif start > max(covered, known):
                 findings.append(self._missed(start - max(covered, known), f"before {one.holder}", one.txid))
             covered = max(covered, stop)
+        if end is not None and covered > end:
+            findings.append(
+                Finding(
+                    f"the position of source {self._who.source} is {end}, and batches hold messages up to {covered}: "
+                    f"{covered - end} would be opened again"
+                )
+            )
         covered = max(covered, known)
         if end is not None and covered < end:
             findings.append(self._missed(end - covered, "behind the last batch", None))

@@ -58,13 +58,15 @@ class Delivery(NamedTuple):
 class JournalCounts:
     """What a journal holds.
 
-    `owed`: messages that are confirmed here and, for all that is known, not to their server. `suppressed`: deliveries of
-    messages that were confirmed here before.
+    `messages`: all that are known by their ids, those included that were resolved. `unresolved`: those that were not opened,
+    or are pending in their first slice. `owed`: messages that are confirmed here and, for all that is known, not to their
+    server. `suppressed`: deliveries of messages that were confirmed here before.
     """
 
     messages: int
     owed: int
     suppressed: int
+    unresolved: int = 0
 
 
 class Journal:
@@ -251,12 +253,78 @@ class Journal:
     def counts(self) -> JournalCounts:
         """How much there is of what."""
         found = self._run(
-            "select count(*), count(*) filter (where owed), coalesce(sum(suppressed), 0)::bigint"
+            "select count(*), count(*) filter (where owed), coalesce(sum(suppressed), 0)::bigint,"
+            " count(*) filter (where resolved_at is null)"
             f" from {_TABLE} where {MINE}",
             *self._key,
         ).fetchone()
         assert found is not None
         return JournalCounts(*found)
+
+    def unopened(self, next_number: int) -> tuple[int, float | None]:
+        """How many messages were never opened, and how many seconds ago the oldest of them was received."""
+        found = self._run(
+            "select count(*), extract(epoch from clock_timestamp() - min(received_at))::float8"
+            f" from {_TABLE} where {MINE} and number >= %s",
+            *self._key,
+            next_number,
+        ).fetchone()
+        assert found is not None
+        return int(found[0]), found[1]
+
+    def faults(self, next_number: int, slices: Sequence[range]) -> list[str]:
+        """What contradicts the subscription's position and its unresolved first slices; nothing where all is right.
+
+        A message that its server is owed a confirmation of is no fault: it is paid when the message comes again.
+        """
+        found = self._run(
+            "with mine as materialized ("
+            "  select number, payload is not null as has_payload, resolved_at is not null as is_resolved, owed,"
+            "    exists (select from unnest(%s::bigint[], %s::bigint[]) s (low, high)"
+            "      where number >= low and number < high) as is_held"
+            f"  from {_TABLE} where {MINE} and (resolved_at is null or owed or number >= %s or number ="
+            f"    (select max(number) from {_TABLE} where {MINE}) or exists ("
+            "      select from unnest(%s::bigint[], %s::bigint[]) s (low, high) where number >= low and number < high)))"
+            " select max(number), count(*) filter (where number >= %s),"
+            "  count(*) filter (where number >= %s and is_resolved),"
+            "  count(*) filter (where number < %s and not is_resolved and not is_held),"
+            "  count(*) filter (where owed and not is_resolved),"
+            "  count(*) filter (where is_held and is_resolved),"
+            "  count(*) filter (where is_held and has_payload) from mine",
+            [one.start for one in slices],
+            [one.stop for one in slices],
+            *self._key,
+            next_number,
+            *self._key,
+            [one.start for one in slices],
+            [one.stop for one in slices],
+            next_number,
+            next_number,
+            next_number,
+        ).fetchone()
+        if found is None or found[0] is None:
+            return []
+        newest, behind, again, nowhere, early, resolved, readable = map(int, found)
+        held = sum(map(len, slices))
+        faults = {
+            "were written down behind the position and are gone: they would never be opened": max(
+                0, newest + 1 - next_number - behind
+            ),
+            "were resolved and stand behind the position: they would be opened again": again,
+            "were opened, and are neither resolved nor in a slice: their server is never told of them": nowhere,
+            "are owed to the server as confirmed, and are not resolved": early,
+            "are in a slice that is not resolved, and are resolved": resolved,
+            "are in a slice that is not resolved, and their payloads are gone": max(0, held - readable),
+        }
+        texts = [
+            f"{number} messages of the journal of {self._where} {what}" for what, number in faults.items() if number
+        ]
+        if newest + 1 < next_number:
+            texts.append(
+                f"the journal of {self._where} ends before its position ({newest + 1} of {next_number}): new messages would "
+                "get numbers that are never opened"
+            )
+        return texts
 
     def forget(self, horizon_s: float) -> None:
         """Forget messages that were resolved longer ago than the horizon, and payloads that nobody reads any more.

@@ -87,7 +87,7 @@ def test_an_item_is_ours_once_it_is_written_down_and_its_server_has_none_left(ha
     source = harness.view()
     assert opened(source, A, Limit(2)) == [b"a", b"b"]
     assert harness.servers[0].left(harness.queue) == 0
-    assert source.journal_counts() == JournalCounts(messages=3, owed=0, suppressed=0)
+    assert source.journal_counts() == JournalCounts(messages=3, owed=0, suppressed=0, unresolved=3)
     source.close()
     after = harness.view(epoch=2)
     after.recover(2)
@@ -273,7 +273,7 @@ def test_with_ids_an_item_that_comes_again_is_known(harness: KestrelHarness) -> 
     source.confirm(A)
     harness.put(items(4))
     assert opened(source, B) == items(4)[3:]
-    assert source.journal_counts() == JournalCounts(messages=4, owed=0, suppressed=3)
+    assert source.journal_counts() == JournalCounts(messages=4, owed=0, suppressed=3, unresolved=1)
     assert harness.servers[0].left(harness.queue) == 0
 
 

@@ -14,7 +14,7 @@ from stormproof.core.errors import Json, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.audit import Finding, OpenedSlice
 from stormproof.core.pending.journal import Journal, JournalCounts
-from stormproof.core.pending.numbered import lowest_unresolved
+from stormproof.core.pending.numbered import lowest_unresolved, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.registry import connector_of, kinds
 from stormproof.core.pending.rows import PendingRows, Subscriber
@@ -130,6 +130,9 @@ class PendingEvidence(SourceEvidence):
         with self._rows() as rows:
             position, counts = rows.position() or {}, rows.counts()
             fresh, age_s = self._connector.audit(self.who, rows.cursor).unopened(position)
+            journal = self._journal(rows)
+            if journal is not None and isinstance(position.get("next"), int) and journal.counts().messages:
+                fresh, age_s = journal.unopened(next_of(position))
             slices = rows.unresolved()
         returned = [row for row in slices if row.owner is None]
         return Backlog(
@@ -143,8 +146,12 @@ class PendingEvidence(SourceEvidence):
     def journal(self) -> JournalCounts | None:
         """What the journal of a source whose server redelivers holds; None where none was ever written."""
         with self._rows() as rows:
-            counts = None if rows.cursor is None else Journal(rows.cursor, self.who, self.name).counts()
+            journal = self._journal(rows)
+            counts = None if journal is None else journal.counts()
         return counts if counts is not None and counts.messages else None
+
+    def _journal(self, rows: PendingRows) -> Journal | None:
+        return None if rows.cursor is None else Journal(rows.cursor, self.who, f"{self._connector.NOUN} {self.name}")
 
     def lowest_unresolved(self) -> int:
         """Of a numbered source: the number below which each message is resolved, a retry, or a dead letter."""
@@ -232,7 +239,20 @@ class PendingEvidence(SourceEvidence):
                     where = f"{self._connector.NOUN} {self.name}"
                     return [Finding(f"{one.holder}: its position in {where} cannot be read", one.txid)]
             trusted = [at for txn in forgotten if (at := _first_opened(txn)) is not None and audit.can_read(at)]
-            return audit.findings(rows.position() or {}, held, trusted) + self._retry_findings(rows)
+            return [
+                *audit.findings(rows.position() or {}, held, trusted),
+                *self._journal_findings(rows),
+                *self._retry_findings(rows),
+            ]
+
+    def _journal_findings(self, rows: PendingRows) -> list[Finding]:
+        """What the journal of a source whose server redelivers says against position and slices."""
+        journal, position = self._journal(rows), rows.position() or {}
+        if journal is None or not isinstance(position.get("next"), int) or not journal.counts().messages:
+            return []
+        slices = [range_of(row.at) for row in rows.unresolved() if row.at is not None]
+        faults = journal.faults(next_of(position), [range(first, stop) for first, stop in slices])
+        return [Finding(text) for text in faults]
 
     def _retry_findings(self, rows: PendingRows) -> list[Finding]:
         """Retries that belong to a slice which does not exist: they would never be opened again."""

@@ -41,6 +41,7 @@ class GroupEvidence(SourceEvidence):
             messages=sum(journal.messages for journal in found),
             owed=sum(journal.owed for journal in found),
             suppressed=sum(journal.suppressed for journal in found),
+            unresolved=sum(journal.unresolved for journal in found),
         )
 
     def waiting(self) -> Set[str]:

@@ -78,7 +78,8 @@ def _topology_text(t: TopologyStatus) -> None:
         )
     if t.journal is not None:
         say(
-            f"journal: {counted(t.journal.messages, 'message')}; {t.journal.owed} of them owed to the server; "
+            f"journal: {counted(t.journal.unresolved, 'message')} not resolved, of {t.journal.messages} that are known; "
+            f"{counted(t.journal.owed, 'confirmation')} owed to the server; "
             f"{counted(t.journal.suppressed, 'delivery', 'deliveries')} of messages that were done already"
         )
     oldest = min((txn.since for txn in t.unresolved), default=None)

@@ -104,7 +104,8 @@ class Lives:
     def journal(self) -> JournalCounts:
         with connect(self.database, application_name="tests") as connection:
             found = connection.execute(
-                "select count(*), count(*) filter (where owed), coalesce(sum(suppressed), 0)::bigint"
+                "select count(*), count(*) filter (where owed), coalesce(sum(suppressed), 0)::bigint,"
+                " count(*) filter (where resolved_at is null)"
                 " from stormproof.pending_message"
             ).fetchone()
         assert found is not None
