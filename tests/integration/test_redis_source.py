@@ -74,6 +74,27 @@ def test_a_new_stream_is_adopted_where_that_is_asked_for(harness: RedisHarness, 
     assert opened(after, Lease("b", 2)) == [b"one"], "a new message, though its id is an old one"
 
 
+def test_a_group_that_alone_was_deleted_goes_on_in_the_same_stream(harness: RedisHarness, client: Any) -> None:
+    harness.put([b"one", b"two"])
+    source = harness.view(on_new_stream="same")
+    assert sorted(opened(source, A)) == [b"one", b"two"]
+    source.confirm(A)
+    client.xgroup_destroy(harness.name, source._here._name)  # pyright: ignore[reportPrivateUsage]
+    harness.put([b"three"])
+    assert opened(source, B) == [], "it is noticed while it runs"
+    assert opened(source, B) == [b"three"]
+    source.confirm(B)
+    client.xgroup_destroy(harness.name, source._here._name)  # pyright: ignore[reportPrivateUsage]
+    harness.put([b"four"])
+    after = harness.view(epoch=2, on_new_stream="same")
+    assert opened(after, Lease("b", 2)) == [b"four"], "the next driver"
+    assert after.journal_counts().suppressed == 5
+    after.confirm(Lease("b", 2))
+    client.xgroup_destroy(harness.name, source._here._name)  # pyright: ignore[reportPrivateUsage]
+    control = harness.view(epoch=3, on_new_stream="adopt")
+    assert len(opened(control, Lease("c", 3))) == 4, "negative control: taken for a new stream, all is applied again"
+
+
 # ---- entries that are gone
 
 

@@ -141,8 +141,9 @@ class Group:
         """The stream, or its group, is another one than the position was taken from."""
         return PositionMismatch(
             f"{self._where}: the stream or its consumer group {self._name} was deleted since it was first read, and "
-            "perhaps made again: which of its entries were applied cannot be told from ids. To read the stream that is "
-            f"there now from its start as a new one, pass on_new_stream='adopt', or another name=",
+            "perhaps made again: which of its entries were applied cannot be told from ids. If only the group was deleted, "
+            "pass on_new_stream='same': entries that were applied are known by their ids. To read the stream that is there "
+            "now from its start as a new one, pass on_new_stream='adopt', or another name=",
             source=self._stream,
             group=self._name,
         )

@@ -55,7 +55,7 @@ class RedisStreamSource(RedeliveringSource):
         group: str | None = None,
         start: Literal["earliest", "latest"] = "earliest",
         on_gap: Literal["fail", "skip"] = "fail",
-        on_new_stream: Literal["fail", "adopt"] = "fail",
+        on_new_stream: Literal["fail", "adopt", "same"] = "fail",
         claim_idle_s: float = 0.0,
         name: str | None = None,
         database: Database | str | None = None,
@@ -73,8 +73,9 @@ class RedisStreamSource(RedeliveringSource):
         `group`: a consumer group that is there already, or is to be made by this name; by default "stormproof:" and the
         topology's incarnation. Only entries that another consumer has held for `claim_idle_s` are taken over.
         `start`: where a group that is made begins. `on_gap`: what entries that were removed before they were read lead
-        to. `on_new_stream`: what a stream that was deleted and made again leads to. `name`: under which messages are
-        pending; by default the stream's.
+        to. `on_new_stream`: what a stream that was deleted and made again leads to; or, with "same", only its group was
+        deleted, and entries that were read before are the same ones. `name`: under which messages are pending; by
+        default the stream's.
         """
         require_text(self.NOUN, "stream", stream, "orders")
         where = f"{self.NOUN} {stream}"
@@ -88,7 +89,7 @@ class RedisStreamSource(RedeliveringSource):
                 require_text(where, argument, value, example)
         require_choice(where, "start", start, ("earliest", "latest"))
         require_choice(where, "on_gap", on_gap, ("fail", "skip"))
-        require_choice(where, "on_new_stream", on_new_stream, ("fail", "adopt"))
+        require_choice(where, "on_new_stream", on_new_stream, ("fail", "adopt", "same"))
         require_seconds(where, "claim_idle_s", claim_idle_s)
         super().__init__(
             name or stream,
@@ -111,7 +112,7 @@ class RedisStreamSource(RedeliveringSource):
         self._group_name = group
         self._start = {"earliest": "0", "latest": "$"}[start]
         self._fails_at_gap = on_gap == "fail"
-        self._adopts = on_new_stream == "adopt"
+        self._on_new_stream = on_new_stream
         self._claim_idle_ms = int(claim_idle_s * 1_000)
         self._group: Group | None = None
         self._identity = ""
@@ -173,9 +174,12 @@ class RedisStreamSource(RedeliveringSource):
         Raises:
             PositionMismatch: it is not to be read in place of the one before.
         """
-        if not self._adopts:
+        if self._on_new_stream == "fail":
             self._identity = ""
             raise self._here.gone()
+        if self._on_new_stream == "same" and found is None:
+            log.warning("%s: the consumer group was deleted; it reads the same stream from its start again", self.where)
+            return self._here.make("0", self._identity)
         adopted = found or self._here.make("0", uuid.uuid4().hex)
         log.warning("%s: the stream was made again; its entries are new messages", self.where)
         return adopted
@@ -196,7 +200,7 @@ class RedisStreamSource(RedeliveringSource):
             self._forget_connection()
             raise
         except PositionMismatch:
-            if not self._adopts:
+            if self._on_new_stream == "fail":
                 raise
             self._identity = self._another(self._here.identity())
             return ()
