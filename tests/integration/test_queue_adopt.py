@@ -195,7 +195,9 @@ def test_a_clean_fail_over_to_a_standby(moved: Moved, tmp_path: Path, monkeypatc
         name = str(dict(moved.database.parameters)["dbname"])
         new = moved.at(standby.database.with_name(name), monkeypatch)
         new.command("status")
-        new.command("audit", "verify", NAME)
+        found = new.command("audit", "verify", NAME)
+        assert "takes no writes" in found["not_recorded"]
+        assert "takes no writes" in new.command("pause", NAME, status=1)["error"]["message"]
         promote(standby, moved.database.with_name("postgres"))
         new.put(b"put before the adoption common")  # its numbers go on: a fail-over stops no producer
         with pytest.raises(PositionMismatch, match=f"stormproof queue adopt {NAME}"):

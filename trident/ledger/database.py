@@ -25,6 +25,8 @@ IDLE_IN_TRANSACTION_S: Final = 60
 
 READ_ONLY: Final = "25006"
 """SQLSTATE of a write in a read-only transaction."""
+IN_RECOVERY: Final = "0A000"
+"""SQLSTATE of a standby that is asked for a transaction which writes, on a connection that was read-only before."""
 LOCK_NOT_AVAILABLE: Final = "55P03"
 """SQLSTATE of a lock that could not be had within `lock_timeout`."""
 _SCHEMA_MISSING: Final = ("42P01", "42703", "3F000")
@@ -125,7 +127,7 @@ class LedgerDatabase:
             known = known_error(error)
             if known is None:
                 raise
-            if type(known) is StoreUnavailable and known.details["sqlstate"] != READ_ONLY:
+            if type(known) is StoreUnavailable and known.details["sqlstate"] not in (READ_ONLY, IN_RECOVERY):
                 self._on_lost()
             raise known from error
 
@@ -147,7 +149,7 @@ def known_error(error: DBAPIError) -> StormproofError | None:
         return SettingsError(
             "the database has no Stormproof schema, or an old one; run: stormproof ledger migrate", sqlstate=sqlstate
         )
-    if sqlstate == READ_ONLY:
+    if sqlstate in (READ_ONLY, IN_RECOVERY):
         return StoreUnavailable(
             "the ledger's database takes no writes (default_transaction_read_only is on there, or it is a standby): "
             f"{_first_line(error.orig)}; let it take writes, or name another one in STORMPROOF_DATABASE_URL",
