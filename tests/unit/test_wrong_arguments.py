@@ -983,7 +983,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
                 name: [
                     (
                         lambda n=name, w=w, k=kind: k("s", **{n: w}),
-                        rf"{noun} s: {name} is .*; it must be '\w+' or '\w+'$",
+                        rf"{noun} s: {name} is .*; it must be '\w+'( or '\w+')+$",
                     )
                     for w in ("first", 3)
                 ]
