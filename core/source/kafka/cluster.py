@@ -90,6 +90,7 @@ class Cluster:
                 "allow.auto.create.topics": False,
                 "fetch.wait.max.ms": END_WAIT_MS,
                 "queued.min.messages": 10_000,  # read ahead of what is asked for: a slice, and not ten
+                "fetch.queue.backoff.ms": 5,  # by default the client fetches nothing for a second once that many are there
                 **dict(self.settings),
             },
             logger=_client_log,
