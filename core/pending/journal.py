@@ -181,6 +181,11 @@ class Journal:
         found = self._run(f"select stable_id from {_TABLE} where {MINE} and stable_id = any(%s)", *self._key, list(ids))
         return {id_ for (id_,) in found}
 
+    def stable_id(self, number: int) -> str | None:
+        """The stable id of a message; None where it is not known."""
+        found = self._run(f"select stable_id from {_TABLE} where {MINE} and number = %s", *self._key, number).fetchone()
+        return None if found is None else str(found[0])
+
     def highest(self, prefix: str) -> int:
         """The highest number that stands behind a prefix in a stable id; 0 where there is none."""
         found = self._run(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from support.command_line import CommandLine, command_line_in
 from support.queues import prepared_database
 from support.redelivering import ToyServer, ToySource
 from support.verdicts import verified
@@ -109,6 +111,51 @@ def test_control_a_journal_that_contradicts_the_position_is_found(ended: Databas
 def test_control_a_journal_that_contradicts_a_slice_is_found(ended: Database, fault: str, says: str) -> None:
     run(ended, BEHIND, IN_SLICE, fault.replace("MESSAGE", MESSAGE))
     require_found(ended, says)
+
+
+@pytest.fixture
+def done(
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> CommandLine:
+    return command_line_in(tmp_path, database, "app.py", "", monkeypatch, capsys)
+
+
+def checked(line: str) -> list[str]:
+    if line.startswith("bad"):
+        raise ValueError(line)
+    return [line]
+
+
+def test_dead_letters_of_a_journal_are_put_back_by_ids_of_a_file(
+    database: Database, done: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared_database(database)
+    server = ToyServer()
+    server.put([b"good", b"bad 1", b"bad 2", b"bad 3"], prefix="id of 'ours', \u00e4 ")
+    settings = Settings(database_url=database.adbc_uri, staging_dir=str(tmp_path / "staging"))
+
+    def run_it() -> None:
+        topology = Topology("toy")
+        words = topology.stream("words", ToySource("toy", server, max_attempts=1))
+        words.flat_map(checked, "line", schema="word string").into(PostgresSink("applied", database=database))
+        topology.run("exactly-once", engine="inline", until_idle=True, settings=settings)
+
+    run_it()
+    letters = {one["text"]: one["id"] for one in done("dead-letters", "list", "toy")["dead_letters"]}
+    assert sorted(letters) == ["bad 1", "bad 2", "bad 3"]
+    assert done("dead-letters", "show", "toy", letters["bad 1"])["server_id"] == "id of 'ours', \u00e4 2"
+    assert "its server knows it as id of 'ours'" in done.text("dead-letters", "show", "toy", letters["bad 1"])
+    Path("ids").write_text(f"{letters['bad 1']}\n\n{letters['bad 2']}\n")
+    assert done("dead-letters", "requeue", "toy", "--ids", "ids")["requeued"] == [letters["bad 1"], letters["bad 2"]]
+    monkeypatch.setattr("sys.stdin", io.StringIO(letters["bad 3"]))
+    assert done("dead-letters", "drop", "toy", "--ids", "-")["dropped"] == [letters["bad 3"]]
+    assert done.ended("dead-letters", "drop", "toy", "--ids", "no-such-file")[0] == 2
+    Path("ids").write_text("\n")
+    assert done.ended("dead-letters", "drop", "toy", "--ids", "ids")[0] == 2, "an empty file is not all of them"
+    run_it()
+    undecided = done("dead-letters", "list", "toy", "--undecided")["dead_letters"]
+    assert sorted(one["text"] for one in undecided) == ["bad 1", "bad 2"]
+    assert verified("toy", database).clean
 
 
 def require_found(database: Database, says: str) -> None:

@@ -95,6 +95,15 @@ class Letters:
                 done += [_shown(spout, inner) for inner in source.open_again(mine, by=by, why=why, tx=tx)]
         return done
 
+    def server_id(self, message: str) -> str | None:
+        """The id under which a server that delivers knows a message; None where there is none, or it is forgotten."""
+        for spout, source in self.sources.items():
+            inner = _inner(spout, message)
+            found = None if inner is None else source.stable_id(inner)
+            if found is not None:
+                return found.removeprefix("=")  # before an id of the publisher's
+        return None
+
     def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
         """Requeue with another payload; False if it was no undecided dead letter."""
         return any(
@@ -290,12 +299,14 @@ def show_letter(topology: str, message: str, *, as_json: bool) -> None:
         if not found:
             raise _not_dead(letters, topology, message)
         traced = audit.message(stores.audit, topology, message)
+        server_id = letters.server_id(message)
     newest = found[-1]
     report = {
         "topology": topology,
         **_listed(newest),
         "text": shown_payload(newest.letter.payload),
         "state": newest.state,
+        "server_id": server_id,
         **_payload_fields("", newest.letter.payload),
         **({} if newest.letter.new_payload is None else _payload_fields("new_", newest.letter.new_payload)),
         "history": [_event(entry) for entry in newest.letter.history],
@@ -303,7 +314,7 @@ def show_letter(topology: str, message: str, *, as_json: bool) -> None:
         "end": traced.end,
         "earlier": [_listed(one) for one in found[:-1]],
     }
-    emit(report, as_json=as_json, text=lambda: _show_text(newest, found[:-1], traced))
+    emit(report, as_json=as_json, text=lambda: _show_text(newest, found[:-1], traced, server_id))
 
 
 def _payload_fields(prefix: str, payload: bytes) -> dict[str, object]:
@@ -321,13 +332,15 @@ def _event(entry: Mapping[str, Json]) -> dict[str, Json]:
     return {**entry, "txid": int(txid) if txid.isdecimal() else None}
 
 
-def _show_text(one: Letter, earlier: Sequence[Letter], traced: audit.MessageReport) -> None:
+def _show_text(one: Letter, earlier: Sequence[Letter], traced: audit.MessageReport, server_id: str | None) -> None:
     letter = one.letter
     say(f"message {one.id} of {one.topology}, from {one.source}: {one.state}; now {end_text(traced.end)}")
     say(
         f"dead since {cell_text(letter.dead_at)}, failed {counted(letter.times_failed, 'time')}, "
         f"opened {counted(letter.times_opened, 'time')}: {letter.reason} ({class_of(letter)})"
     )
+    if server_id is not None:
+        say(f"its server knows it as {cell_text(server_id)}")
     if letter.disposal is not None:
         at = "" if letter.disposed_at is None else f" {cell_text(letter.disposed_at)}"
         say(f"{one.state}{at} by {letter.by}: {letter.why or 'no reason given'}")
@@ -463,6 +476,22 @@ def _edited_by_hand(one: Letter, before: bytes) -> bytes:
 
 
 # -- requeue, drop -----------------------------------------------------------------------------------------------------
+
+
+def ids_in(source: str) -> list[str]:
+    """Messages' ids, one a line, of a file or of standard input (``-``); empty lines are left out.
+
+    Raises:
+        UsageError: there is no such file, it is no text, or no id is in it.
+    """
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--ids {source} cannot be read: {error}", file=source) from error
+    found = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    if not found:
+        raise UsageError(f"--ids {source}: no id is in it; write one a line", file=source)
+    return found
 
 
 def dispose(

@@ -13,6 +13,9 @@ app = typer.Typer(
 )
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The messages' ids.")]
+IdsFile = Annotated[
+    str | None, typer.Option("--ids", metavar="FILE", help="The messages' ids, one a line; - is standard input.")
+]
 All = Annotated[bool, typer.Option("--all", help="Every undecided dead letter of the topology.")]
 OfSource = Annotated[str | None, typer.Option("--source", help="Of this source (or spout) only.")]
 OfReason = Annotated[
@@ -109,6 +112,7 @@ def _disposing(name: str, help_: str, *, requeue: bool) -> None:
         topology: TopologyName,
         ids: Ids = None,
         *,
+        ids_file: IdsFile = None,
         every: All = False,
         source: OfSource = None,
         reason: OfReason = None,
@@ -124,7 +128,7 @@ def _disposing(name: str, help_: str, *, requeue: bool) -> None:
         as_json: AsJson = False,
     ) -> None:
         from stormproof.trident.cli.letter_filter import filter_of
-        from stormproof.trident.cli.letters import dispose
+        from stormproof.trident.cli.letters import dispose, ids_in
 
         chosen = filter_of(
             where or (),
@@ -136,7 +140,8 @@ def _disposing(name: str, help_: str, *, requeue: bool) -> None:
             since=since,
             until=until,
         )
-        dispose(topology, ids or (), chosen, every=every, yes=yes, requeue=requeue, by=by, why=why, as_json=as_json)
+        named = [*(ids or ()), *(() if ids_file is None else ids_in(ids_file))]
+        dispose(topology, named, chosen, every=every, yes=yes, requeue=requeue, by=by, why=why, as_json=as_json)
 
 
 _disposing(
