@@ -131,6 +131,7 @@ class KafkaStand(Stand):
             self._producer.flush(READY_S)
             end = self._producer.commit_transaction if commit else self._producer.abort_transaction
             end(READY_S)
+        self.broker.until_stable(topic, self.partitions)
         self.put += payloads
 
     def renew(self) -> None:

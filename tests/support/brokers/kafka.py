@@ -203,6 +203,21 @@ class KafkaBroker(Broker):
         producer.flush(READY_S)
         (producer.commit_transaction if commit else producer.abort_transaction)(READY_S)
 
+    def until_stable(self, topic: str, partitions: int) -> None:
+        """Wait until no transaction is open: markers are written a moment after a producer was told of its end."""
+        from confluent_kafka import IsolationLevel, TopicPartition
+
+        wanted = {TopicPartition(topic, number): _admin_api().OffsetSpec.latest() for number in range(partitions)}
+
+        def ends(level: Any) -> list[int]:
+            found = self.admin().list_offsets(wanted, isolation_level=level, request_timeout=READY_S)
+            return [int(one.result().offset) for one in found.values()]
+
+        until(
+            lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED),
+            f"a transaction stays open in {topic}",
+        )
+
     def committed(self, group: str, topic: str, partitions: int = 1) -> list[int]:
         """What a consumer group has committed, by partition."""
         from confluent_kafka import Consumer, TopicPartition
