@@ -7,6 +7,7 @@
 | `streaming` | how does a Structured Streaming query feed Stormproof: `foreach_batch` |
 | `audit` | do ledger, sinks and source tell one story; what became of a message |
 | `cli` | what does each command of `stormproof` do |
+| `web` | how are all of a ledger's topologies shown in a browser |
 
 | module | question that it answers |
 | --- | --- |

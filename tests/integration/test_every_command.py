@@ -83,7 +83,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "stop": (NAME,),
     "vacuum": (NAME, "--dry-run"),
 }
-ELSEWHERE: Final = {"psql", "db url", "queue adopt", "jars", "init", "ledger release-table"}
+ELSEWHERE: Final = {"psql", "db url", "queue adopt", "jars", "init", "ledger release-table", "web"}
 """Commands with tests of their own screens; called here where they need no more than a database."""
 
 CHANGES: Final = {"run", "queue list", "queue stats", "status", "doctor"}

@@ -94,6 +94,7 @@ OTHERS: Final = {
     "init",
     "jars",
     "demo",
+    "web",
 }
 """Commands that reach none, or that have tests of their own below."""
 

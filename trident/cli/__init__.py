@@ -12,6 +12,7 @@
 | `skip`, `prune` | `ledger skip`, also with `--rows`; `ledger prune` |
 | `adopt_table`, `release_table` | `ledger adopt-table`, `ledger release-table` |
 | `upkeep` | `compact`, `vacuum` |
+| `web` | `web` |
 | `schema` | `ledger migrate`, `check`, `sql` |
 | `queue`, `queue_import` | `queue put`, `peek`, `stats`, `list`, `adopt`; `queue import` |
 | `doctor`, `doctor_database` | `doctor`: what a run needs, and which right the role lacks |

@@ -170,6 +170,48 @@ def status(
 
 
 @app.command()
+def web(
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on; default: this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8420,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Nobody may decide, or look at payloads.")] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A further name under which browsers reach the page; may be repeated."),
+    ] = None,
+    user_header: Annotated[
+        str | None,
+        typer.Option(metavar="HEADER", help="A proxy in front names the user in this header, in place of the token."),
+    ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDRESS", help="From where the header is believed; an address, or a network."),
+    ] = None,
+    operator: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A user of the header who may decide; others may look.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve the page: every topology, its batches, messages, failures and decisions, in a browser.
+
+    It prints an address with a token that works once, and another one when that was used. Needs the extra: pip install
+    'stormproof[web]'. Example: stormproof web --port 8420 --read-only
+    """
+    from stormproof.trident.cli.web import serve_page
+
+    serve_page(
+        host=host,
+        port=port,
+        read_only=read_only,
+        allow_hosts=allow_host or (),
+        user_header=user_header,
+        proxies=proxy or (),
+        operators=operator or (),
+        as_json=as_json,
+    )
+
+
+@app.command()
 def retry(
     topology: TopologyName,
     txid: Txid,

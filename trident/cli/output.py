@@ -64,6 +64,11 @@ def json_text(report: object) -> str:
     return json.dumps(report, indent=2, default=_jsonable)
 
 
+def json_line(report: object) -> str:
+    """The same in one line, for a command that prints several over time."""
+    return json.dumps(report, default=_jsonable)
+
+
 def _jsonable(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -33,17 +33,26 @@ _SCHEMA_MISSING: Final = ("42P01", "42703", "3F000")
 """SQLSTATEs of an undefined table, column and schema."""
 
 
-def ledger_engine(database: Database, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> sa.Engine:
+def ledger_engine(
+    database: Database,
+    *,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
+    connections: int = 1,
+    statement_timeout_s: float | None = None,
+) -> sa.Engine:
     """SQLAlchemy's engine for the ledger: one connection, which is not checked before use (recovery replaces a lost one).
 
-    No statement waits for a lock for longer than `lock_timeout_s`, and the server ends a session that sits idle in a
-    transaction: a suspended process must not block a take-over for ever.
+    No statement waits for a lock for longer than `lock_timeout_s`, or runs for longer than `statement_timeout_s`, and the
+    server ends a session that sits idle in a transaction: a suspended process must not block a take-over for ever. Of
+    several `connections`, each is checked before use: one that was lost while nobody asked is replaced unseen.
     """
 
     def connected() -> psycopg.Connection:
         connection = connect(database, application_name="stormproof ledger", autocommit=True)
         connection.execute(f"set lock_timeout = {int(lock_timeout_s * 1000)}".encode())
         connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'".encode())
+        if statement_timeout_s is not None:
+            connection.execute(f"set statement_timeout = {int(statement_timeout_s * 1000)}".encode())
         connection.autocommit = False
         return connection
 
@@ -52,7 +61,13 @@ def ledger_engine(database: Database, *, lock_timeout_s: float = LOCK_TIMEOUT_S)
         if said is not None:
             raise said from context.original_exception
 
-    engine = sa.create_engine(database.sqlalchemy_url, creator=connected, pool_size=1, max_overflow=1)
+    engine = sa.create_engine(
+        database.sqlalchemy_url,
+        creator=connected,
+        pool_size=connections,
+        max_overflow=1,
+        pool_pre_ping=connections > 1,
+    )
     event.listen(engine, "handle_error", explain)
     return engine
 

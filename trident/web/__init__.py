@@ -1,0 +1,15 @@
+"""The page: every topology of a ledger in a browser. Extra `web`. There is no build step, and nothing is from elsewhere.
+
+| module | what is it |
+| --- | --- |
+| `mount`, `app` | `web_app`: the page as an ASGI application, alone or mounted in a user's own |
+| `server`, `options` | `stormproof web`: the page on a port of its own; how it is set up |
+| `routes`, `route` | `ROUTES`: each address with the role that it needs |
+| `views` | what is shown: one module and one template a view |
+| `guard`, `people`, `sessions` | who a request is from, what that person may do, whether a form is this page's |
+| `shield` | known Host names, headers of a strict page, bounded bodies: around everything |
+| `visit`, `site` | one request; what all requests share |
+| `reading` | the ledger, on threads, in short snapshots, one answer for all who ask at once |
+| `render`, `text` | templates that escape; others' texts without hidden characters |
+| `assets` | scripts and styles, with the versions and hashes of those that are somebody else's |
+"""

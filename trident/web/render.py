@@ -1,0 +1,131 @@
+"""Templates: everything that they print is escaped, and shown without hidden characters; see `text`."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, Final
+
+import jinja2
+from markupsafe import Markup, escape
+
+from stormproof.trident.web.text import one_line, visible
+
+PACKAGE: Final = "stormproof.trident.web"
+UNKNOWN: Final = "\u2013"
+
+
+def printed(value: object) -> object:
+    """What a template prints of a value: a time in UTC, no control characters, at most `text.SHOWN_MAX` of them."""
+    match value:
+        case Markup():
+            return value
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return str(value)
+        case float():
+            return number(value)
+        case datetime():
+            return clock_time(value)
+        case _:
+            return visible(str(value))
+
+
+def number(value: float) -> str:
+    """A figure with three digits that count."""
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 100 or value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def count(value: int | None) -> str:
+    """A number of things, with separators; a dash where it is not known."""
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A span that is given in milliseconds."""
+    return duration(None if value is None else value / 1000)
+
+
+def clock_time(at: datetime) -> str:
+    """A time of day with its date, in UTC, to the second."""
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(seconds: float | None) -> str:
+    """A span, in its two largest units."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 0:
+        return "0 s"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    parts, left = list[str](), int(seconds)
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        if left >= size and len(parts) < 2:
+            parts.append(f"{left // size} {unit}")
+            left %= size
+        elif parts:
+            break
+    return " ".join(parts)
+
+
+def size(value: float) -> str:
+    """A number of bytes."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def exact(value: object) -> Markup:
+    """A text as it is, escaped for HTML alone: for the value of a form's field. Nothing else prints others' texts so."""
+    return escape(str(value))
+
+
+def as_data(value: object) -> Markup:
+    """A value as JSON, for an attribute that a script reads."""
+    return escape(json.dumps(value, default=str))
+
+
+def line(value: object, limit: int = 160) -> str:
+    """A text in one line, for a cell."""
+    return "" if value is None else one_line(str(value), limit)
+
+
+def long(value: object, limit: int = 20_000) -> Markup:
+    """A text with its line breaks, up to a limit of its own."""
+    return escape("" if value is None else visible(str(value), limit))
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The page's templates. An unknown name in one is an error; printing goes through `printed`, then the escaping."""
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader(PACKAGE),
+        autoescape=True,
+        finalize=printed,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        exact=exact, as_data=as_data, line=line, long=long, duration=duration, size=size, n=count, ms=milliseconds
+    )
+    return made
+
+
+def rendered(template: str, values: dict[str, Any]) -> str:
+    """A template's text. No lone surrogate can be in it: `visible` marks them."""
+    return environment().get_template(template).render(values)

@@ -1,0 +1,29 @@
+"""`ROUTES`: every address of the page with the role that it needs. A test tries each of them with each role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from stormproof.trident.web.route import Route
+from stormproof.trident.web.views import entrance, overview
+
+VIEWS: Final = (Route("overview", "/", overview.overview),)
+ENTRANCE: Final = (
+    Route("enter", "/enter", entrance.enter, role=None),
+    Route("leave", "/leave", entrance.leave, method="POST"),
+)
+ROUTES: Final[tuple[Route, ...]] = (*VIEWS, *ENTRANCE)
+"""An address is in it once. Whoever adds a view or an action adds a line to one of the tuples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A view in the page's head, and the routes that belong to it."""
+
+    label: str
+    route: str
+    covers: frozenset[str]
+
+
+NAVIGATION: Final = (Tab("Overview", "overview", frozenset({"overview"})),)

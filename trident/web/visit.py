@@ -1,0 +1,128 @@
+"""One request of a known person: what was asked, what may be read, and how the answer is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlencode
+
+from markupsafe import Markup, escape
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from stormproof.core.errors import UsageError
+from stormproof.trident.web.assets import ASSETS, address
+from stormproof.trident.web.people import WebRole, WebUser
+from stormproof.trident.web.render import rendered
+from stormproof.trident.web.site import Site
+
+if TYPE_CHECKING:
+    from stormproof.trident.web.reading import Opened
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request. A handler gets it after all checks; `user` is None only on a route that is for everybody."""
+
+    site: Site
+    request: Request
+    user: WebUser | None
+    csrf: str
+    form: QueryParams = field(default_factory=QueryParams)
+    """The fields of a POST's form, without its token; `getlist` has all of a name."""
+
+    @property
+    def query(self) -> QueryParams:
+        """The address's parameters."""
+        return self.request.query_params
+
+    @property
+    def now(self) -> datetime:
+        """The time, in UTC."""
+        return self.site.clock.now()
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether the person may decide, and look at payloads."""
+        return self.user is not None and self.user.role.may(WebRole.OPERATOR)
+
+    def text(self, name: str) -> str | None:
+        """A parameter; None if it is missing or blank."""
+        return self.query.get(name, "").strip() or None
+
+    def required(self, name: str) -> str:
+        """A parameter.
+
+        Raises:
+            UsageError: it is missing.
+        """
+        found = self.text(name)
+        if found is None:
+            raise UsageError(f"the address lacks {name}=")
+        return found
+
+    def number(self, name: str, default: int, *, low: int = 0, high: int = 2**63 - 1) -> int:
+        """A parameter that is a whole number.
+
+        Raises:
+            UsageError: it is none, or out of range.
+        """
+        given = self.text(name)
+        if given is None:
+            return default
+        if not given.isascii() or not given.isdigit() or not low <= int(given[:20]) <= high:
+            raise UsageError(f"{name}={given[:40]!r} is no whole number from {low} to {high}")
+        return int(given)
+
+    def link(self, name: str, **query: object) -> Markup:
+        """The address of a route, below wherever the page is mounted; parameters that are None or empty are left out."""
+        kept = {key: str(value) for key, value in query.items() if value is not None and value != ""}
+        path = self.request.scope.get("root_path", "") + self.site.path_of(name)
+        return escape(f"{path}?{urlencode(kept, errors='replace')}" if kept else path)
+
+    def asset(self, name: str) -> Markup:
+        """The address of a script, a style or a picture."""
+        return escape(f"{self.request.scope.get('root_path', '')}{ASSETS}{address(name)}")
+
+    def here(self, **changed: object) -> Markup:
+        """This address with other parameters: what is None is left out."""
+        route: str = self.request.scope["state"]["route"]
+        return self.link(route, **{**dict(self.query), **changed})
+
+    async def ask(self, question: Callable[[Opened], T], *key: Hashable, for_s: float | None = None) -> T:
+        """A question to the ledger; the answer is shared by all who ask with the same key. See `LedgerReader.ask`."""
+        return await self.site.reader.ask(question, key=(question.__qualname__, *key), for_s=for_s)
+
+    def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        """A page from a template."""
+        state = self.request.scope["state"]
+        given = {
+            **self.site.values,
+            "asset": self.asset,
+            "link": self.link,
+            "here": self.here,
+            "csrf": self.csrf,
+            "user": self.user,
+            "is_operator": self.is_operator,
+            "read_only": self.site.options.read_only,
+            "poll_s": self.site.options.poll_s,
+            "now": self.now,
+            "asked": self.values(),
+            "route": state["route"],
+            "has_session": state.get("session") is not None,
+            **values,
+        }
+        return HTMLResponse(rendered(template, given), status)
+
+    def redirect(self, name: str, **query: object) -> Response:
+        """Go to another route, after a POST."""
+        return RedirectResponse(self.link(name, **query).unescape(), 303)
+
+    def values(self) -> Mapping[str, str]:
+        """The address's parameters that are not blank."""
+        return {name: value for name, value in self.query.items() if value.strip()}
