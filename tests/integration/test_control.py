@@ -17,7 +17,7 @@ from support.command_line import CommandLine, command_line_in
 from support.queues import prepared_database, put
 
 from stormproof.core.postgres.database import Database, connect
-from stormproof.trident.cli import control as control_command
+from stormproof.trident.decisions import driver as decisions
 from stormproof.trident.ledger import control
 
 pytestmark = pytest.mark.postgres
@@ -180,7 +180,7 @@ def test_what_cannot_be_asked_for_is_refused_by_name(run: Run) -> None:
 
 def test_a_driver_that_does_not_answer_is_shown_as_such(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "SILENT_S", 1.0)
-    monkeypatch.setattr(control_command, "ANSWER_S", 1.0)
+    monkeypatch.setattr(decisions, "ANSWER_S", 1.0)
     run.put("1")
     with run.driver() as child:
         run.until_committed(1)

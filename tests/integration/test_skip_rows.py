@@ -123,6 +123,7 @@ def test_a_command_that_is_killed_behind_the_sinks_commit_is_called_again(
     operated: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from stormproof.trident.cli import skip
+    from stormproof.trident.decisions import skips
 
     operated = alone(operated, APPEND)
     blocked(operated, APPEND, RULES[0][0])
@@ -131,7 +132,7 @@ def test_a_command_that_is_killed_behind_the_sinks_commit_is_called_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(skip, "rows_given_up", die)
+        patched.setattr(skips, "rows_given_up", die)
         with pytest.raises(KeyboardInterrupt):
             skip.skip_rows(NAME, 1, APPEND, by="Ada", why="", as_json=True)
     assert "given up by Ada" in str(operated.verify()["notices"])

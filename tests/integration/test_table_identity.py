@@ -16,7 +16,7 @@ from stormproof.core.errors import FatalError, PositionMismatch, SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
 from stormproof.trident import opening
-from stormproof.trident.cli import adopt_table as adopt_module
+from stormproof.trident.decisions import adopt_table as adopt_module
 from stormproof.trident.ledger import bindings
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.rows import Run

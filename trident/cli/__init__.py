@@ -6,11 +6,11 @@
 | `reports` | `status`; `audit verify`, `txn`, `message`, `replays` |
 | `audit_app`, `questions` | `audit ...`: what a view of the ledger answers |
 | `rejects`, `rejects_app` | `rejects list`, `show`, `retry`, `drop` |
-| `letters`, `letters_app`, `letter_filter` | `dead-letters list`, `show`, `edit`, `requeue`, `drop` |
+| `letters`, `letters_decided`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
 | `control`, `control_app` | `pause`, `resume`, `drain`, `stop` |
 | `operate` | `retry`, `ledger adopt`, `ledger accept-change` |
 | `skip`, `prune` | `ledger skip`, also with `--rows`; `ledger prune` |
-| `adopt_table`, `release_table` | `ledger adopt-table`, `ledger release-table` |
+| `sink_tables` | `ledger adopt-table`, `ledger release-table` |
 | `upkeep` | `compact`, `vacuum` |
 | `web` | `web` |
 | `schema` | `ledger migrate`, `check`, `sql` |

@@ -540,7 +540,7 @@ def ledger_release_table(
 
     The next start of this topology claims a table again, and is refused if another topology has it by then.
     """
-    from stormproof.trident.cli.release_table import release_table
+    from stormproof.trident.cli.sink_tables import release_table
 
     release_table(topology, sink, by=by, why=why, as_json=as_json)
 
@@ -563,7 +563,7 @@ def ledger_adopt_table(
 
     If rows are missing, they are named; `--accept-loss` gives them up, on record. Their messages are not handed out again.
     """
-    from stormproof.trident.cli.adopt_table import adopt_table
+    from stormproof.trident.cli.sink_tables import adopt_table
 
     adopt_table(topology, sink, accept_loss=accept_loss, by=by, why=why, as_json=as_json)
 

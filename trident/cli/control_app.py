@@ -28,10 +28,10 @@ def pause(
     Exit status: 0 if the driver has heard (with --wait: is paused), or none runs; 1 if it is not paused after --wait; 4 if
     it does not answer. Example: stormproof pause orders --why "the warehouse is being repaired" --wait 60
     """
-    from stormproof.trident.cli.control import ask_driver
+    from stormproof.trident.cli.control import ask
     from stormproof.trident.transaction_states import OperatorAction
 
-    ask_driver(topology, OperatorAction.PAUSE, by=by, why=why, wait_s=wait, as_json=as_json)
+    ask(topology, OperatorAction.PAUSE, by=by, why=why, wait_s=wait, as_json=as_json)
 
 
 def resume(
@@ -45,10 +45,10 @@ def resume(
 
     Exit statuses are those of pause. Example: stormproof resume orders
     """
-    from stormproof.trident.cli.control import ask_driver
+    from stormproof.trident.cli.control import ask
     from stormproof.trident.transaction_states import OperatorAction
 
-    ask_driver(topology, OperatorAction.RESUME, by=by, why=why, wait_s=wait, as_json=as_json)
+    ask(topology, OperatorAction.RESUME, by=by, why=why, wait_s=wait, as_json=as_json)
 
 
 def drain(
@@ -64,10 +64,10 @@ def drain(
     heard (with --wait: has ended); 1 if it has not ended after --wait; 2 if none runs; 4 if it does not answer.
     Example: stormproof drain orders --why "version 12" --wait 600
     """
-    from stormproof.trident.cli.control import ask_driver
+    from stormproof.trident.cli.control import ask
     from stormproof.trident.transaction_states import OperatorAction
 
-    ask_driver(topology, OperatorAction.DRAIN, by=by, why=why, wait_s=wait, as_json=as_json)
+    ask(topology, OperatorAction.DRAIN, by=by, why=why, wait_s=wait, as_json=as_json)
 
 
 def stop(
@@ -83,7 +83,7 @@ def stop(
 
     Example: stormproof stop orders --why "the host is being patched" --wait 60
     """
-    from stormproof.trident.cli.control import ask_driver
+    from stormproof.trident.cli.control import ask
     from stormproof.trident.transaction_states import OperatorAction
 
-    ask_driver(topology, OperatorAction.STOP, by=by, why=why, wait_s=wait, as_json=as_json)
+    ask(topology, OperatorAction.STOP, by=by, why=why, wait_s=wait, as_json=as_json)

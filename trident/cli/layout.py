@@ -27,11 +27,6 @@ def terminal_width() -> int:
     return max(shutil.get_terminal_size(FALLBACK).columns, 20)
 
 
-def counted(number: int, singular: str, plural: str | None = None) -> str:
-    """A number with its noun: ``1 message``, ``2 messages``; `plural` if an s does not make it."""
-    return f"{number} {singular if number == 1 else plural or f'{singular}s'}"
-
-
 def wrapped(line: str, width: int) -> list[str]:
     """A line as lines of at most this width, broken between words; the indent is kept, and short commands stay whole.
 

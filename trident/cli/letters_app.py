@@ -55,8 +55,8 @@ def letters_list(
 
     Example: stormproof dead-letters list orders --error-class ValueError --since 2h
     """
-    from stormproof.trident.cli.letter_filter import filter_of
     from stormproof.trident.cli.letters import list_letters
+    from stormproof.trident.decisions.letter_filter import filter_of
 
     chosen = filter_of(
         where or (),
@@ -99,7 +99,7 @@ def letters_edit(
 
     Example: stormproof dead-letters edit orders 753-12 --payload mended.json --why "a comma for a point"
     """
-    from stormproof.trident.cli.letters import edit_letter
+    from stormproof.trident.cli.letters_decided import edit_letter
 
     edit_letter(topology, message, payload, exact=exact, by=by, why=why, as_json=as_json)
 
@@ -127,8 +127,8 @@ def _disposing(name: str, help_: str, *, requeue: bool) -> None:
         why: Why = "",
         as_json: AsJson = False,
     ) -> None:
-        from stormproof.trident.cli.letter_filter import filter_of
-        from stormproof.trident.cli.letters import dispose, ids_in
+        from stormproof.trident.cli.letters_decided import dispose, ids_in
+        from stormproof.trident.decisions.letter_filter import filter_of
 
         chosen = filter_of(
             where or (),

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stormproof.core.clock import SystemClock
-from stormproof.trident.cli.layout import counted
-from stormproof.trident.cli.options import parse_age
 from stormproof.trident.cli.output import emit, say
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.prune import PruneReport, prune
+from stormproof.trident.wording import counted, parse_age
 
 
 def prune_ledger(topology: str | None, *, older_than: str, dry_run: bool, by: str, as_json: bool) -> None:

@@ -10,11 +10,10 @@ from stormproof.core.clock import SystemClock
 from stormproof.core.errors import UsageError
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.questions import Answer, Asked, Question, ask, columns_of, newest_verdicts
-from stormproof.trident.cli.layout import counted
-from stormproof.trident.cli.options import parse_age
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.transaction_states import Verdict
+from stormproof.trident.wording import counted, parse_age
 
 
 def show(

@@ -13,10 +13,11 @@ from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.source.postgres_queue import PostgresQueue, QueueStats
 from stormproof.trident.audit import opener_for
-from stormproof.trident.cli.layout import counted
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
-from stormproof.trident.cli.stores import Stores, opened
+from stormproof.trident.cli.stores import opened
 from stormproof.trident.queue_adoption import adopt_queue, texts
+from stormproof.trident.stores import Stores
+from stormproof.trident.wording import counted
 
 SHOWN_CHARACTERS = 200
 

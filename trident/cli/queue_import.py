@@ -8,13 +8,13 @@ from contextlib import closing
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.trident.cli.layout import counted
 from stormproof.trident.cli.loading import load_source
 from stormproof.trident.cli.output import emit, finish, say
 from stormproof.trident.cli.run import drive, ends_with, engine_named, rehearse
 from stormproof.trident.cli.run_text import run_text
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.queue_import import import_topology
+from stormproof.trident.wording import counted
 
 
 def import_messages(

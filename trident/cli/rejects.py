@@ -7,79 +7,23 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from stormproof.core.errors import Json, UsageError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.source.files.rows import editable, shown_payload
-from stormproof.trident.cli.layout import cell_text, counted
-from stormproof.trident.cli.letter_filter import moment
-from stormproof.trident.cli.letters import cut, letters_of
+from stormproof.trident.cli.layout import cell_text
 from stormproof.trident.cli.output import Exit, emit, finish, note, say, table, written
-from stormproof.trident.cli.stores import Stores, opened
-from stormproof.trident.ledger import events, rejects
+from stormproof.trident.cli.stores import opened
+from stormproof.trident.decisions.rejects import RejectFilter, decide, rejects_of, require_choice
 from stormproof.trident.ledger.rows import Reject
-from stormproof.trident.transaction_states import OperatorAction, RejectState
-
-if TYPE_CHECKING:
-    from stormproof.trident.audit.ledger import TopologyRow
-    from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.wording import counted, cut
 
 SHOWN: Final = 50
 """How many rejects are shown if no limit is given."""
 
 ROW_CHARACTERS: Final = 60
 ERROR_CHARACTERS: Final = 120
-
-
-@dataclass(frozen=True, slots=True)
-class RejectFilter:
-    """Each field that is not None must hold; `sqlstate` is a whole one, or the two characters of a class."""
-
-    sink: str | None = None
-    sqlstate: str | None = None
-    first: int | None = None
-    last: int | None = None
-    since: datetime | None = None
-    undecided: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether every undecided reject passes."""
-        return (self.sink, self.sqlstate, self.first, self.last, self.since) == (None,) * 5
-
-    def admits(self, one: Reject) -> bool:
-        """Whether a reject passes."""
-        return (
-            (self.sink is None or self.sink == one.sink)
-            and (self.sqlstate is None or self.sqlstate in (one.sqlstate, one.sqlstate_class))
-            and (self.first is None or one.txid >= self.first)
-            and (self.last is None or one.txid <= self.last)
-            and (self.since is None or (one.at is not None and one.at >= self.since))
-            and (not self.undecided or one.is_undecided)
-        )
-
-
-def filter_of(
-    sink: str | None, sqlstate: str | None, first: int | None, last: int | None, since: str | None, *, undecided: bool
-) -> RejectFilter:
-    """The filter that a command's options name.
-
-    Raises:
-        UsageError: a time cannot be read, or an SQLSTATE has neither two nor five characters.
-    """
-    if sqlstate is not None and len(sqlstate) not in (2, 5):
-        raise UsageError(f"--sqlstate {sqlstate}: write one of five characters, as in 23505, or a class, as in 23")
-    at = None if since is None else moment("since", since)
-    return RejectFilter(sink, sqlstate, first, last, at, undecided)
-
-
-def _found(stores: Stores, topology: str, *, message: str | None = None, payloads: bool = False) -> list[Reject]:
-    with stores.audit.snapshot() as snapshot:
-        row = snapshot.topology(topology)
-        return snapshot.rejects(row.incarnation, message=message, payloads=payloads)
 
 
 # -- list --------------------------------------------------------------------------------------------------------------
@@ -98,7 +42,7 @@ class RejectClass:
 def list_rejects(topology: str, chosen: RejectFilter, *, limit: int | None, as_json: bool) -> None:
     """List a topology's rejects, oldest first."""
     with opened() as stores:
-        found = [one for one in _found(stores, topology) if chosen.admits(one)]
+        found = [one for one in rejects_of(stores, topology) if chosen.admits(one)]
     classes = _classes(found)
     kept = found if limit is None else found[:limit]
     report = {
@@ -177,7 +121,7 @@ def show_reject(topology: str, message: str, *, as_json: bool) -> None:
         UsageError: no sink rejected it.
     """
     with opened() as stores:
-        found = _found(stores, topology, message=message, payloads=True)
+        found = rejects_of(stores, topology, message=message, payloads=True)
     if not found:
         raise UsageError(
             f"message {message} of topology {topology!r} is no reject. See: stormproof rejects list {topology}",
@@ -236,38 +180,28 @@ def decide_rejects(
     With ids, a filter further restricts them (as to one sink). Ends with status 1 if one of the named messages has no such
     undecided reject, or cannot be retried.
     """
-    if sum((bool(ids), not ids and not chosen.is_empty, every)) != 1:
-        raise UsageError("name the messages' ids, or --all, or a filter such as --sink, and only one of these")
-    verb, done_word = ("retry", "retried") if retry else ("drop", "dropped")
+    require_choice(ids, chosen, every=every)
     with opened() as stores:
-        row = stores.topology(topology)
-        found = [one for one in _found(stores, topology) if chosen.admits(one) and (not ids or one.message in ids)]
+        found = [one for one in rejects_of(stores, topology) if chosen.admits(one) and (not ids or one.message in ids)]
         if found and not ids and not yes:
-            _ask(topology, verb, found, every=every, as_json=as_json)
-        if retry:
-            done, refused = _retry(stores, row, found, by=by, why=why)
-        else:
-            done, refused = _drop(stores, row, found, by=by, why=why), {}
+            _ask(topology, "retry" if retry else "drop", found, every=every, as_json=as_json)
+        done = decide(stores, topology, found, retry=retry, by=by, why=why)
     missed = sorted(set(ids) - {one.message for one in found})
     report = {
         "topology": topology,
-        done_word: [{"id": one.message, "sink": one.sink, "txid": one.txid} for one in done],
+        "retried" if retry else "dropped": [
+            {"id": one.message, "sink": one.sink, "txid": one.txid} for one in done.done
+        ],
         "not_undecided": missed,
-        "refused": refused,
+        "refused": done.refused,
         "by": by,
     }
-
-    def text() -> None:
-        say(f"{topology}: {counted(len(done), 'reject')} {done_word} by {by}")
-        if done and retry:
-            say("the messages are opened again, for the sinks that rejected them alone")
-
-    emit(report, as_json=as_json, text=text)
-    for message, reason in refused.items():
+    emit(report, as_json=as_json, text=lambda: say("\n".join(done.lines())))
+    for message, reason in done.refused.items():
         note(f"stormproof: {message}: {reason}")
     if missed:
         note(f"stormproof: no undecided rejects: {', '.join(missed[:10])}")
-    if missed or refused:
+    if missed or done.refused:
         finish(Exit.FAILED)
 
 
@@ -285,64 +219,3 @@ def _ask(topology: str, verb: str, found: Sequence[Reject], *, every: bool, as_j
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         note("nothing was done")
         finish(Exit.FAILED)
-
-
-def _drop(stores: Stores, row: TopologyRow, found: Sequence[Reject], *, by: str, why: str) -> list[Reject]:
-    if not found:
-        return []
-    with stores.transaction(row) as tx:
-        mine = _undecided(tx, found)
-        rejects.decide(tx, [one.id for one in mine], RejectState.DROPPED, by=by, why=why)
-        _record(tx, OperatorAction.DROP_REJECT, mine, by=by, why=why)
-    return mine
-
-
-def _retry(
-    stores: Stores, row: TopologyRow, found: Sequence[Reject], *, by: str, why: str
-) -> tuple[list[Reject], dict[str, str]]:
-    """Open the messages again; returns the rejects that are retried, and why others are not, by message."""
-    if not found:
-        return [], {}
-    with stores.audit.snapshot() as snapshot:
-        graphs = snapshot.graphs(row.incarnation)
-    present = graphs[-1].sinks if graphs else None
-    with letters_of(stores, row.name) as sources, stores.transaction(row) as tx:
-        mine = _undecided(tx, found)
-        refused: dict[str, str] = {}
-        busy = rejects.retrying(tx, {one.message for one in mine if one.message is not None})
-        payloads: dict[str, bytes] = {}
-        for one in mine:
-            name = one.message or f"a row of txid {one.txid} at sink {one.sink}"
-            if row.guarantee == Guarantee.AT_MOST_ONCE.value:
-                refused[name] = (
-                    "under at-most-once no message is opened again; put it to the source anew, and drop it here"
-                )
-            elif one.message is None:
-                refused[name] = "it belongs to no single message, and cannot be opened again"
-            elif one.payload is None:
-                refused[name] = "its source gave no payload, and it cannot be opened again"
-            elif one.message in busy:
-                refused[name] = "it is being retried for another sink; retry it for this one after that"
-            elif present is not None and one.sink not in present:
-                refused[name] = f"the topology has no sink {one.sink!r} any more"
-            else:
-                payloads[one.message] = one.payload
-        opened_again = set(sources.open_again(payloads, by=by, why=why, tx=tx.raw))
-        for message in sorted(payloads.keys() - opened_again):
-            refused[message] = "it waits for a retry already"
-        done = [one for one in mine if one.message in opened_again and one.message not in refused]
-        rejects.decide(tx, [one.id for one in done], RejectState.RETRYING, by=by, why=why)
-        _record(tx, OperatorAction.RETRY_REJECT, done, by=by, why=why)
-    return done, refused
-
-
-def _undecided(tx: Tx, found: Sequence[Reject]) -> list[Reject]:
-    """Those that are undecided now, locked."""
-    return rejects.undecided(tx, [one.id for one in found])
-
-
-def _record(tx: Tx, action: OperatorAction, done: Sequence[Reject], *, by: str, why: str) -> None:
-    """One event for each txid and sink: who decided, and about how many messages."""
-    for (txid, sink), number in Counter((one.txid, one.sink) for one in done).items():
-        detail: dict[str, Json] = {"sink": sink, "rejects": number}
-        events.decided(tx, action, by=by, why=why, txid=txid, sink=sink, detail=detail)

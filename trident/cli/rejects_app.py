@@ -45,7 +45,8 @@ def rejects_list(
 
     Example: stormproof rejects list orders --sink invoices --sqlstate 23 --since 2h
     """
-    from stormproof.trident.cli.rejects import filter_of, list_rejects
+    from stormproof.trident.cli.rejects import list_rejects
+    from stormproof.trident.decisions.rejects import filter_of
 
     chosen = filter_of(sink, sqlstate, first, last, since, undecided=undecided)
     list_rejects(topology, chosen, limit=limit, as_json=as_json)
@@ -82,7 +83,8 @@ def _deciding(name: str, help_: str, *, retry: bool) -> None:
         why: Why = "",
         as_json: AsJson = False,
     ) -> None:
-        from stormproof.trident.cli.rejects import decide_rejects, filter_of
+        from stormproof.trident.cli.rejects import decide_rejects
+        from stormproof.trident.decisions.rejects import filter_of
 
         chosen = filter_of(sink, sqlstate, first, last, since, undecided=True)
         decide_rejects(topology, ids or (), chosen, every=every, yes=yes, retry=retry, by=by, why=why, as_json=as_json)

@@ -13,11 +13,12 @@ from stormproof.trident.audit.report import VerifyReport
 from stormproof.trident.audit.status import Asked, DriverState, StatusReport, TopologyStatus
 from stormproof.trident.audit.txn import TxnReport
 from stormproof.trident.audit.verdicts import keep
-from stormproof.trident.cli.layout import cell_text, counted
+from stormproof.trident.cli.layout import cell_text
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
 from stormproof.trident.cli.run_text import recovery_text
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.tuning import Figures
+from stormproof.trident.wording import counted
 
 
 def show_status(topology: str | None, *, as_json: bool) -> None:

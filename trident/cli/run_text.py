@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from stormproof.trident.cli.layout import counted
 from stormproof.trident.statistics import BatchResult, RunStatistics
+from stormproof.trident.wording import counted
 
 REASON_CHARACTERS: Final = 120
 

@@ -10,9 +10,10 @@ from stormproof.sinks.abilities import SupportsCompact, SupportsVacuum
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
-from stormproof.trident.cli.layout import counted
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
-from stormproof.trident.cli.stores import Stores, opened
+from stormproof.trident.cli.stores import opened
+from stormproof.trident.stores import Stores
+from stormproof.trident.wording import counted
 
 _MIB = 1024 * 1024
 

@@ -1,4 +1,4 @@
-"""`ledger adopt-table`: makes another table a sink's own, if it can hold the sink's rows or they are given up."""
+"""Makes another table a sink's own, if it can hold the sink's rows or they are given up."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from stormproof.sinks.protocol import (
     least_rows,
 )
 from stormproof.trident.audit.inspect import described_sink
-from stormproof.trident.audit.ledger import SinkBinding
+from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.audit.report import ranges
-from stormproof.trident.cli.layout import counted
-from stormproof.trident.cli.output import emit, say
-from stormproof.trident.cli.stores import opened
 from stormproof.trident.ledger import bindings as kept
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.stores import Stores
+from stormproof.trident.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,60 +60,82 @@ class _Found:
     """Rows in the table, counted no further than needed."""
 
 
-def adopt_table(topology: str, sink: str, *, accept_loss: bool, by: str, why: str, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class TableAdopted:
+    """The table `was` is the sink's no more, and the table `is_` is; `lost` is what was given up."""
+
+    topology: str
+    sink: str
+    was: str
+    is_: str
+    lost: Loss | None
+    by: str
+    why: str
+
+    def lines(self) -> list[str]:
+        """What was done, for people."""
+        if self.lost is None and self.is_ == self.was:
+            return [
+                f"{self.topology}: table {self.is_} is that of sink {self.sink} already; there was nothing to adopt"
+            ]
+        if self.lost is None:
+            return [
+                f"{self.topology}: table {self.is_} is that of sink {self.sink} now. Its record agrees with the ledger, and "
+                "it has enough rows; whether they are those of the old table was not checked"
+            ]
+        return [
+            f"{self.topology}: table {self.is_} is that of sink {self.sink} now, with {counted(self.lost.found, 'row')}. "
+            f"What {_named(self.lost)} wrote there ({counted(self.lost.rows, 'row')}) is given up, on record; their "
+            "messages are not handed out again"
+        ]
+
+
+def loss_at(stores: Stores, topology: str, sink: str, *, accept_loss: bool) -> Loss | None:
+    """What an adoption of the sink's table would give up now; None: nothing.
+
+    Raises:
+        PositionMismatch, SinkRefused: as `adopt_table`.
+    """
+    row = stores.topology(topology)
+    return _examined(stores, row, stores.binding(row, sink), accept_loss=accept_loss)[2]
+
+
+def adopt_table(stores: Stores, topology: str, sink: str, *, accept_loss: bool, by: str, why: str) -> TableAdopted:
     """Make the table that has the sink's name now the sink's own.
 
     Raises:
         PositionMismatch: it holds another txid than the ledger says, other content, or too few rows.
         SinkRefused: there is no table, or it cannot hold the sink's rows.
     """
-    with opened() as stores:
-        row = stores.topology(topology)
-        binding, run = stores.binding(row, sink), Run(topology, row.incarnation, row.epoch)
-        with stores.transaction(row) as tx:
-            known = _Known.of(tx, sink)
-        # Outside of the ledger's transaction, since counting rows may take long.
-        found = _look(stores.database, run, binding, known)
-        loss = _loss_of(binding, known, found)
-        _require_acceptable(run, binding, known, found, loss, accept_loss=accept_loss)
-        if loss is not None:
-            loss = replace(loss, by=by, why=why)
-        makes = found.table_id is None or loss is not None or bool(found.gone)
-        with closing(_opened(stores.database, run, binding, makes=makes)) as session, stores.transaction(row) as tx:
-            if _Known.of(tx, sink) != known:
-                raise UsageError(
-                    f"a driver of {topology!r} committed meanwhile: stop it, and run this command again", sink=sink
-                )
-            assert isinstance(session, SupportsTakeTable)
-            session.take_table(_standing_in(known.last))
-            kept.rebind(tx, sink, session.table_id, by=by, why=why, loss=loss)
-            table_id = session.table_id
-    report = {
-        "topology": topology,
-        "sink": sink,
-        "was": binding.table_id,
-        "is": table_id,
-        "lost": loss,
-        "by": by,
-        "why": why,
-    }
-    emit(report, as_json=as_json, text=lambda: _text(topology, sink, table_id, loss, known_as=binding.table_id))
+    row = stores.topology(topology)
+    binding, run = stores.binding(row, sink), Run(topology, row.incarnation, row.epoch)
+    known, found, loss = _examined(stores, row, binding, accept_loss=accept_loss)
+    if loss is not None:
+        loss = replace(loss, by=by, why=why)
+    makes = found.table_id is None or loss is not None or bool(found.gone)
+    with closing(_opened(stores.database, run, binding, makes=makes)) as session, stores.transaction(row) as tx:
+        if _Known.of(tx, sink) != known:
+            raise UsageError(
+                f"a driver of {topology!r} committed meanwhile: stop it, and run this command again", sink=sink
+            )
+        assert isinstance(session, SupportsTakeTable)
+        session.take_table(_standing_in(known.last))
+        kept.rebind(tx, sink, session.table_id, by=by, why=why, loss=loss)
+        table_id = session.table_id
+    return TableAdopted(topology, sink, binding.table_id, table_id, loss, by, why)
 
 
-def _text(topology: str, sink: str, table_id: str, loss: Loss | None, *, known_as: str) -> None:
-    if loss is None and table_id == known_as:
-        say(f"{topology}: table {table_id} is that of sink {sink} already; there was nothing to adopt")
-        return
-    if loss is None:
-        say(
-            f"{topology}: table {table_id} is that of sink {sink} now. Its record agrees with the ledger, and it has "
-            "enough rows; whether they are those of the old table was not checked"
-        )
-        return
-    say(
-        f"{topology}: table {table_id} is that of sink {sink} now, with {counted(loss.found, 'row')}. What {_named(loss)} "
-        f"wrote there ({counted(loss.rows, 'row')}) is given up, on record; their messages are not handed out again"
-    )
+def _examined(
+    stores: Stores, row: TopologyRow, binding: SinkBinding, *, accept_loss: bool
+) -> tuple[_Known, _Found, Loss | None]:
+    run = Run(row.name, row.incarnation, row.epoch)
+    with stores.transaction(row) as tx:
+        known = _Known.of(tx, binding.sink)
+    # Outside of the ledger's transaction, since counting rows may take long.
+    found = _look(stores.database, run, binding, known)
+    loss = _loss_of(binding, known, found)
+    _require_acceptable(run, binding, known, found, loss, accept_loss=accept_loss)
+    return known, found, loss
 
 
 def _opened(database: Database, run: Run, binding: SinkBinding, *, makes: bool) -> SinkSession:

@@ -1,52 +1,68 @@
-"""`ledger release-table`: a topology gives up a table that it claimed and never wrote to."""
+"""A topology gives up a table that it claimed and never wrote to."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass
 
 from stormproof.core.errors import SinkRefused, UsageError
 from stormproof.sinks.protocol import PROBLEM, SinkIdentity, SinkProblem
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.audit.status import may_be_running
-from stormproof.trident.cli.output import emit, say
-from stormproof.trident.cli.stores import Stores, opened
 from stormproof.trident.ledger import bindings as kept
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.stores import Stores
 
 
-def release_table(topology: str, sink: str, *, by: str, why: str, as_json: bool) -> None:
-    """Remove the topology's claim from the table, and the table from the ledger.
+@dataclass(frozen=True, slots=True)
+class TableReleased:
+    """A table that is free for another topology; `claim_removed`: the table itself had recorded the claim."""
+
+    topology: str
+    sink: str
+    table: str
+    claim_removed: bool
+    by: str
+    why: str
+
+    def lines(self) -> list[str]:
+        """What was done, for people."""
+        return [f"{self.topology}: sink {self.sink} no longer has a table; {self.table} is free for another topology"]
+
+
+def require_releasable(stores: Stores, topology: str, sink: str) -> tuple[TopologyRow, SinkBinding]:
+    """The sink's table, where no driver runs and nothing was written to it.
 
     Raises:
         UsageError: a driver may be running, or a batch was written to the sink or is about to be.
     """
-    with opened() as stores:
-        row = stores.topology(topology)
-        binding = stores.binding(row, sink)
-        if may_be_running(row):
-            raise UsageError(
-                f"topology {topology!r}: its driver {row.driver_host}:{row.driver_pid} may be running: stop it first "
-                f"(stormproof status {topology})",
-                sink=sink,
-            )
-        with stores.transaction(row) as tx:
-            _require_unused(tx, topology, sink)
-        released = _release(stores, row, binding)
-        with stores.transaction(row) as tx:
-            _require_unused(tx, topology, sink)
-            kept.unbind(tx, sink, by=by, why=why)
-    report = {
-        "topology": topology,
-        "sink": sink,
-        "table": binding.target,
-        "claim_removed": released,
-        "by": by,
-        "why": why,
-    }
-    text = f"{topology}: sink {sink} no longer has a table; {binding.target} is free for another topology"
-    emit(report, as_json=as_json, text=lambda: say(text))
+    row = stores.topology(topology)
+    binding = stores.binding(row, sink)
+    if may_be_running(row):
+        raise UsageError(
+            f"topology {topology!r}: its driver {row.driver_host}:{row.driver_pid} may be running: stop it first "
+            f"(stormproof status {topology})",
+            sink=sink,
+        )
+    with stores.transaction(row) as tx:
+        _require_unused(tx, topology, sink)
+    return row, binding
+
+
+def release_table(stores: Stores, topology: str, sink: str, *, by: str, why: str) -> TableReleased:
+    """Remove the topology's claim from the table, and the table from the ledger.
+
+    Raises:
+        UsageError: as `require_releasable`.
+    """
+    row, binding = require_releasable(stores, topology, sink)
+    released = _release(stores, row, binding)
+    with stores.transaction(row) as tx:
+        _require_unused(tx, topology, sink)
+        kept.unbind(tx, sink, by=by, why=why)
+    return TableReleased(topology, sink, binding.target, released, by, why)
 
 
 def _require_unused(tx: Tx, topology: str, sink: str) -> None:

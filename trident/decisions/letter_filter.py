@@ -1,4 +1,4 @@
-"""The filters of `dead-letters list|requeue|drop`."""
+"""`LetterFilter`: which dead letters a decision is about."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 from stormproof.core.errors import UsageError
 from stormproof.core.source.dead_letter import DeadLetter, error_class
 from stormproof.core.source.files.rows import shown_payload
-from stormproof.trident.cli.options import parse_age
+from stormproof.trident.wording import moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def class_of(letter: DeadLetter) -> str:
 
 
 def filter_of(where: Sequence[str], **given: str | None) -> LetterFilter:
-    """The filter that a command's options name: each option on its own, and `--where KEY=VALUE` for any of them.
+    """The filter that a person's texts name: each on its own, and `--where KEY=VALUE` for any of them.
 
     Raises:
         UsageError: a key is unknown or given twice, or a time cannot be read.
@@ -79,21 +79,3 @@ def filter_of(where: Sequence[str], **given: str | None) -> LetterFilter:
         moment("since", found["since"]) if "since" in found else None,
         moment("until", found["until"]) if "until" in found else None,
     )
-
-
-def moment(name: str, text: str) -> datetime:
-    """A time in ISO 8601 (local if it names no zone), or an age before now."""
-    from stormproof.core.clock import SystemClock
-
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        pass
-    else:
-        return moment.astimezone()
-    try:
-        return SystemClock().now() - parse_age(text)
-    except UsageError:
-        raise UsageError(
-            f"--{name} {text}: write a time, as in 2026-01-31T08:00, or an age, as in 2h or 7d", **{name: text}
-        ) from None

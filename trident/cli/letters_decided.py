@@ -1,0 +1,139 @@
+"""`dead-letters edit`, `requeue`, `drop`: what an operator decides about them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from stormproof.core.errors import UsageError
+from stormproof.core.source.files.rows import editable
+from stormproof.trident.cli.letters import classes_text, note_elsewhere
+from stormproof.trident.cli.output import Exit, emit, finish, note, say
+from stormproof.trident.cli.stores import opened
+from stormproof.trident.decisions import dead_letters
+from stormproof.trident.decisions.letter_filter import LetterFilter
+from stormproof.trident.decisions.letters import Letter, classes_of, letters_of
+from stormproof.trident.wording import counted
+
+# -- edit --------------------------------------------------------------------------------------------------------------
+
+
+def edit_letter(
+    topology: str, message: str, payload: str | None, *, exact: bool, by: str, why: str, as_json: bool
+) -> None:
+    """Requeue a dead letter with another payload: from a file, from standard input, or from the user's editor."""
+    with opened() as stores, letters_of(stores, topology) as letters:
+        note_elsewhere(letters)
+        letter = dead_letters.undecided_letter(letters, message)
+        before = editable(letter.letter.payload)
+        given = _edited_by_hand(letter, before) if payload is None else _read(payload)
+        done = dead_letters.edit(letters, letter, given, exact=exact, by=by, why=why)
+    emit(done, as_json=as_json, text=lambda: say("\n".join(done.lines())))
+
+
+def _read(payload: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if payload == "-" else Path(payload).read_bytes()
+    except OSError as error:
+        raise UsageError(f"--payload {payload}: it cannot be read: {error.strerror}", file=payload) from error
+
+
+def _edited_by_hand(one: Letter, before: bytes) -> bytes:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not editor or not sys.stdin.isatty():
+        reason = "neither VISUAL nor EDITOR is set" if not editor else "there is no terminal for an editor"
+        raise UsageError(
+            f"message {one.id}: {reason}; give the new payload in a file, or - for standard input: "
+            f"stormproof dead-letters edit {one.topology} {one.id} --payload FILE"
+        )
+    suffix = ".json" if before.lstrip()[:1] in (b"{", b"[") else ".txt"
+    with tempfile.TemporaryDirectory(prefix="stormproof-") as folder:
+        file = Path(folder) / f"payload{suffix}"
+        file.write_bytes(before)
+        try:
+            done = subprocess.run([*shlex.split(editor), str(file)], check=False)
+        except OSError as error:
+            raise UsageError(f"the editor {editor!r} cannot be run: {error.strerror}") from error
+        if done.returncode != 0:
+            raise UsageError(f"the editor {editor!r} ended with status {done.returncode}; nothing was done")
+        return file.read_bytes()
+
+
+# -- requeue, drop -----------------------------------------------------------------------------------------------------
+
+
+def ids_in(source: str) -> list[str]:
+    """Messages' ids, one a line, of a file or of standard input (``-``); empty lines are left out.
+
+    Raises:
+        UsageError: there is no such file, it is no text, or no id is in it.
+    """
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--ids {source} cannot be read: {error}", file=source) from error
+    found = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    if not found:
+        raise UsageError(f"--ids {source}: no id is in it; write one a line", file=source)
+    return found
+
+
+def dispose(
+    topology: str,
+    ids: Sequence[str],
+    where: LetterFilter,
+    *,
+    every: bool,
+    yes: bool,
+    requeue: bool,
+    by: str,
+    why: str,
+    as_json: bool,
+) -> None:
+    """Requeue or drop dead letters: the named ones, those that the filter admits, or all.
+
+    Ends with status 1 if one of the named messages is no undecided dead letter.
+    """
+    dead_letters.require_choice(ids, where, every=every)
+    verb = "requeue" if requeue else "drop"
+    with opened() as stores, letters_of(stores, topology) as letters:
+        note_elsewhere(letters)
+        chosen = list(ids)
+        if not ids:
+            found = letters.all(where, undecided=True)
+            chosen = [one.id for one in found]
+            if found and not yes:
+                _ask(topology, verb, found, every=every, as_json=as_json)
+        done = dead_letters.dispose(stores, letters, chosen, requeue=requeue, by=by, why=why)
+    report = {
+        "topology": topology,
+        "requeued" if requeue else "dropped": done.done,
+        "not_dead": done.not_dead,
+        "by": by,
+    }
+    emit(report, as_json=as_json, text=lambda: say("\n".join(done.lines())))
+    if done.not_dead:
+        note(f"stormproof: not dead letters, or decided about already: {', '.join(done.not_dead[:10])}")
+        finish(Exit.FAILED)
+
+
+def _ask(topology: str, verb: str, found: Sequence[Letter], *, every: bool, as_json: bool) -> None:
+    """Have a person confirm what a filter chose. A script passes `--yes`, or `--all`, which leaves nothing to confirm."""
+    number = counted(len(found), "dead letter")
+    if as_json or not sys.stdin.isatty():
+        if not every:
+            raise UsageError(
+                f"the filter chooses {number} of {topology}, and there is nobody to ask: add --yes to {verb} them",
+                chosen=len(found),
+            )
+        return
+    classes_text(found, classes_of(found))
+    note(f"{verb} {number} of {topology}? [y/N] ", end="")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        note("nothing was done")
+        finish(Exit.FAILED)

@@ -1,0 +1,14 @@
+"""What a person decides: typed functions that change something, refuse, and leave a record of who and why.
+
+They print nothing and ask nobody: the command line and the page confirm first, and show what a report's `lines()` say.
+
+| module | decision |
+| --- | --- |
+| `letters`, `letter_filter` | which dead letters there are, and which of them are meant |
+| `dead_letters` | requeue, drop, edit a dead letter |
+| `rejects` | retry, drop a message that a sink rejected |
+| `driver` | pause, resume, drain, stop a driver |
+| `blocked`, `skips` | retry a blocked batch; give up its rows at a sink |
+| `starts` | adopt another incarnation's rows; accept a changed graph |
+| `adopt_table`, `release_table` | which table is a sink's own |
+"""

@@ -1,0 +1,177 @@
+"""The dead letters of a topology's sources, under the ids that people see, by class of error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from stormproof.core.errors import UsageError
+from stormproof.core.pending.letters import DeadLetters
+from stormproof.core.pending.postgres import PostgresPendingStore
+from stormproof.core.pending.registry import connector_of
+from stormproof.core.source.dead_letter import DeadLetter
+from stormproof.core.source.spouts import shown, sources_in, unshown
+from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
+from stormproof.trident.decisions.letter_filter import LetterFilter, class_of, component_of
+
+if TYPE_CHECKING:
+    from stormproof.trident.audit import AuditLedger
+    from stormproof.trident.stores import Stores
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter, with its id in the topology (with the spout, if there are several), and its source's name."""
+
+    topology: str
+    id: str
+    source: str
+    letter: DeadLetter
+
+    @property
+    def state(self) -> str:
+        """What an operator decided, or `undecided`."""
+        return "undecided" if self.letter.disposal is None else _DECIDED[self.letter.disposal.value]
+
+
+_DECIDED: Final = {"requeue": "requeued", "edit": "edited", "drop": "dropped"}
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """The dead letters of a topology's source; or of the sources of its spouts, whose names then begin the ids."""
+
+    topology: str
+    sources: Mapping[str | None, DeadLetters]
+    elsewhere: tuple[str, ...] = ()
+    """Spouts whose sources are not in the ledger's database: their dead letters are out of reach."""
+
+    def all(self, chosen: LetterFilter | None = None, *, undecided: bool = False) -> list[Letter]:
+        """The dead letters that the filter admits, source by source, oldest first."""
+        return [
+            Letter(self.topology, _shown(spout, letter.shown_id), source.name, letter)
+            for spout, source in self.sources.items()
+            for letter in source.dead_letters()
+            if (chosen is None or chosen.admits(letter, [source.name, *([] if spout is None else [spout])]))
+            and not (undecided and letter.disposal is not None)
+        ]
+
+    def dispose(self, ids: Sequence[str], *, requeue: bool, by: str, why: str, tx: object) -> list[str]:
+        """Requeue or drop, in a transaction of the database; returns those that were undecided dead letters."""
+        done: list[str] = []
+        for spout, source in self.sources.items():
+            act = source.requeue if requeue else source.drop
+            mine = [inner for one in ids if (inner := _inner(spout, one)) is not None]
+            done += [_shown(spout, inner) for inner in act(mine, by=by, why=why, tx=tx)]
+        return done
+
+    def open_again(self, messages: Mapping[str, bytes], *, by: str, why: str, tx: object) -> list[str]:
+        """Hand out confirmed messages again, in a transaction of the database; returns those that are handed out."""
+        done: list[str] = []
+        for spout, source in self.sources.items():
+            mine = {inner: payload for one, payload in messages.items() if (inner := _inner(spout, one)) is not None}
+            if mine:
+                done += [_shown(spout, inner) for inner in source.open_again(mine, by=by, why=why, tx=tx)]
+        return done
+
+    def server_id(self, message: str) -> str | None:
+        """The id under which a server that delivers knows a message; None where there is none, or it is forgotten."""
+        for spout, source in self.sources.items():
+            inner = _inner(spout, message)
+            found = None if inner is None else source.stable_id(inner)
+            if found is not None:
+                return found.removeprefix("=")  # before an id of the publisher's
+        return None
+
+    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
+        """Requeue with another payload; False if it was no undecided dead letter."""
+        return any(
+            source.edit(inner, payload, by=by, why=why)
+            for spout, source in self.sources.items()
+            if (inner := _inner(spout, message)) is not None
+        )
+
+
+def _shown(spout: str | None, inner: str) -> str:
+    return inner if spout is None else shown(spout, inner)
+
+
+def _inner(spout: str | None, message: str) -> str | None:
+    """A message's id in the source of a spout; None if it is another spout's."""
+    if spout is None:
+        return message
+    named = unshown(message)
+    return named[1] if named is not None and named[0] == spout else None
+
+
+@contextmanager
+def letters_of(stores: Stores, topology: str) -> Generator[Letters]:
+    """The dead letters of a topology's sources, under its subscriptions. Fences no driver.
+
+    Raises:
+        UsageError: there is no such topology, or its source keeps nothing in the ledger's database.
+    """
+    with ExitStack() as stack:
+        sources: dict[str | None, DeadLetters] = {}
+        members, elsewhere = _evidence(stores.audit, topology)
+        for spout, evidence in members.items():
+            connector = connector_of(evidence.who.kind)
+            store = PostgresPendingStore(connector.NOUN, evidence.name, database=stores.database)
+            sources[spout] = DeadLetters(store, evidence.who, connector)
+            stack.callback(store.close)
+        yield Letters(topology, sources, elsewhere)
+
+
+def _evidence(ledger: AuditLedger, topology: str) -> tuple[Mapping[str | None, PendingEvidence], tuple[str, ...]]:
+    """The records of the topology's sources, by spout (by None if it has no spouts), and the spouts without one."""
+    with ledger.snapshot() as snapshot:
+        row = snapshot.topology(topology)
+        found = stored_source(snapshot, row)
+        if isinstance(found, PendingEvidence):
+            return {None: found}, ()
+        members = spout_sources(snapshot, row)
+        if not members:
+            raise UsageError(
+                f"topology {topology!r} reads {row.source!r}, which keeps nothing in the ledger's database. "
+                "No command reaches its dead letters: call the source's dead_letters(), requeue(), edit() and drop() in "
+                "the process that has it",
+                topology=topology,
+            )
+        return dict(members.items()), tuple(spout for spout in sources_in(row.source) if spout not in members)
+
+
+@dataclass(frozen=True, slots=True)
+class LetterClass:
+    """The dead letters of one topology, class of error, reason and component; `undecided` ones wait for an operator."""
+
+    topology: str
+    error_class: str
+    reason: str
+    component: str
+    undecided: int
+    decided: int
+
+
+def classes_of(found: Sequence[Letter]) -> list[LetterClass]:
+    """The dead letters by class; the class with the most undecided ones first."""
+    waiting, decided = Counter[tuple[str, str, str, str]](), Counter[tuple[str, str, str, str]]()
+    for one in found:
+        key = (one.topology, class_of(one.letter), one.letter.reason, component_of(one.letter))
+        (waiting if one.letter.disposal is None else decided)[key] += 1
+    keys = sorted(waiting.keys() | decided.keys(), key=lambda key: (-waiting[key], -decided[key], key))
+    return [LetterClass(*key, waiting[key], decided[key]) for key in keys]
+
+
+def not_dead(letters: Letters, message: str) -> UsageError:
+    """What is said of an id that no dead letter has."""
+    names = {spout for spout in letters.sources if spout is not None}
+    form = f"; ids look like SPOUT:ID, with one of the spouts {', '.join(sorted(names))}" if names else ""
+    return UsageError(
+        f"message {message} of topology {letters.topology!r} is no dead letter{form}. See: stormproof dead-letters list "
+        f"{letters.topology}",
+        topology=letters.topology,
+        message=message,
+    )

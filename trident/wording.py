@@ -1,0 +1,63 @@
+"""Counts, ages and times as a person reads and writes them: one form on the command line and on the page."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from typing import Final
+
+from stormproof.core.errors import UsageError
+from stormproof.core.message import storable_text
+
+_AGE: Final = re.compile(r"(\d+)\s*([smhdw])")
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+def counted(number: int, singular: str, plural: str | None = None) -> str:
+    """A number with its noun: ``1 message``, ``2 messages``; `plural` if an s does not make it."""
+    return f"{number} {singular if number == 1 else plural or f'{singular}s'}"
+
+
+def cut(text: str, characters: int) -> str:
+    """A text in one line, of at most so many characters, with control characters escaped."""
+    line = " ".join(storable_text(text).split())
+    return line if len(line) <= characters else f"{line[: characters - 3]}..."
+
+
+def local_time(at: datetime) -> str:
+    """A time to the second, in this machine's zone."""
+    return at.astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def parse_age(text: str) -> timedelta:
+    """An age as `30d`, `12h`, `90m`, `45s` or `2w`.
+
+    Raises:
+        UsageError: it is none.
+    """
+    match = _AGE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is no age; write a number and one of {', '.join(_UNITS_S)}, as in 30d")
+    return timedelta(seconds=int(match[1]) * _UNITS_S[match[2]])
+
+
+def moment(name: str, text: str) -> datetime:
+    """A time in ISO 8601 (local if it names no zone), or an age before now.
+
+    Raises:
+        UsageError: it is neither; `name` is the option's.
+    """
+    from stormproof.core.clock import SystemClock
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        pass
+    else:
+        return moment.astimezone()
+    try:
+        return SystemClock().now() - parse_age(text)
+    except UsageError:
+        raise UsageError(
+            f"--{name} {text}: write a time, as in 2026-01-31T08:00, or an age, as in 2h or 7d", **{name: text}
+        ) from None
