@@ -80,6 +80,15 @@ class DeadLetters:
             made = rows.open_again([(*number, messages[shown]) for shown, number in numbers.items()], entry)
         return tuple(self._form.shown_id(*number) for number in made)
 
+    def unconfirmed(self, ids: Sequence[str]) -> Mapping[str, bool]:
+        """Those of these messages that wait for a retry or are undecided dead letters; and whether each has failed since it
+        was handed out anew.
+        """
+        numbers = {number: shown for shown in ids if (number := self._form.number_of(shown)) is not None}
+        with self._store.rows(self._who) as rows:
+            found = rows.unconfirmed(list(numbers))
+        return {numbers[number]: has_failed for number, has_failed in found.items()}
+
     def close(self) -> None:
         """Let connections go."""
         self._store.close()

@@ -474,6 +474,12 @@ class MemoryRows:
         )
         return next(waiting, None)
 
+    def unconfirmed(self, numbers: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], bool]:
+        """Retries and undecided dead letters among these."""
+        dead = {(one.id, one.origin): True for one in self._sub.dead.values() if one.disposal is None}
+        waiting = {(id_, retry.origin): retry.times_failed > 0 for id_, retry in self._sub.retries.items()}
+        return {number: found for number in numbers if (found := {**dead, **waiting}.get(number)) is not None}
+
     def forget_lapses(self) -> None:
         """Remove what is known of leases that ran out more than a week ago."""
         sub, before_s = self._sub, self._clock.monotonic_s() - LAPSES_KEPT_S

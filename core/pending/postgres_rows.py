@@ -480,6 +480,21 @@ class PostgresRows:
         ).fetchone()
         return found and bytes(found[0])
 
+    def unconfirmed(self, numbers: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], bool]:
+        """Retries and undecided dead letters among these."""
+        found = self._run(
+            "select n.id, n.origin, coalesce(r.times_failed > 0, true)"
+            " from unnest(%s::bigint[], %s::bigint[]) n (id, origin)"
+            f" left join {SCHEMA}.pending_retry r on r.id = n.id and r.origin = n.origin and r.{MINE}"
+            f" where r.id is not null or exists (select from {SCHEMA}.dead_letter d"
+            f" where {_NAMED} and d.disposal is null and d.id = n.id and d.origin = n.origin)",
+            [number for number, _ in numbers],
+            [origin for _, origin in numbers],
+            *self._key,
+            *self._key,
+        )
+        return {(id_, origin): has_failed for id_, origin, has_failed in found}
+
     def forget_lapses(self) -> None:
         """Remove what is known of leases that ran out more than a week ago."""
         self._run(

@@ -266,6 +266,12 @@ class PendingRows(Protocol):
         """The payload of a dead letter that waits for a decision, locked; None where there is none."""
         ...
 
+    def unconfirmed(self, numbers: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], bool]:
+        """Those of these messages, by (number, origin), that are retries or undecided dead letters; and whether each has
+        failed since it was handed out anew.
+        """
+        ...
+
     def forget_lapses(self) -> None:
         """Remove what is known of leases that ran out more than a week ago."""
         ...

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stormproof.trident.cli.canary import Canary, DryRun, MaxFailures, Wait, rules_of
 from stormproof.trident.cli.options import AsJson, By, MessageId, TopologyName, Why
 
 app = typer.Typer(
@@ -104,59 +105,111 @@ def letters_edit(
     edit_letter(topology, message, payload, exact=exact, by=by, why=why, as_json=as_json)
 
 
-def _disposing(name: str, help_: str, *, requeue: bool) -> None:
-    """Add the command `requeue` or `drop`, which have the same options."""
-
-    @app.command(name, help=help_)
-    def letters_dispose(
-        topology: TopologyName,
-        ids: Ids = None,
-        *,
-        ids_file: IdsFile = None,
-        every: All = False,
-        source: OfSource = None,
-        reason: OfReason = None,
-        component: OfComponent = None,
-        error_class: OfClass = None,
-        match: Matching = None,
-        since: Since = None,
-        until: Until = None,
-        where: Where = None,
-        yes: Yes = False,
-        by: By = "",
-        why: Why = "",
-        as_json: AsJson = False,
-    ) -> None:
-        from stormproof.trident.cli.letters_decided import dispose, ids_in
-        from stormproof.trident.decisions.letter_filter import filter_of
-
-        chosen = filter_of(
-            where or (),
-            source=source,
-            reason=reason,
-            component=component,
-            error_class=error_class,
-            match=match,
-            since=since,
-            until=until,
-        )
-        named = [*(ids or ()), *(() if ids_file is None else ids_in(ids_file))]
-        dispose(topology, named, chosen, every=every, yes=yes, requeue=requeue, by=by, why=why, as_json=as_json)
-
-
-_disposing(
-    "requeue",
+@app.command("requeue")
+def letters_requeue(
+    topology: TopologyName,
+    ids: Ids = None,
+    *,
+    ids_file: IdsFile = None,
+    every: All = False,
+    source: OfSource = None,
+    reason: OfReason = None,
+    component: OfComponent = None,
+    error_class: OfClass = None,
+    match: Matching = None,
+    since: Since = None,
+    until: Until = None,
+    where: Where = None,
+    dry_run: DryRun = False,
+    canary: Canary = None,
+    max_failures: MaxFailures = None,
+    wait: Wait = None,
+    yes: Yes = False,
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
     """Hand dead letters out again: those named, those that a filter chooses, or all.
 
-    Example: stormproof dead-letters requeue orders --where reason=error --where since=2h
-    """,
-    requeue=True,
-)
-_disposing(
-    "drop",
+    With --canary the first N are handed out, then, once each of them is confirmed or has failed again, the rest in growing
+    waves, while at most --max-failures of a wave fail; the topology's driver must run. Exit status 1: some were not handed
+    out, and it says why. Example: stormproof dead-letters requeue orders --where reason=error --canary 10
+    """
+    from stormproof.trident.cli.letters_decided import chosen_ids, dispose
+    from stormproof.trident.decisions.letter_filter import filter_of
+
+    chosen = filter_of(
+        where or (),
+        source=source,
+        reason=reason,
+        component=component,
+        error_class=error_class,
+        match=match,
+        since=since,
+        until=until,
+    )
+    dispose(
+        topology,
+        chosen_ids(ids, ids_file),
+        chosen,
+        every=every,
+        yes=yes,
+        requeue=True,
+        by=by,
+        why=why,
+        as_json=as_json,
+        dry_run=dry_run,
+        careful=rules_of(canary, max_failures, wait),
+    )
+
+
+@app.command("drop")
+def letters_drop(
+    topology: TopologyName,
+    ids: Ids = None,
+    *,
+    ids_file: IdsFile = None,
+    every: All = False,
+    source: OfSource = None,
+    reason: OfReason = None,
+    component: OfComponent = None,
+    error_class: OfClass = None,
+    match: Matching = None,
+    since: Since = None,
+    until: Until = None,
+    where: Where = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
     """Give dead letters up for good: those named, those that a filter chooses, or all. That is recorded.
 
     Example: stormproof dead-letters drop orders 753-12 --why "a test message"
-    """,
-    requeue=False,
-)
+    """
+    from stormproof.trident.cli.letters_decided import chosen_ids, dispose
+    from stormproof.trident.decisions.letter_filter import filter_of
+
+    chosen = filter_of(
+        where or (),
+        source=source,
+        reason=reason,
+        component=component,
+        error_class=error_class,
+        match=match,
+        since=since,
+        until=until,
+    )
+    dispose(
+        topology,
+        chosen_ids(ids, ids_file),
+        chosen,
+        every=every,
+        yes=yes,
+        requeue=False,
+        by=by,
+        why=why,
+        as_json=as_json,
+        dry_run=dry_run,
+    )

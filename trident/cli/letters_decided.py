@@ -12,10 +12,13 @@ from pathlib import Path
 
 from stormproof.core.errors import UsageError
 from stormproof.core.source.files.rows import editable
+from stormproof.trident.cli.canary import progress, show_canary
 from stormproof.trident.cli.letters import classes_text, note_elsewhere
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.decisions import dead_letters
+from stormproof.trident.decisions.canaries import requeue_canary
+from stormproof.trident.decisions.canary import CanaryRules
 from stormproof.trident.decisions.letter_filter import LetterFilter
 from stormproof.trident.decisions.letters import Letter, classes_of, letters_of
 from stormproof.trident.wording import counted
@@ -83,6 +86,11 @@ def ids_in(source: str) -> list[str]:
     return found
 
 
+def chosen_ids(ids: Sequence[str] | None, file: str | None) -> list[str]:
+    """The ids that a command's arguments and its file name."""
+    return [*(ids or ()), *(() if file is None else ids_in(file))]
+
+
 def dispose(
     topology: str,
     ids: Sequence[str],
@@ -94,13 +102,18 @@ def dispose(
     by: str,
     why: str,
     as_json: bool,
+    dry_run: bool = False,
+    careful: CanaryRules | None = None,
 ) -> None:
     """Requeue or drop dead letters: the named ones, those that the filter admits, or all.
 
-    Ends with status 1 if one of the named messages is no undecided dead letter.
+    Ends with status 1 if one of the named messages is no undecided dead letter, or a canary did not hand out everything.
     """
     dead_letters.require_choice(ids, where, every=every)
     verb = "requeue" if requeue else "drop"
+    if dry_run:
+        _count(topology, ids, where, verb, as_json=as_json)
+        return
     with opened() as stores, letters_of(stores, topology) as letters:
         note_elsewhere(letters)
         chosen = list(ids)
@@ -109,6 +122,11 @@ def dispose(
             chosen = [one.id for one in found]
             if found and not yes:
                 _ask(topology, verb, found, every=every, as_json=as_json)
+        if careful is not None:
+            show_canary(
+                requeue_canary(stores, topology, chosen, careful, by=by, why=why, told=progress()), as_json=as_json
+            )
+            return
         done = dead_letters.dispose(stores, letters, chosen, requeue=requeue, by=by, why=why)
     report = {
         "topology": topology,
@@ -119,6 +137,29 @@ def dispose(
     emit(report, as_json=as_json, text=lambda: say("\n".join(done.lines())))
     if done.not_dead:
         note(f"stormproof: not dead letters, or decided about already: {', '.join(done.not_dead[:10])}")
+        finish(Exit.FAILED)
+
+
+def _count(topology: str, ids: Sequence[str], where: LetterFilter, verb: str, *, as_json: bool) -> None:
+    """Say which dead letters would be decided about; do nothing."""
+    with opened() as stores, letters_of(stores, topology) as letters:
+        note_elsewhere(letters)
+        found = [one for one in letters.all(where, undecided=True) if not ids or one.id in ids]
+    missed = sorted(set(ids) - {one.id for one in found})
+    report = {
+        "topology": topology,
+        f"would_{verb}": [one.id for one in found],
+        "classes": classes_of(found),
+        "not_dead": missed,
+    }
+
+    def text() -> None:
+        classes_text(found, classes_of(found))
+        say(f"{topology}: would {verb} {counted(len(found), 'dead letter')}; nothing was done")
+
+    emit(report, as_json=as_json, text=text)
+    if missed:
+        note(f"stormproof: not dead letters, or decided about already: {', '.join(missed[:10])}")
         finish(Exit.FAILED)
 
 

@@ -12,9 +12,12 @@ from typing import Final
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.source.files.rows import editable, shown_payload
+from stormproof.trident.cli.canary import progress, show_canary
 from stormproof.trident.cli.layout import cell_text
 from stormproof.trident.cli.output import Exit, emit, finish, note, say, table, written
 from stormproof.trident.cli.stores import opened
+from stormproof.trident.decisions.canaries import retry_canary
+from stormproof.trident.decisions.canary import CanaryRules
 from stormproof.trident.decisions.rejects import RejectFilter, decide, rejects_of, require_choice
 from stormproof.trident.ledger.rows import Reject
 from stormproof.trident.wording import counted, cut
@@ -174,6 +177,8 @@ def decide_rejects(
     by: str,
     why: str,
     as_json: bool,
+    dry_run: bool = False,
+    careful: CanaryRules | None = None,
 ) -> None:
     """Retry or drop rejects: those of the named messages, those that the filter admits, or all.
 
@@ -183,8 +188,16 @@ def decide_rejects(
     require_choice(ids, chosen, every=every)
     with opened() as stores:
         found = [one for one in rejects_of(stores, topology) if chosen.admits(one) and (not ids or one.message in ids)]
+        if dry_run:
+            _count(topology, ids, found, "retry" if retry else "drop", as_json=as_json)
+            return
         if found and not ids and not yes:
             _ask(topology, "retry" if retry else "drop", found, every=every, as_json=as_json)
+        if careful is not None:
+            show_canary(
+                retry_canary(stores, topology, found, careful, by=by, why=why, told=progress()), as_json=as_json
+            )
+            return
         done = decide(stores, topology, found, retry=retry, by=by, why=why)
     missed = sorted(set(ids) - {one.message for one in found})
     report = {
@@ -202,6 +215,29 @@ def decide_rejects(
     if missed:
         note(f"stormproof: no undecided rejects: {', '.join(missed[:10])}")
     if missed or done.refused:
+        finish(Exit.FAILED)
+
+
+def _count(topology: str, ids: Sequence[str], found: Sequence[Reject], verb: str, *, as_json: bool) -> None:
+    """Say which rejects would be decided about; do nothing."""
+    missed = sorted(set(ids) - {one.message for one in found})
+    report = {
+        "topology": topology,
+        f"would_{verb}": [{"id": one.message, "sink": one.sink, "txid": one.txid} for one in found],
+        "classes": _classes(found),
+        "not_undecided": missed,
+    }
+
+    def text() -> None:
+        table(
+            ["sink", "sqlstate", "undecided", "decided"],
+            [(c.sink, c.sqlstate or "-", c.undecided, c.decided) for c in _classes(found)],
+        )
+        say(f"{topology}: would {verb} {counted(len(found), 'reject')}; nothing was done")
+
+    emit(report, as_json=as_json, text=text)
+    if missed:
+        note(f"stormproof: no undecided rejects: {', '.join(missed[:10])}")
         finish(Exit.FAILED)
 
 

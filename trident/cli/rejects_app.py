@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stormproof.trident.cli.canary import Canary, DryRun, MaxFailures, Wait, rules_of
 from stormproof.trident.cli.options import AsJson, By, TopologyName, Why
 
 app = typer.Typer(
@@ -14,6 +15,9 @@ app = typer.Typer(
 )
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The messages' ids.")]
+IdsFile = Annotated[
+    str | None, typer.Option("--ids", metavar="FILE", help="The messages' ids, one a line; - is standard input.")
+]
 All = Annotated[bool, typer.Option("--all", help="Every undecided reject of the topology.")]
 AtSink = Annotated[str | None, typer.Option("--sink", help="At this sink only.")]
 OfClass = Annotated[
@@ -64,47 +68,88 @@ def rejects_show(
     show_reject(topology, message, as_json=as_json)
 
 
-def _deciding(name: str, help_: str, *, retry: bool) -> None:
-    """Add the command `retry` or `drop`, which have the same options."""
-
-    @app.command(name, help=help_)
-    def rejects_decide(
-        topology: TopologyName,
-        ids: Ids = None,
-        *,
-        every: All = False,
-        sink: AtSink = None,
-        sqlstate: OfClass = None,
-        first: FromTxid = None,
-        last: ToTxid = None,
-        since: Since = None,
-        yes: Yes = False,
-        by: By = "",
-        why: Why = "",
-        as_json: AsJson = False,
-    ) -> None:
-        from stormproof.trident.cli.rejects import decide_rejects
-        from stormproof.trident.decisions.rejects import filter_of
-
-        chosen = filter_of(sink, sqlstate, first, last, since, undecided=True)
-        decide_rejects(topology, ids or (), chosen, every=every, yes=yes, retry=retry, by=by, why=why, as_json=as_json)
-
-
-_deciding(
-    "retry",
+@app.command("retry")
+def rejects_retry(
+    topology: TopologyName,
+    ids: Ids = None,
+    *,
+    ids_file: IdsFile = None,
+    every: All = False,
+    sink: AtSink = None,
+    sqlstate: OfClass = None,
+    first: FromTxid = None,
+    last: ToTxid = None,
+    since: Since = None,
+    dry_run: DryRun = False,
+    canary: Canary = None,
+    max_failures: MaxFailures = None,
+    wait: Wait = None,
+    yes: Yes = False,
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
     """Open rejected messages again, for the sinks that rejected them alone: the other sinks hold them.
 
-    They keep their ids and histories. Repair the table first: what it refuses again is rejected again.
+    They keep their ids and histories. Repair the table first: what it refuses again is rejected again. --canary is that of
+    `dead-letters requeue`; a message that is rejected again has failed.
 
     Example: stormproof rejects retry orders --sink invoices --sqlstate 23503 --why "the customers are there now"
-    """,
-    retry=True,
-)
-_deciding(
-    "drop",
+    """
+    from stormproof.trident.cli.letters_decided import chosen_ids
+    from stormproof.trident.cli.rejects import decide_rejects
+    from stormproof.trident.decisions.rejects import filter_of
+
+    decide_rejects(
+        topology,
+        chosen_ids(ids, ids_file),
+        filter_of(sink, sqlstate, first, last, since, undecided=True),
+        every=every,
+        yes=yes,
+        retry=True,
+        by=by,
+        why=why,
+        as_json=as_json,
+        dry_run=dry_run,
+        careful=rules_of(canary, max_failures, wait),
+    )
+
+
+@app.command("drop")
+def rejects_drop(
+    topology: TopologyName,
+    ids: Ids = None,
+    *,
+    ids_file: IdsFile = None,
+    every: All = False,
+    sink: AtSink = None,
+    sqlstate: OfClass = None,
+    first: FromTxid = None,
+    last: ToTxid = None,
+    since: Since = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
     """Give rejected messages up for good, at the sinks that rejected them. That is recorded.
 
     Example: stormproof rejects drop orders 753-12 --why "a test message"
-    """,
-    retry=False,
-)
+    """
+    from stormproof.trident.cli.letters_decided import chosen_ids
+    from stormproof.trident.cli.rejects import decide_rejects
+    from stormproof.trident.decisions.rejects import filter_of
+
+    decide_rejects(
+        topology,
+        chosen_ids(ids, ids_file),
+        filter_of(sink, sqlstate, first, last, since, undecided=True),
+        every=every,
+        yes=yes,
+        retry=False,
+        by=by,
+        why=why,
+        as_json=as_json,
+        dry_run=dry_run,
+    )

@@ -6,6 +6,7 @@ They print nothing and ask nobody: the command line and the page confirm first, 
 | --- | --- |
 | `letters`, `letter_filter` | which dead letters there are, and which of them are meant |
 | `dead_letters` | requeue, drop, edit a dead letter |
+| `canary`, `canaries` | hand the first few out again, and the rest only while few enough fail |
 | `rejects` | retry, drop a message that a sink rejected |
 | `driver` | pause, resume, drain, stop a driver |
 | `blocked`, `skips` | retry a blocked batch; give up its rows at a sink |

@@ -77,6 +77,17 @@ class Letters:
                 done += [_shown(spout, inner) for inner in source.open_again(mine, by=by, why=why, tx=tx)]
         return done
 
+    def unconfirmed(self, ids: Sequence[str]) -> dict[str, bool]:
+        """Those of these messages that wait for a retry or are undecided dead letters; and whether each has failed since it
+        was handed out anew.
+        """
+        found: dict[str, bool] = {}
+        for spout, source in self.sources.items():
+            mine = [inner for one in ids if (inner := _inner(spout, one)) is not None]
+            if mine:
+                found.update((_shown(spout, inner), failed) for inner, failed in source.unconfirmed(mine).items())
+        return found
+
     def server_id(self, message: str) -> str | None:
         """The id under which a server that delivers knows a message; None where there is none, or it is forgotten."""
         for spout, source in self.sources.items():

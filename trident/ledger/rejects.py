@@ -219,6 +219,22 @@ def drop_retrying(tx: Tx, messages: Collection[str], *, by: str, why: str) -> No
             events.decided(tx, OperatorAction.DROP_REJECT, by=by, why=why, txid=txid, sink=sink, detail=detail)
 
 
+def newest(connection: sa.Connection, incarnation: str) -> int:
+    """The id of a topology's newest reject; 0: there is none."""
+    found = connection.scalar(sa.select(sa.func.max(t.reject.c.id)).where(t.reject.c.incarnation == incarnation))
+    return int(found or 0)
+
+
+def newer(connection: sa.Connection, incarnation: str, messages: Collection[str], after: int) -> frozenset[str]:
+    """Those of these messages that a sink rejected after the reject with the id `after`."""
+    c = t.reject.c
+    found: set[str] = set()
+    for some in _chunks(sorted(messages)):
+        mine = sa.select(c.message).where(c.incarnation == incarnation, c.id > after, c.message.in_(some))
+        found.update(str(message) for message in connection.execute(mine).scalars())
+    return frozenset(found)
+
+
 def sinks_of_batch(tx: Tx, txid: int) -> frozenset[str] | None:
     """The sinks to which a batch of retries is limited: its messages were rejected there; None: it is not limited."""
     e = t.event.c
