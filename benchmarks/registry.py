@@ -16,6 +16,7 @@ from benchmarks.harness import Figure
 from benchmarks.in_flight import in_flight
 from benchmarks.latency import p5
 from benchmarks.main_job import p3, p4
+from benchmarks.page import p17
 from benchmarks.pending import p8
 from benchmarks.queue_reads import p7
 from benchmarks.upserts import p13
@@ -39,6 +40,7 @@ FIGURES: dict[str, Figure] = {
     "P14": p14,
     "P15": p15,
     "P16": p16,
+    "P17": p17,
     "groupings": groupings,
     "in-flight": in_flight,
     "verdicts": verdicts,

@@ -34,6 +34,7 @@ from stormproof.trident.ledger.rows import Run, Txn, to_event, to_txn
 from stormproof.trident.ledger.streams import Forgettable, forget
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.wording import counted
 
 CHUNK_TXIDS: Final = 1_000
 """Batches per prune transaction; bounds how long a lock is held. A kill in between leaves a shorter prune."""
@@ -62,6 +63,15 @@ class PruneReport:
     kept_txids: int
     dry_run: bool
     by: str
+
+    def lines(self) -> list[str]:
+        """What was or would be removed, for people."""
+        rows = ", ".join(f"{counted(count, 'row')} of {table}" for table, count in self.removed.items() if count)
+        done, verb = ("would be pruned", "would remove") if self.dry_run else ("pruned", "removed")
+        kept = f"; kept some of {counted(self.kept_txids, 'txid')}: still needed" if self.kept_txids else ""
+        return [
+            f"{self.topology}: {done} up to txid {self.upto} (before: {self.before}); {verb} {rows or 'nothing'}{kept}"
+        ]
 
 
 @dataclass(frozen=True, slots=True)

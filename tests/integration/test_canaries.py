@@ -2,94 +2,41 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
 
 import pytest
 from support.brokers import until
-from support.command_line import CommandLine, command_line_in
-from support.queues import prepared_database, put
+from support.command_line import command_line_in
+from support.driven import FILE, NAME, Driven
+from support.queues import prepared_database
 
-from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.database import Database
 
 pytestmark = pytest.mark.postgres
 
-NAME: Final = "orders"
-FILE: Final = """
-import os
-from stormproof import PostgresQueue, PostgresSink, Topology
-
-def number(line: str) -> int:
-    if os.path.exists("broken") or line.startswith("poison"):
-        raise ValueError(line)
-    return int(line)
-
-def topology() -> Topology:
-    t = Topology("orders")
-    source = PostgresQueue("orders", max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
-    t.stream("lines", source).map(number, "line", schema="n bigint").into(PostgresSink("numbers"))
-    return t
-"""
-
-
-class Run:
-    """A topology in a database of its own, its driver in a child process, and an operator."""
-
-    def __init__(self, database: Database, command: CommandLine) -> None:
-        self.database = database
-        self.command = command
-
-    @contextmanager
-    def driver(self) -> Generator[subprocess.Popen[str]]:
-        words = ("run", "orders.py:topology", "--engine", "inline", "--interval", "0.02", "--json")
-        with subprocess.Popen(
-            [sys.executable, "-m", "stormproof", *words],
-            env={**os.environ, "STORMPROOF_LOG_LEVEL": "warning"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        ) as child:
-            try:
-                yield child
-            finally:
-                child.kill()
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        with connect(self.database, application_name="tests", autocommit=True) as connection:
-            cursor = connection.execute(query.encode())
-            return [] if cursor.description is None else cursor.fetchall()
-
-    def until_dead(self, number: int) -> None:
-        query = "select count(*)::int from stormproof.dead_letter where disposal is null"
-        until(lambda: self.rows(query) == [(number,)], f"{number} messages are not dead letters")
-
-    def numbers(self) -> list[int]:
-        return [number for (number,) in self.rows("select n from numbers order by n")]
-
 
 @pytest.fixture
-def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Driven:
     prepared_database(database)
-    return Run(database, command_line_in(tmp_path, database, "orders.py", FILE, monkeypatch, capsys))
+    return Driven(database, command_line_in(tmp_path, database, "orders.py", FILE, monkeypatch, capsys))
 
 
 @contextmanager
-def dead(run: Run, *lines: str) -> Generator[None]:
+def dead(run: Driven, *lines: str) -> Generator[None]:
     """These lines are dead letters, since a cause that is repaired by now; the driver runs."""
     Path("broken").touch()
-    put(run.database, NAME, [line.encode() for line in lines])
+    run.put(*lines)
     with run.driver():
         run.until_dead(len(lines))
         Path("broken").unlink()
         yield
 
 
-def test_a_canary_hands_everything_out_once_the_cause_is_repaired(run: Run) -> None:
+def test_a_canary_hands_everything_out_once_the_cause_is_repaired(run: Driven) -> None:
     with dead(run, *map(str, range(10))):
         counted = run.command("dead-letters", "requeue", NAME, "--all", "--dry-run")
         assert len(counted["would_requeue"]) == 10
@@ -105,7 +52,7 @@ def test_a_canary_hands_everything_out_once_the_cause_is_repaired(run: Run) -> N
     assert run.command("audit", "verify", NAME)["violations"] == []
 
 
-def test_a_canary_stops_at_the_first_wave_with_too_many_failures(run: Run) -> None:
+def test_a_canary_stops_at_the_first_wave_with_too_many_failures(run: Driven) -> None:
     with dead(run, "1", "poison", "2", "3", "4", "5"):
         done = run.command("dead-letters", "requeue", NAME, "--all", "--canary", "2", "--by", "ann", status=1)
         assert (done["end"], done["waves"][0]["failed"], len(done["left"])) == ("failures", 1, 4)
@@ -115,7 +62,7 @@ def test_a_canary_stops_at_the_first_wave_with_too_many_failures(run: Run) -> No
     assert run.numbers() == [1, 2, 3, 4, 5]
 
 
-def test_a_canary_without_a_driver_hands_nothing_out(run: Run) -> None:
+def test_a_canary_without_a_driver_hands_nothing_out(run: Driven) -> None:
     with dead(run, "1", "2"):
         run.command("pause", NAME, "--wait", "30")
         refused = run.command("dead-letters", "requeue", NAME, "--all", "--canary", "1", status=2)
@@ -127,13 +74,13 @@ def test_a_canary_without_a_driver_hands_nothing_out(run: Run) -> None:
     assert "belong to --canary" in refused["error"]["message"]
 
 
-def test_a_canary_of_rejects_counts_those_that_are_rejected_again(run: Run) -> None:
+def test_a_canary_of_rejects_counts_those_that_are_rejected_again(run: Driven) -> None:
     with run.driver():
-        put(run.database, NAME, [b"0"])
+        run.put("0")
         until(lambda: run.rows("select to_regclass('numbers') is not null") == [(True,)], "there is no table")
         until(lambda: run.numbers() == [0], "the first message is not there")
         run.rows("alter table numbers add constraint small check (n < 3) not valid")
-        put(run.database, NAME, [str(number).encode() for number in range(3, 9)])
+        run.put(*map(str, range(3, 9)))
         until(lambda: run.rows("select count(*)::int from stormproof.reject") == [(6,)], "nothing is rejected")
         run.rows("alter table numbers drop constraint small")
         run.rows("alter table numbers add constraint small check (n < 7) not valid")

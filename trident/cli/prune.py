@@ -8,7 +8,7 @@ from stormproof.core.clock import SystemClock
 from stormproof.trident.cli.output import emit, say
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.prune import PruneReport, prune
-from stormproof.trident.wording import counted, parse_age
+from stormproof.trident.wording import parse_age
 
 
 def prune_ledger(topology: str | None, *, older_than: str, dry_run: bool, by: str, as_json: bool) -> None:
@@ -29,9 +29,4 @@ def _text(reports: Sequence[PruneReport]) -> None:
     if not reports:
         say("no topology was run here yet")
     for report in reports:
-        rows = ", ".join(f"{counted(count, 'row')} of {table}" for table, count in report.removed.items() if count)
-        done, verb = ("would be pruned", "would remove") if report.dry_run else ("pruned", "removed")
-        kept = f"; kept some of {counted(report.kept_txids, 'txid')}: still needed" if report.kept_txids else ""
-        say(
-            f"{report.topology}: {done} up to txid {report.upto} (before: {report.before}); {verb} {rows or 'nothing'}{kept}"
-        )
+        say("\n".join(report.lines()))

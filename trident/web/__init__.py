@@ -6,6 +6,7 @@
 | `server`, `options` | `stormproof web`: the page on a port of its own; how it is set up |
 | `routes`, `route` | `ROUTES`: each address with the role that it needs |
 | `views` | what is shown: one module and one template a view |
+| `decide` | what a person decides: looked at, confirmed, done once |
 | `guard`, `people`, `sessions` | who a request is from, what that person may do, whether a form is this page's |
 | `shield` | known Host names, headers of a strict page, bounded bodies: around everything |
 | `visit`, `site` | one request; what all requests share |

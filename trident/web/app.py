@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stormproof.core.clock import Clock
 from stormproof.core.errors import UsageError
 from stormproof.trident.web import assets
+from stormproof.trident.web.decide.proposals import Proposals
 from stormproof.trident.web.guard import serve
 from stormproof.trident.web.options import WebOptions
 from stormproof.trident.web.people import WebUser
@@ -47,7 +48,8 @@ class WebApp:
         return f"{self.site.path_of('enter')}?token={self.site.sessions.offer(user)}"
 
     def close(self) -> None:
-        """Close the connections to the ledger."""
+        """Close the connections to the ledger. Canaries hand out no further wave."""
+        self.site.proposals.close()
         self.site.reader.close()
 
 
@@ -64,7 +66,9 @@ def app_of(
     reader = LedgerReader(open_, clock) if shared_s is None else LedgerReader(open_, clock, shared_s=shared_s)
     paths = {route.name: route.path for route in routes}
     values: dict[str, Any] = {"nav": NAVIGATION, "topology_name": None}
-    return WebApp(Site(options, clock, reader, Sessions(clock, secrets), paths, values), routes)
+    return WebApp(
+        Site(options, clock, reader, Sessions(clock, secrets), paths, Proposals(clock, secrets), values), routes
+    )
 
 
 def _router(site: Site, routes: Sequence[Route]) -> ASGIApp:

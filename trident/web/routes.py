@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from stormproof.trident.web.decide import pages
 from stormproof.trident.web.route import Route
 from stormproof.trident.web.views import entrance, overview
 
@@ -13,7 +14,7 @@ ENTRANCE: Final = (
     Route("enter", "/enter", entrance.enter, role=None),
     Route("leave", "/leave", entrance.leave, method="POST"),
 )
-ROUTES: Final[tuple[Route, ...]] = (*VIEWS, *ENTRANCE)
+ROUTES: Final[tuple[Route, ...]] = (*VIEWS, *pages.ROUTES, *ENTRANCE)
 """An address is in it once. Whoever adds a view or an action adds a line to one of the tuples."""
 
 

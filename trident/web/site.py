@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 
 from stormproof.core.clock import Clock
+from stormproof.trident.web.decide.proposals import Proposals
 from stormproof.trident.web.options import WebOptions
 from stormproof.trident.web.reading import LedgerReader
 from stormproof.trident.web.sessions import Sessions
@@ -23,6 +24,8 @@ class Site:
     reader: LedgerReader
     sessions: Sessions
     paths: Mapping[str, str]
+    proposals: Proposals
+    """Decisions that were shown, and wait for a confirmation or were acted on."""
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What every template may use."""
 

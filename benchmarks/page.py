@@ -1,0 +1,229 @@
+"""P17: what the page costs when it is open in 20 tabs, over a ledger with 100 topologies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import psutil
+
+from benchmarks.batches import SMALL
+from benchmarks.corpus import sentences
+from benchmarks.figures import Goal, Unit
+from benchmarks.harness import Case
+from benchmarks.word_count import word_count
+from benchmarks.workbench import Workbench
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.source.postgres_queue import PostgresQueue
+from stormproof.sinks.delta import DeltaSink
+
+TABS: Final = 20
+TOPOLOGIES: Final = 100
+POLL_S: Final = 5.0
+"""The page's own."""
+RUN_S: Final = 15.0
+"""How long a run takes: three polls of each tab."""
+CORE_SHARE: Final = 0.05
+
+_FILL: Final = """
+insert into stormproof.topology
+select 'topology-' || t, 'topology-' || t || '/1', 1, 'f', 'exactly-once', 'shop', now() - interval '30 days', now(), 'host',
+  1, 1, now()
+from generate_series(1, {topologies}) t;
+insert into stormproof.topology_sink
+select 'topology-' || t || '/1', 'pg', 'table ' || t, 'id ' || t, null, now() from generate_series(1, {topologies}) t;
+insert into stormproof.txn (incarnation, txid, state, guarantee, epoch, attempt, source, position, messages, tuples, bytes,
+  retry, opened_at, prepared_at, ended_at, steps_ms)
+select 'topology-' || t || '/1', g, 'committed', 'exactly-once', 1, 1, 'shop', '{{}}', 100, 1000, 100000, false,
+  now() - (1000 - g) * interval '25 seconds', now() - (1000 - g) * interval '25 seconds' + interval '1 second',
+  now() - (1000 - g) * interval '25 seconds' + interval '2 seconds', '{{"job": 800.5, "total": 925.0}}'
+from generate_series(1, {topologies}) t, generate_series(1, 1000) g;
+insert into stormproof.txn_sink (incarnation, txid, sink, previous, rows, bytes, digest, files, committed_at, outcome)
+select 'topology-' || t || '/1', g, 'pg', nullif(g - 1, 0), 1000, 100000, md5(cast(g as text)), '[]', now(), 'applied'
+from generate_series(1, {topologies}) t, generate_series(1, 1000) g;
+analyze;
+"""
+
+
+class Tabs:
+    """Browsers' tabs with the overview open: each asks at the page's own rate, over a connection of its own."""
+
+    def __init__(self, address: str, cookie: str) -> None:
+        self._place = urlsplit(address)
+        self._cookie = cookie
+        self._open = threading.Event()
+        self._ended = threading.Event()
+        self.answers = 0
+        self.failed = 0
+        self._threads = [
+            threading.Thread(target=self._tab, args=(number * POLL_S / TABS,), daemon=True) for number in range(TABS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @contextmanager
+    def open(self) -> Generator[None]:
+        """The tabs are in view meanwhile."""
+        self._open.set()
+        try:
+            yield
+        finally:
+            self._open.clear()
+
+    def close(self) -> None:
+        """Close them."""
+        self._ended.set()
+        self._open.set()
+        for thread in self._threads:
+            thread.join(POLL_S * 2)
+
+    def _tab(self, offset_s: float) -> None:
+        assert self._place.hostname is not None
+        connection = HTTPConnection(self._place.hostname, self._place.port, timeout=60)
+        self._ended.wait(offset_s)
+        while not self._ended.is_set():
+            self._open.wait()
+            if self._ended.is_set():
+                break
+            try:
+                connection.request("GET", "/", headers={"Cookie": self._cookie, "HX-Request": "true"})
+                answer = connection.getresponse()
+                found = answer.read()
+                good = answer.status == 200 and f"topology-{TOPOLOGIES}".encode() in found
+            except OSError:
+                connection.close()
+                good = False
+            self.answers += good
+            self.failed += not good
+            self._ended.wait(POLL_S)
+        connection.close()
+
+
+@contextmanager
+def _page(bench: Workbench) -> Generator[Tabs]:
+    """`stormproof web` in a process of its own, and the tabs."""
+    words = [sys.executable, "-m", "stormproof", "web", "--port", "0", "--json"]
+    settings = {"STORMPROOF_DATABASE_URL": bench.database.adbc_uri}
+    with subprocess.Popen(words, env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            served = json.loads(server.stdout.readline())
+            place = urlsplit(served["url"])
+            assert place.hostname is not None
+            connection = HTTPConnection(place.hostname, place.port)
+            connection.request("GET", f"{place.path}?{place.query}")
+            answer = connection.getresponse()
+            answer.read()
+            cookie = answer.headers["Set-Cookie"].partition(";")[0]
+            connection.close()
+            tabs = Tabs(served["address"], cookie)
+            try:
+                yield tabs
+            finally:
+                tabs.close()
+            if tabs.failed or not tabs.answers:
+                raise RuntimeError(f"{tabs.failed} of {tabs.failed + tabs.answers} polls of the page failed")
+        finally:
+            server.terminate()
+
+
+def _fill(bench: Workbench) -> None:
+    with bench.connect() as connection:
+        connection.execute(_FILL.format(topologies=TOPOLOGIES).encode())
+
+
+@contextmanager
+def driver_with_tabs(bench: Workbench) -> Generator[Case]:
+    """Messages a second of a driver, with the tabs open and without."""
+    payloads = [line.encode() for line in sentences(SMALL).to_pylist()]
+    queue = PostgresQueue(bench.unused("queue"), "line string", database=bench.database)
+    topology = word_count(bench.unused("count"), queue, DeltaSink(bench.path("counts")))
+    with bench.stepping(topology, Guarantee.EXACTLY_ONCE, SMALL) as stepper, _page(bench) as tabs:
+
+        def rate() -> float:
+            queue.put(payloads)
+            stepper.seconds()  # the first one after a pause is a warm-up
+            seconds, batches, end_s = 0.0, 0, time.monotonic() + RUN_S
+            while time.monotonic() < end_s:
+                queue.put(payloads)
+                seconds += stepper.seconds()
+                batches += 1
+            return batches * SMALL / seconds
+
+        def with_tabs() -> float:
+            with tabs.open():
+                return rate()
+
+        yield Case(
+            key="P17-driver",
+            title=f"exactly-once word count with the page open in {TABS} tabs; without, over {TOPOLOGIES} topologies",
+            unit=Unit.MESSAGES,
+            goal=Goal(ratio=0.98),
+            ours=with_tabs,
+            theirs=rate,
+            pairs_most=9,
+            warm_ups=1,
+        )
+
+
+@contextmanager
+def ledger_with_tabs(bench: Workbench) -> Generator[Case]:
+    """Processor seconds a second of the ledger's Postgres while nothing but the tabs uses it."""
+    data = _data_directory(bench)
+    with _page(bench) as tabs:
+
+        def share() -> float:
+            with tabs.open():
+                before, start_s = _processor_s(data), time.monotonic()
+                time.sleep(RUN_S)
+                return (_processor_s(data) - before) / (time.monotonic() - start_s)
+
+        yield Case(
+            key="P17-ledger",
+            title=f"processor seconds a second of the ledger's Postgres, {TABS} tabs, {TOPOLOGIES} topologies; goal's bound",
+            unit=Unit.SECONDS,
+            goal=Goal(own=CORE_SHARE),
+            ours=share,
+            theirs=CORE_SHARE,
+            pairs_most=5,
+            warm_ups=1,
+        )
+
+
+def _data_directory(bench: Workbench) -> Path:
+    with bench.connect() as connection:
+        row = connection.execute("show data_directory").fetchone()
+    assert row is not None
+    return Path(row[0])
+
+
+def _processor_s(data: Path) -> float:
+    """What the server's processes have used so far, those included that have ended."""
+    pid = int((data / "postmaster.pid").read_text().splitlines()[0])
+    found = 0.0
+    for process in (server := psutil.Process(pid), *server.children(recursive=True)):
+        try:
+            used = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        found += used.user + used.system
+        if process.pid == pid:
+            found += used.children_user + used.children_system
+    return found
+
+
+def p17(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
+    """The cases of P17."""
+    _fill(bench)
+    yield ledger_with_tabs(bench)
+    yield driver_with_tabs(bench)

@@ -1,0 +1,34 @@
+"""Every decision that the page offers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from stormproof.core.errors import UsageError
+from stormproof.trident.web.decide import batches, driver, letters, rejects, starts, tables
+from stormproof.trident.web.decide.action import Action
+
+ACTIONS: Final[Mapping[str, Action]] = {
+    action.name: action for module in (letters, rejects, driver, batches, starts, tables) for action in module.ACTIONS
+}
+
+ON_THE_COMMAND_LINE: Final[Mapping[str, str]] = {
+    "compact": "it decides nothing about messages, keeps no record of who, and may run for minutes",
+    "vacuum": "it decides nothing about messages, keeps no record of who, and may run for minutes",
+    "queue adopt": "it belongs to a restore, which is done at a shell, and reads every sink before it answers",
+    "ledger migrate": "the page needs a migrated ledger to be there at all",
+}
+"""What a person decides by a command alone, and why."""
+
+
+def action_of(name: str) -> Action:
+    """A decision by its name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = ACTIONS.get(name)
+    if found is None:
+        raise UsageError(f"there is no decision {name[:40]!r}; there are {', '.join(ACTIONS)}")
+    return found

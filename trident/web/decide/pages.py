@@ -1,0 +1,186 @@
+"""The addresses of decisions: look, confirm, and see what became of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from starlette.datastructures import QueryParams
+from starlette.responses import Response
+
+from stormproof.core.errors import StormproofError, TransientError, UsageError
+from stormproof.trident.decisions.canary import CanaryEnd
+from stormproof.trident.web.decide.action import Action, Choice, Done, Given, Look
+from stormproof.trident.web.decide.canary_runs import RunningCanary
+from stormproof.trident.web.decide.catalogue import action_of
+from stormproof.trident.web.decide.proposals import Outcome, Proposal
+from stormproof.trident.web.people import WebRole
+from stormproof.trident.web.route import Route
+
+if TYPE_CHECKING:
+    from stormproof.trident.stores import Stores
+    from stormproof.trident.web.visit import Visit
+
+SELECTED_SHOWN: Final = 500
+"""Chosen ids that a form repeats; more are chosen by a filter."""
+
+
+async def decide(visit: Visit) -> Response:
+    """Show what a decision would be about, and ask for its confirmation; changes nothing."""
+    return await _shown(visit, visit.query)
+
+
+async def decide_selected(visit: Visit) -> Response:
+    """The same for messages that were chosen in a list: there are too many of them for an address."""
+    return await _shown(visit, visit.form)
+
+
+async def confirm(visit: Visit) -> Response:
+    """Do it, once: a second click and a reload get the first one's outcome."""
+    proposal = visit.site.proposals.find(visit.form.get("proposal", ""), visit.csrf)
+    if proposal is None:
+        why = (
+            "What was to be confirmed is no longer known: an hour has passed, the page was started anew, or the session is "
+            "another one. If it was confirmed already, the operators' actions say so. Look at it again before you decide."
+        )
+        return visit.page("refused.html", status=409, title="Nothing was done", why=why)
+    assert visit.user is not None
+    given = Given.of(visit.user.name or visit.form.get("by", ""), visit.form)
+    missing = [one.label for one in proposal.action.given if one.required and given.params.get(one.name) is None]
+    if not given.by:
+        missing.insert(0, "Who decides")
+    if missing and proposal.outcome is None:
+        return _asked(visit, proposal, status=400, missing=f"Fill in: {', '.join(missing)}.")
+    stores = await _stores(visit)
+    await visit.site.reader.call(proposal.once, lambda: act(stores, proposal, given))
+    return visit.redirect("decided", proposal=proposal.nonce)
+
+
+async def decided(visit: Visit) -> Response:
+    """What became of a decision."""
+    proposal = visit.site.proposals.find(visit.required("proposal"), visit.csrf)
+    if proposal is None or proposal.outcome is None:
+        raise UsageError("this decision is not known here (any more); the operators' actions have what was decided")
+    outcome = proposal.outcome
+    canary = outcome.canary
+    report = None if canary is None else canary.report
+    return visit.page(
+        "decided.html",
+        title=proposal.action.title,
+        proposal=proposal,
+        action=proposal.action,
+        outcome=outcome,
+        topology=proposal.choice.topology,
+        topology_name=proposal.choice.topology,
+        canary=canary,
+        report=report,
+        ended_well=report is not None and report.end is CanaryEnd.DONE,
+    )
+
+
+async def stop_canary(visit: Visit) -> Response:
+    """Have a canary hand out no further wave."""
+    proposal = visit.site.proposals.find(visit.form.get("proposal", ""), visit.csrf)
+    if proposal is None or proposal.outcome is None or proposal.outcome.canary is None:
+        raise UsageError("there is no such canary")
+    proposal.outcome.canary.stop()
+    return visit.redirect("decided", proposal=proposal.nonce)
+
+
+ROUTES: Final = (
+    Route("decide", "/decide", decide, role=WebRole.OPERATOR),
+    Route("decide_selected", "/decide/selected", decide_selected, role=WebRole.OPERATOR, method="POST"),
+    Route("confirm", "/decide/confirm", confirm, role=WebRole.OPERATOR, method="POST"),
+    Route("decided", "/decided", decided, role=WebRole.OPERATOR),
+    Route("stop_canary", "/decided/stop", stop_canary, role=WebRole.OPERATOR, method="POST"),
+)
+
+
+async def _stores(visit: Visit) -> Stores:
+    from stormproof.trident.stores import Stores
+
+    opened = await visit.site.reader.call(visit.site.reader.opened)
+    return Stores(opened.settings, opened.database, opened.engine)
+
+
+async def _shown(visit: Visit, params: QueryParams) -> Response:
+    action, topology = action_of(params.get("action", "")), params.get("topology", "").strip()
+    if not topology:
+        raise UsageError("the address lacks topology=")
+    if any("\0" in value for _, value in params.multi_items()):
+        raise UsageError("the address has a NUL character, which no name and no message's id has")
+    choice = Choice(topology, params)
+    stores = await _stores(visit)
+    await visit.site.reader.call(stores.topology, topology)  # an unknown one is an error page
+    look, refused = await visit.site.reader.call(_look, action, stores, choice)
+    if look is None:
+        assert refused is not None
+        look = Look({}, nothing=refused)
+    proposal = visit.site.proposals.add(visit.csrf, action, choice, look)
+    return _asked(visit, proposal, refused=refused)
+
+
+def _look(action: Action, stores: Stores, choice: Choice) -> tuple[Look | None, str | None]:
+    """What it is about; or why it cannot be decided now."""
+    try:
+        return action.look(stores, choice), None
+    except TransientError:
+        raise
+    except StormproofError as error:
+        return None, error.message
+
+
+def _asked(
+    visit: Visit, proposal: Proposal, *, status: int = 200, refused: str | None = None, missing: str | None = None
+) -> Response:
+    choice = proposal.choice
+    return visit.page(
+        "decide.html",
+        status=status,
+        title=proposal.action.title,
+        proposal=proposal,
+        action=proposal.action,
+        look=proposal.look,
+        refused=refused,
+        missing=missing,
+        topology=choice.topology,
+        topology_name=choice.topology,
+        ids=choice.texts("id"),
+        ids_max=SELECTED_SHOWN,
+        chosen={field.name: choice.text(field.name) for field in proposal.action.choice},
+        filled={**proposal.look.prefilled, **{name: value for name, value in visit.form.items() if missing}},
+        asks_who=not (visit.user is not None and visit.user.name),
+    )
+
+
+def act(stores: Stores, proposal: Proposal, given: Given) -> Outcome:
+    """Take a decision that was confirmed, if what it is about is still as it was shown."""
+    action, choice, shown = proposal.action, proposal.choice, proposal.look
+    if shown.nothing is not None:
+        return Outcome((f"Nothing was done. {shown.nothing}",), False, given.by)
+    try:
+        if shown.facts:
+            now = action.look(stores, choice)
+            changed = _changes(shown, now)
+            if changed:
+                said = "Nothing was done, since it is no longer what you were shown. Look at it again."
+                return Outcome((said, *changed), False, given.by)
+        done: Done = action.do(stores, choice, shown, given)
+    except StormproofError as error:
+        return Outcome((error.message,), False, given.by)
+    canary = None if done.canary is None else RunningCanary(done.canary)
+    return Outcome(done.lines, done.ok, given.by, canary)
+
+
+def _changes(shown: Look, now: Look) -> list[str]:
+    """What differs between two looks, for people."""
+    if now.nothing is not None:
+        return [now.nothing]
+    names = dict.fromkeys([*shown.facts, *now.facts])
+    found = [
+        f"{name}: {shown.facts.get(name, 'none')} when you looked, {now.facts.get(name, 'none')} now"
+        for name in names
+        if shown.facts.get(name) != now.facts.get(name)
+    ]
+    if shown.count != now.count:
+        found.append(f"{shown.noun}s: {shown.count} when you looked, {now.count} now")
+    return found

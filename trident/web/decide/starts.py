@@ -1,0 +1,71 @@
+"""A refused start: adopt another incarnation's rows, accept a changed graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from stormproof.trident.decisions import starts
+from stormproof.trident.web.decide.action import Action, Choice, Done, Field, Given, Look
+from stormproof.trident.web.decide.choosing import quoted
+
+if TYPE_CHECKING:
+    from stormproof.trident.stores import Stores
+
+
+def _look_adopt(stores: Stores, choice: Choice) -> Look:
+    incarnation = choice.text("incarnation")
+    row = stores.topology(choice.topology)
+    if incarnation is None:
+        return Look({}, nothing="Name the incarnation, as the refused start does.")
+    starts.require_other_incarnation(stores, choice.topology, incarnation)
+    return Look(
+        {"its own incarnation": row.incarnation, "adopts": incarnation},
+        command=f"stormproof ledger adopt {quoted(choice.topology)} {quoted(incarnation)}",
+    )
+
+
+def _adopt(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
+    incarnation: str = look.facts["adopts"]
+    done = starts.adopt_incarnation(stores, choice.topology, incarnation, by=given.by, why=given.why)
+    return Done(tuple(done.lines()))
+
+
+def _look_accept(stores: Stores, choice: Choice) -> Look:
+    fingerprint = choice.text("fingerprint")
+    row = stores.topology(choice.topology)
+    if fingerprint is None:
+        return Look({}, nothing="Name the graph's fingerprint, as the refused start does.")
+    starts.require_fingerprint(choice.topology, fingerprint)
+    return Look(
+        {"incarnation": row.incarnation, "fingerprint": fingerprint},
+        command=f"stormproof ledger accept-change {quoted(choice.topology)} {fingerprint}",
+    )
+
+
+def _accept(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
+    done = starts.accept_change(stores, choice.topology, look.facts["fingerprint"], by=given.by, why=given.why)
+    return Done(tuple(done.lines()))
+
+
+ACTIONS: Final = (
+    Action(
+        "adopt",
+        "Adopt another incarnation's rows",
+        "Adopt",
+        _look_adopt,
+        _adopt,
+        (Field("incarnation", "Incarnation", hint="INCARNATION or NAME/INCARNATION", required=True),),
+        warning="The topology may then write beside rows that another life, or another topology, wrote.",
+        about="For a table with rows of a lost ledger or of another topology; those rows stay as they are.",
+    ),
+    Action(
+        "accept-change",
+        "Accept a changed graph",
+        "Accept",
+        _look_accept,
+        _accept,
+        (Field("fingerprint", "Fingerprint", required=True),),
+        warning="What the tables hold stays as it is, under other columns, keys or folds than before.",
+        about="The topology may start although its sinks are given other columns, keys or folds than before.",
+    ),
+)
