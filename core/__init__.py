@@ -26,6 +26,7 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | `folds`, `ordered_rows` | how is a value merged with the one that a sink holds; which row of a group is first or last |
 | `merging`, `sketches` | which merges are functions over Arrow columns; how are distinct values counted by sketches |
 | `python_to_arrow`, `arrow_compute`, `arrays` | how do values become columns |
+| `storage` | what is an address in an object store, and with which options is it reached |
 | `extras` | which package that only some sources need is missing |
 | `failpoint`, `clock` | where can a test kill a run; where does time come from |
 | `trusted_paths`, `public_names` | may another user have written this file; which name does a class show |

@@ -16,6 +16,7 @@ from stormproof.core import failpoint
 from stormproof.core.errors import SettingsError
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import embedded_database
+from stormproof.core.storage import default_storage
 from stormproof.core.trusted_paths import require_trusted
 
 PREFIX: Final = "STORMPROOF_"
@@ -53,6 +54,13 @@ class Settings(BaseSettings):
     staging_dir: Path | None = Field(
         default=None,
         description="folder for prepared files that every executor and the driver reach; `home`/staging by default",
+    )
+    storage_options: dict[str, str] = Field(
+        default={},
+        repr=False,
+        description="options of object stores, as delta-rs and obstore name them, for every `s3://`, `abfss://` and `gs://` "
+        "address that is given none of its own: a table in `stormproof.toml`, or a JSON object; without them the store's "
+        "client takes what the environment has",
     )
     master: str = Field(default="local[*]", description="Spark's master", min_length=1)
     spark: dict[str, str] = Field(
@@ -271,3 +279,6 @@ def _problem(error: ErrorDetails, arguments: Mapping[str, object]) -> str:
 def _in_file(name: str) -> bool:
     path = Path(TOML_FILE)
     return path.exists() and name in tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+default_storage(lambda: Settings().storage_options)

@@ -24,10 +24,10 @@ from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
 from stormproof.sinks.contract import SchemaContract
-from stormproof.sinks.files import NOWHERE
 from stormproof.sinks.folding import check_fold_input, fold_tables
 from stormproof.sinks.latest import put_rows
 from stormproof.sinks.limits import ColumnLimit, Limits
+from stormproof.sinks.local_files import NOWHERE
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import (

@@ -298,6 +298,14 @@ class SinkSession(StoreRecord, Protocol):
         """Remove prepared files of this incarnation that are dead by txid, attempt and name; returns how many."""
         ...
 
+    def unreached(self, files: Sequence[PreparedFile]) -> Sequence[str]:
+        """Which of these files, just written by tasks, are not seen from here with their size: asked before prepare.
+
+        A sink without files has none.
+        """
+        del files
+        return ()
+
     def finished(self, transaction: PreparedTransaction) -> None:
         """The ledger says `committed`: staging files of this txid may go, whichever attempt or task wrote them."""
         ...

@@ -8,6 +8,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, TaskContext
+from stormproof.sinks.file_store import FileState
 from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import SinkProblem
 
@@ -26,8 +28,12 @@ log = logging.getLogger("stormproof.sink")
 IsDead: TypeAlias = Callable[[int, int, str], bool]
 """Whether nothing can need a prepared file any more, by its txid, attempt and name."""
 
+ASKED_AT_ONCE: Final = 16
+"""Files that an object store is asked for at the same time."""
+
+_PREFIX: Final = "stormproof-"
 _NAME: Final = re.compile(
-    r"stormproof-(?P<incarnation>[A-Za-z0-9_.-]+)-(?P<txid>\d+)-(?P<attempt>\d+)-(?P<task>\d+)-[0-9a-f]{8}\.parquet"
+    rf"{_PREFIX}(?P<incarnation>[A-Za-z0-9_.-]+)-(?P<txid>\d+)-(?P<attempt>\d+)-(?P<task>\d+)-[0-9a-f]{{8}}\.parquet"
 )
 
 
@@ -48,7 +54,7 @@ def prepared_name(context: TaskContext) -> str:
     taken from the operating system: no content and no share depends on it.
     """
     ids = f"{context.incarnation}-{context.txid}-{context.attempt}-{context.task}"
-    name = f"stormproof-{ids}-{uuid.uuid4().hex[:8]}.parquet"
+    name = f"{_PREFIX}{ids}-{uuid.uuid4().hex[:8]}.parquet"
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"incarnation {context.incarnation!r} cannot be part of a file's name")
     return name
@@ -68,10 +74,9 @@ def require_files(directory: str, files: Sequence[PreparedFile], *, where: str, 
     Raises:
         SinkRefused: some files are missing or changed; names them.
     """
-    store, wrong = files_at(directory), list[str]()
-    for file in files:
+    wrong = list[str]()
+    for file, state in zip(files, _states(directory, files), strict=True):
         path = os.path.join(directory, file.path)
-        state = store.stat(path)
         if state is None:
             wrong.append(f"{path} is missing")
         elif state.size != file.bytes:
@@ -91,6 +96,20 @@ def require_files(directory: str, files: Sequence[PreparedFile], *, where: str, 
             problem=SinkProblem.FILE_LOST,
             files=list(wrong),
         )
+
+
+def unreached(directory: str, files: Sequence[PreparedFile]) -> list[str]:
+    """The paths of those files that are not there with their size."""
+    states = zip(files, _states(directory, files), strict=True)
+    return [os.path.join(directory, file.path) for file, now in states if now is None or now.size != file.bytes]
+
+
+def _states(directory: str, files: Sequence[PreparedFile]) -> list[FileState | None]:
+    store, paths = files_at(directory), [os.path.join(directory, file.path) for file in files]
+    if store.is_local or len(paths) < 2:
+        return [store.stat(path) for path in paths]
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+        return list(threads.map(store.stat, paths))
 
 
 def file_digest(path: str) -> str:
@@ -190,7 +209,8 @@ def guard_of(path: str) -> str:
     """The second name of a prepared file that lies in a table's folder.
 
     VACUUM removes what the table does not list, and a prepared file is not listed before its commit. It passes over names
-    that begin with an underscore, so the file can be put back from there. Readers of the folder pass over them, too.
+    that begin with an underscore, so the file can be put back from there. Readers of the folder pass over them, too. In an
+    object store an object has one name: there a VACUUM must leave young files alone, as it does by default.
     """
     return os.path.join(os.path.dirname(path), f"_{os.path.basename(path)}")
 
@@ -207,7 +227,7 @@ def put_back_all(directory: str, incarnation: str) -> None:
 
 def remove_guards(directory: str, files: Sequence[PreparedFile]) -> None:
     """Remove the second names of files that are the table's, or that nothing needs any more."""
-    for file in files:
+    for file in files if files_at(directory).is_local else ():
         files_at(directory).remove(guard_of(os.path.join(directory, file.path)))
 
 
@@ -220,13 +240,17 @@ def sweep_guards(directory: str, incarnation: str, is_dead: IsDead) -> None:
 
 
 def _guarded(directory: str, incarnation: str) -> list[str]:
-    names = [name[1:] for name in files_at(directory).list(directory) if name.startswith("_stormproof-")]
+    if not files_at(directory).is_local:
+        return []
+    names = [name[1:] for name in files_at(directory).list(directory, f"_{_PREFIX}")]
     found = ((name, parse_prepared_name(name)) for name in names)
     return [name for name, prepared in found if prepared is not None and prepared.incarnation == incarnation]
 
 
 def _put_back(directory: str, names: Sequence[str]) -> None:
     store, back = files_at(directory), list[str]()
+    if not store.is_local:
+        return
     for name in names:
         path = os.path.join(directory, name)
         if store.stat(path) is None and store.stat(guard_of(path)) is not None:
@@ -243,7 +267,7 @@ def _put_back(directory: str, names: Sequence[str]) -> None:
 
 
 def _of_incarnation(directory: str, incarnation: str) -> Iterator[tuple[str, PreparedName]]:
-    for name in files_at(directory).list(directory):
+    for name in files_at(directory).list(directory, f"{_PREFIX}{incarnation}-"):
         prepared = parse_prepared_name(name)
         if prepared is not None and prepared.incarnation == incarnation:
             yield name, prepared

@@ -23,8 +23,10 @@ from stormproof.core.sink import (
     TaskContext,
     TaskWriter,
 )
+from stormproof.core.storage import StorageOptions, use_storage
 from stormproof.sinks.discards import DiscardingWriter
-from stormproof.sinks.files import NewFile, files_at
+from stormproof.sinks.file_store import NewFile
+from stormproof.sinks.files import files_at
 from stormproof.sinks.latest import LatestWriter
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.misfits import LeavingOutWriter
@@ -103,7 +105,7 @@ class ParquetTaskWriter:
         self._empty = empty
         self._sink = sink
         self._private = private
-        self._guarded = guarded
+        self._guarded = guarded and files_at(directory).is_local
         self._partition = partition
         self._directory = directory
         self._files = files_at(directory)
@@ -230,7 +232,8 @@ class FileWriter:
     `names_messages` its file holds the others, too; `undecided` are the columns that do not tell which one is the last
     (`sinks.latest`). `discards`: a value that its column cannot hold is NULL, where the column takes NULL. `leaves_out`: a
     row with such a value is left out, and the file names its messages; rows without message columns are not. `guarded` files
-    have a second name, since the folder is a table's own; see `staging.guard_of`.
+    have a second name, since the folder is a table's own; see `staging.guard_of`. `storage` has the options of an object
+    store, which executors have not: they travel with the job.
     """
 
     sink: str
@@ -246,6 +249,7 @@ class FileWriter:
     undecided: tuple[str, ...] = ()
     keeps_messages: bool = True
     guarded: bool = False
+    storage: StorageOptions | None = None
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that fail their messages, since this sink cannot hold them, with column, value and reason."""
@@ -255,6 +259,8 @@ class FileWriter:
 
     def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         """A writer for one task."""
+        if self.storage is not None:
+            use_storage(self.directory, self.storage)
         writer = self._latest(context, schema)
         if self.leaves_out and MESSAGE_COLUMNS.names[0] in schema.names:
             return LeavingOutWriter(writer, self.limits, lambda: self._parquet(context, schema, "", empty=True))

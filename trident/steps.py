@@ -7,13 +7,22 @@ two writes lets recovery tell what is owed: see each step.
 from __future__ import annotations
 
 import logging
+import socket
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stormproof.core.errors import FatalError, Fenced, Json, PositionMismatch, SinkRefused, TransientError
+from stormproof.core.errors import (
+    FatalError,
+    Fenced,
+    Json,
+    PositionMismatch,
+    SinkRefused,
+    StoreUnavailable,
+    TransientError,
+)
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
@@ -223,10 +232,12 @@ class Steps:
 
         Raises:
             Fenced: another driver took over.
-            TransientError: the lease ran out meanwhile; nothing was recorded, and recovery gives the messages back.
+            TransientError: the lease ran out meanwhile, or a file is not seen from here; nothing was recorded, and recovery
+                gives the messages back.
         """
         failpoint("prepare.before")
         work = {name: self.work_of(name, files) for name in self.sessions}
+        self._require_reached(opened.txid, work)
         with self.ledger.transaction(self.run) as tx:
             if guarantee is not Guarantee.AT_MOST_ONCE:
                 self._hold(opened, tx)
@@ -242,6 +253,25 @@ class Steps:
             failpoint("prepare.in_transaction")
         failpoint("prepare.after")
         return work
+
+    def _require_reached(self, txid: int, work: Mapping[str, SinkWork]) -> None:
+        """Refuse to fix content that the driver does not see: an executor wrote it where nobody else looks.
+
+        Raises:
+            StoreUnavailable: names sink and file; the batch runs again.
+        """
+        for name, one in work.items():
+            with machine_errors(f"sink {name!r}"):
+                lacking = self.sessions[name].unreached(one.files) if one.files else ()
+            if lacking:
+                raise StoreUnavailable(
+                    f"sink {name!r}, txid {txid}: {len(lacking)} of {len(one.files)} files that tasks have written are not "
+                    f"seen from the driver ({socket.gethostname()}), {lacking[0]} among them; nothing was prepared. The "
+                    "folder must be one that every executor and the driver reach: see the setting staging_dir, or put the "
+                    "table into an object store",
+                    sink=name,
+                    files=list(lacking),
+                )
 
     def _hold(self, opened: Opened, tx: Tx) -> None:
         """Make the batch's lease one that never lapses, in the transaction that fixes its content."""

@@ -16,6 +16,7 @@ on or takes the lost version back.
 | `vacuum` | which files does the table no longer need |
 | `claims` | which topology has claimed the table |
 | `evolve` | how does a table get the columns that its rows have |
+| `loaded`, `stores` | how is delta-rs given an address; can a store hold a table that is written once |
 | `opening`, `table`, `column_types`, `locate` | how is a table made and opened; is it fit; do two paths mean one |
 | `preview` | what would a start do with the table, for a dry run |
 | `refused` | the rows that a CHECK constraint refuses: their messages, the files without them, their record in the log |

@@ -22,6 +22,7 @@ from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import Committer
 from stormproof.sinks.delta.folds import quoted
+from stormproof.sinks.files import files_at
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PROBLEM, SinkProblem
 
@@ -159,13 +160,13 @@ def asking(rule: RowRule, where: str) -> Generator[None]:
 
 
 def _table_of(table: DeltaTable, directory: str, files: Sequence[PreparedFile], folder: str) -> DeltaTable:
-    """A table in `folder` that has these files, by links to them, and nothing else."""
+    """A table in `folder` that has these files, by links to them or copies, and nothing else."""
     # The files of an append are cut by partition; those of an upsert have all columns.
     columns = table.metadata().partition_columns if any(file.partition for file in files) else []
     made = DeltaTable.create(folder, plain_schema(table), partition_by=columns)
     there = [file for file in files if file.rows]
     for file in there:
-        os.symlink(os.path.join(os.path.abspath(directory), file.path), os.path.join(folder, file.path))
+        files_at(directory).bring(os.path.join(directory, file.path), os.path.join(folder, file.path))
     # Without statistics: a row is looked at, whatever they say of it.
     added: list[AddAction | RemoveAction] = [
         AddAction(f.path, f.bytes, partition_values(f), 0, data_change=True, stats="{}") for f in there

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from deltalake import CommitProperties, DeltaTable
 
 from stormproof.core.clock import SystemClock
+from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.delta.exclusion import alone, make_lock
 from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose
@@ -35,7 +36,7 @@ class Committers:
         """Who is to write to the table as it is loaded. Its features are looked at once a version."""
         at = str(table.metadata().id), table.version()
         if self._chosen is None or self._chosen[0] != at:
-            self._chosen = at, committer_of(table, self._input, self._asked)
+            self._chosen = at, self.require_served(committer_of(table, self._input, self._asked))
         return self._chosen[1]
 
     def of_files(self, table: DeltaTable) -> Committer:
@@ -43,7 +44,20 @@ class Committers:
         if self._asked == "spark":
             return Committer.SPARK
         choice = choose(TableFacts.of(table), SinkMode.UPSERT)
-        return Committer.SPARK if choice.refused else choice.committer
+        return self.require_served(Committer.SPARK if choice.refused else choice.committer)
+
+    def require_served(self, committer: Committer) -> Committer:
+        """The committer, if it reaches the table.
+
+        Raises:
+            SinkRefused: Spark is to write to a table in an object store.
+        """
+        if committer is Committer.SPARK and not self._log.files.is_local:
+            raise SinkRefused(
+                f"{self._where}: the table has features that only Spark writes (docs/delta.md), and Spark commits to "
+                "tables in local folders alone; use a table without them"
+            )
+        return committer
 
     def alone(self, committer: Committer) -> AbstractContextManager[None]:
         """Keep others of us from committing meanwhile, where Spark writes to the table; see `exclusion`."""

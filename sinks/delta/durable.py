@@ -15,8 +15,10 @@ _SIDECARS: Final = "_sidecars"
 
 
 def sync_version(log: DeltaLog, version: int) -> None:
-    """Sync a version's files, its log entry, and the checkpoint made with it. Does nothing where the entry is gone."""
-    entry = log.entry(version)
+    """Sync a version's files, its log entry, and the checkpoint made with it. Does nothing where the entry is gone, or in an
+    object store, whose answer to each PUT was the sync.
+    """
+    entry = log.entry(version) if log.files.is_local else None
     if entry is None:
         return
     files, folders = log.files, {log.table}
@@ -78,6 +80,8 @@ def sync_versions(log: DeltaLog, first: int, last: int) -> None:
 def sync_checkpoints(log: DeltaLog, table: DeltaTable, checkpoints: list[int], *, live: bool) -> None:
     """Sync checkpoints that replace log entries which a clean-up has removed; with `live` also the table's live files."""
     files = log.files
+    if not files.is_local:
+        return
     for checkpoint in checkpoints:
         files.sync(log.checkpoint_path(checkpoint))
     for path in live_files(table) if live else ():

@@ -46,6 +46,9 @@ def alone(log: DeltaLog, where: str, clock: Clock, jvm: Any | None = None) -> Ge
     Raises:
         StoreUnavailable: another process has held it for `WAIT_S`; nothing was written.
     """
+    if not log.files.is_local:  # Spark commits to no such table, and a store refuses the second of two entries
+        yield
+        return
     path = os.path.join(
         os.path.realpath(log.folder), NAME
     )  # one name for one lock, by whatever path the table is reached
@@ -63,6 +66,8 @@ def alone(log: DeltaLog, where: str, clock: Clock, jvm: Any | None = None) -> Ge
 
 def make_lock(log: DeltaLog) -> None:
     """Have all of us take the lock from now on, also where delta-rs commits."""
+    if not log.files.is_local:
+        return
     os.close(os.open(os.path.join(log.folder, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
 
 

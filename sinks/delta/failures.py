@@ -23,6 +23,11 @@ _PANIC: Final = "PanicException"
 
 _PANIC_NUMBER: Final = re.compile(r"Os \{ code: (\d+)")
 
+_OF_A_STORE: Final = re.compile(
+    r"Generic (?:S3|GCS|MicrosoftAzure|HTTP) error|error sending request|Error performing \w+ https?://"
+)
+"""How the client of an object store begins its errors: the network, the server, an expired credential."""
+
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 _OF_THE_TABLE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
@@ -36,6 +41,8 @@ def may_pass(error: Exception) -> bool:
     if isinstance(error, CommitFailedError | OSError):
         return True
     text = str(error)
+    if _OF_A_STORE.search(text):
+        return True
     number = os_error(text)
     return _NO_MEMORY in text if number is None else number not in _OF_THE_TABLE
 

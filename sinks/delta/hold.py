@@ -22,6 +22,7 @@ from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part, v
 from stormproof.sinks.delta.failures import is_conflict, may_pass, os_error, panics_as_errors, shown
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.label import Label
+from stormproof.sinks.delta.loaded import load_table
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, Undo, commit_metadata, undo_metadata
 from stormproof.sinks.delta.newest import NewestTable
 from stormproof.sinks.delta.position import Position, find_commit, find_position
@@ -86,12 +87,13 @@ class TableHold(StoreRecord):
             self._property_writer,
             lambda: self.committers.alone(self.committer()),
         )
-        table = DeltaTable(path)
+        table = load_table(path)
         if not reading:
             evolves = contract is SchemaContract.EVOLVE
             known = known_part(table, input_) if evolves else input_
             if require_table(table, known, self.where, committer) is Committer.SPARK:
                 self._require_frozen(contract)
+                self.committers.require_served(Committer.SPARK)
                 self.committers.spark.start()
             else:
                 require_more_than_partitions(table, input_, self.where)
@@ -393,15 +395,20 @@ class TableHold(StoreRecord):
         if problem is None:
             return StoreUnavailable(f"{where}: the commit was answered, and the table's log does not have it")
         if may_pass(problem):
+            what = (
+                "nothing was written"
+                if self.log.files.is_local
+                else "the table's log does not have it; should it still arrive, the next try finds it there"
+            )
             return StoreUnavailable(
-                f"{where}: the commit failed, and nothing was written: {shown(problem)}", errno=os_error(str(problem))
+                f"{where}: the commit failed, and {what}: {shown(problem)}", errno=os_error(str(problem))
             )
         return SinkRefused(f"{where}: the table refuses it, and nothing was written: {shown(problem)}")
 
     def _sync(self, commit: OurCommit | None, *, after: int | None) -> None:
         """Make a commit survive a power loss, with all versions since `after`, our last one (None: it is looked up)."""
-        if commit is None:
-            return  # its entry is older than the log's retention
+        if commit is None or not self.log.files.is_local:
+            return  # its entry is older than the log's retention; or a store's answer to a PUT was the sync
         if after is None:
             older = self.log.back_from(commit.version - 1)
             after = next((e.version for e in older if e.ours(self._application) is not None), commit.version - 1)
@@ -445,7 +452,7 @@ class TableHold(StoreRecord):
         if entry is None:
             return []
         # Adopted files were synced before they were prepared, a committer's own only after its commit: so these are decoded.
-        decode = self._is_copied(commit)
+        decode = self.log.files.is_local and self._is_copied(commit)
         return lost_files(self.log, entry, self.log.tail(self._newest.load().version()), decode=decode)
 
     def _is_copied(self, commit: OurCommit) -> bool:

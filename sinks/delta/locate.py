@@ -6,6 +6,7 @@ import os
 
 from stormproof.core.errors import StoreUnavailable
 from stormproof.core.sink import TableKey
+from stormproof.core.storage import is_url
 
 
 def key_of_path(path: str) -> TableKey:
@@ -15,11 +16,13 @@ def key_of_path(path: str) -> TableKey:
 
 def locate(path: str, where: str) -> TableKey:
     """The folder's device and inode, by whatever path it is reached; where it is not made yet, those of the nearest folder
-    above it, and the names from there.
+    above it, and the names from there. In an object store, the URL.
 
     Raises:
         StoreUnavailable: the file system does not answer.
     """
+    if is_url(path):
+        return "delta", path.replace("s3a://", "s3://", 1).rstrip("/")
     there, down = os.path.realpath(path), list[str]()
     while True:
         try:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from stormproof.sinks.files import Files, files_at
+from stormproof.sinks.file_store import Files
+from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import PreparedTransaction
 
 APPLICATION: Final = "stormproof.application"

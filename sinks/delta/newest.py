@@ -7,8 +7,9 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.sinks.delta.failures import panics_as_errors, shown
+from stormproof.sinks.delta.loaded import load_table
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.files import FileState
+from stormproof.sinks.file_store import FileState
 from stormproof.sinks.protocol import SinkProblem
 
 
@@ -49,7 +50,7 @@ class NewestTable:
                     self._table.update_incremental()
             else:
                 with panics_as_errors():
-                    self._table = DeltaTable(self._log.table)
+                    self._table = load_table(self._log.table)
             self._table_entry = self._entry_state(self._table.version())
         except TableNotFoundError as error:
             self._table = None

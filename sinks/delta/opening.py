@@ -13,7 +13,9 @@ from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.delta.claims import properties_of
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import TableFacts, choose, refusal
+from stormproof.sinks.delta.loaded import is_table, options_of
 from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.stores import require_conditional_put
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL
 from stormproof.sinks.delta.torn import put_torn_aside
 from stormproof.sinks.files import files_at
@@ -64,7 +66,8 @@ def prepare_table(
         SinkRefused: the table is missing and not to be made, or a power loss took more than its newest log entry.
     """
     put_torn_aside(DeltaLog(path), where)
-    if not DeltaTable.is_deltatable(path):
+    require_conditional_put(path, where)
+    if not is_table(path):
         if not create:
             raise SinkRefused(f"{where}: there is no Delta table", problem=SinkProblem.TABLE_GONE)
         _create(path, identity, input_, partitions, settings or {}, where)
@@ -90,6 +93,7 @@ def _create(
             partition_by=[*partitions],
             configuration=ours,
             raise_if_key_not_exists=False,
+            storage_options=options_of(path),
         )
     except DeltaError as error:
         if may_pass(error) or not (settings or partitions):

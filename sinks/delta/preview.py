@@ -6,20 +6,22 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from deltalake import DeltaTable, Schema
+from deltalake import Schema
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
+from stormproof.core.storage import is_url
 from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta.claims import other_claims
 from stormproof.sinks.delta.evolve import changes_for, known_part
 from stormproof.sinks.delta.features import AskedCommitter, Committer
+from stormproof.sinks.delta.loaded import load_table
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening
 from stormproof.sinks.delta.table import column_limits, limits_of_new, require_table
 from stormproof.sinks.delta.torn import require_whole
-from stormproof.sinks.files import NOWHERE
 from stormproof.sinks.limits import Limits
+from stormproof.sinks.local_files import NOWHERE
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.sinks.writer import FileWriter
@@ -55,7 +57,7 @@ class DeltaPreview:
         log = DeltaLog(self._path)
         with opening(self._where, log, self._input.mode):
             require_whole(log, self._where)
-            table = DeltaTable(self._path)
+            table = load_table(self._path)
             evolves = self._contract is SchemaContract.EVOLVE
             known = known_part(table, self._input) if evolves else self._input
             changes = changes_for(table, self._input) if evolves else ()
@@ -85,8 +87,8 @@ class DeltaPreview:
 
     def of_new_table(self) -> TablePreview:
         """Where there is none."""
-        folder = next(parent for parent in (Path(self._path), *Path(self._path).parents) if parent.exists())
-        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        folder = None if is_url(self._path) else _nearest_folder(self._path)
+        if folder is not None and (not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK)):
             why = f"{self._where}: there is no table, and {folder} is no folder that this user may write to"
             return TablePreview(TableAction.REFUSE, why)
         columns = ", ".join(f"{f.name} {getattr(f.type, 'type', f.type)}" for f in _made(self._input).fields)
@@ -110,6 +112,10 @@ class DeltaPreview:
             names_messages=bool(self._input.keep),
             keeps_messages=False,
         )
+
+
+def _nearest_folder(path: str) -> Path:
+    return next(parent for parent in (Path(path), *Path(path).parents) if parent.exists())
 
 
 def _made(input_: SinkInput) -> Schema:

@@ -32,6 +32,7 @@ FOLDER: Final = "_stormproof-compact-"
 """Prefix of the folders in which files are rewritten; readers and VACUUM pass over such names."""
 
 TARGET_BYTES: Final = 100 * 1024 * 1024
+PART_BYTES: Final = 8 * 1024 * 1024
 LEFT_OVER_S: Final = 86_400.0
 
 
@@ -100,7 +101,13 @@ def _texts(values: Any) -> list[str | None]:
 
 @contextmanager
 def _folder_in(log: DeltaLog) -> Generator[str]:
-    """A folder on the table's file system; those that crashes left behind are removed."""
+    """A folder on the table's file system, or for an object store on this machine's; those that crashes left behind are
+    removed.
+    """
+    if not log.files.is_local:
+        with tempfile.TemporaryDirectory(prefix=FOLDER) as folder:
+            yield folder
+        return
     for name in log.files.list(log.table):
         path = os.path.join(log.table, name)
         if name.startswith(FOLDER) and time.time() - os.stat(path).st_mtime > LEFT_OVER_S:
@@ -119,7 +126,7 @@ def _rewritten(
     for number, file in enumerate(small):
         path = log.local_path(unquote(file.path))
         assert path is not None
-        os.symlink(os.path.abspath(path), os.path.join(folder, f"{number}.parquet"))
+        log.files.bring(path, os.path.join(folder, f"{number}.parquet"))
         adds.append(AddAction(f"{number}.parquet", file.bytes, file.partition, 0, data_change=True, stats="{}"))
     with panics_as_errors():
         made = DeltaTable.create(folder, plain, partition_by=columns)
@@ -147,10 +154,24 @@ def _move(log: DeltaLog, adds: list[dict[str, Any]], folder: str) -> list[str]:
         written = os.path.join(folder, unquote(add["path"]))
         add["path"] = os.path.basename(written)
         moved.append(os.path.join(log.table, add["path"]))
-        log.files.sync(written)
-        log.files.rename(written, moved[-1])
+        if log.files.is_local:
+            log.files.sync(written)
+            log.files.rename(written, moved[-1])
+        else:
+            _upload(log, written, moved[-1])
     log.files.sync_folder(log.table)
     return moved
+
+
+def _upload(log: DeltaLog, written: str, to: str) -> None:
+    file = log.files.write_new(to, private=False)
+    try:
+        with open(written, "rb") as source:
+            while part := source.read(PART_BYTES):
+                file.write(part)
+        file.sync()
+    finally:
+        file.close()
 
 
 def _put(log: DeltaLog, table: DeltaTable, application: str, adds: list[dict[str, Any]], gone: list[_Small]) -> int:

@@ -18,6 +18,7 @@ from deltalake.transaction import AddAction
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.sink import PreparedFile, SinkInput
+from stormproof.core.storage import is_url, storage_options
 from stormproof.sinks.abilities import Compaction
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.checks import lacking, may_reject, require_checks, violates
@@ -47,6 +48,7 @@ from stormproof.sinks.staging import (
     require_files,
     sweep_folder,
     sweep_guards,
+    unreached,
 )
 from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
@@ -109,6 +111,7 @@ class DeltaSession(TableHold, SinkSession):
             names_messages=rejects or bool(self.input.keep),  # which tell the first row of a key
             keeps_messages=rejects,
             guarded=not self.input.is_by_key,
+            storage=storage_options(self._directory) if is_url(self._directory) else None,
         )
 
     def sweep(self, is_dead: IsDead) -> int:
@@ -117,6 +120,10 @@ class DeltaSession(TableHold, SinkSession):
         if not self.input.is_by_key:
             sweep_guards(self._directory, self.identity.incarnation, is_dead)
         return swept
+
+    def unreached(self, files: Sequence[PreparedFile]) -> Sequence[str]:
+        """Of the prepared files, in the table's folder or the staging folder."""
+        return unreached(self._directory, files)
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """The files of a fold may go, and those that Spark has copied; adopted files are the table's own."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import get_args
 from urllib.parse import unquote
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from stormproof.core.arguments import require_path, shown
@@ -19,16 +18,19 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.core.storage import checked_options, is_url, use_storage
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.checks import CONSTRAINT, checks_of
 from stormproof.sinks.delta.column_types import check_types
 from stormproof.sinks.delta.failures import panics_as_errors
 from stormproof.sinks.delta.features import AskedCommitter, TableFacts, as_asked, choose
+from stormproof.sinks.delta.loaded import is_table, load_table
 from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening, prepare_table
 from stormproof.sinks.delta.preview import DeltaPreview
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.stores import check_store
 from stormproof.sinks.delta.torn import require_whole
 from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import check_fold_input
@@ -41,7 +43,7 @@ STAGING_FOLDER = ".stormproof-staging"
 
 
 class DeltaSink(Sink):
-    """Appends to, upserts or folds into, the Delta table in the local folder `path`; made where it is missing.
+    """Appends to, upserts or folds into, the Delta table in the folder `path`; made where it is missing.
 
     Without a `mode`, the results of a persistent aggregate are folded, and all other rows are appended. With
     ``mode="upsert"`` a row replaces the row of its `key`, unless that one is later by `order_by`: an older row that comes
@@ -75,6 +77,9 @@ class DeltaSink(Sink):
     by delta-rs (1.6.6): two compactions at once, of which the later one is by delta-rs, leave its rows there twice. Ours
     looks whether the files are still the table's, and so does Spark's; the audit names such a version.
 
+    `path` may be the URL of a folder in an object store (docs/sinks.md), which `storage_options` reach, as delta-rs names
+    them. This process reaches everything below that URL with them from then on; they are in no text of this object.
+
     Guarantee:
         Exactly-once with one driver a topology, by the transaction identifier in the table's log. Delta's own conflict
         check guards against a second writer that also commits through delta-rs. Spark on a local disk may overwrite a log
@@ -101,6 +106,7 @@ class DeltaSink(Sink):
         properties: Mapping[str, str] | None = None,
         committer: AskedCommitter = "auto",
         compact_every: int | None = None,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
         require_path("DeltaSink", "path", path)
         if compact_every is not None:
@@ -114,10 +120,13 @@ class DeltaSink(Sink):
             require_path(where, "staging", staging)
         self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep, lineage)
         self._contract = SchemaContract.given(where, schema_contract)
-        self._path = text if "://" in text else str(Path(text).absolute())
+        self._path = text.rstrip("/") if is_url(text) else str(Path(text).absolute())
         self._name = f"delta.{Path(text).name}" if name is None else name
         beside = os.path.join(os.path.dirname(self._path), STAGING_FOLDER, os.path.basename(self._path))
-        self._staging = beside if staging is None else str(Path(staging).absolute())
+        self._staging = beside if staging is None else _address(staging)
+        if storage_options is not None:
+            for address in (self._path, self._staging):
+                use_storage(address, checked_options(where, storage_options))
         self._partition_by = () if partition_by in ((), []) else column_names(where, "partition_by", partition_by)
         self._properties = {} if properties is None else _table_properties(where, properties)
         self._committer: AskedCommitter = committer
@@ -157,8 +166,8 @@ class DeltaSink(Sink):
         del input_, database
         try:
             with panics_as_errors():
-                there = DeltaTable.is_deltatable(self._path)
-                settings = DeltaTable(self._path).metadata().configuration if there else {}
+                there = is_table(self._path)
+                settings = load_table(self._path).metadata().configuration if there else {}
         except (DeltaError, OSError) as error:
             raise StoreUnavailable(f"sink {self._name!r} ({self._path}): {error}") from error
         return [f"CHECK {name}: {text}" for name, text in checks_of(settings).items()]
@@ -167,7 +176,7 @@ class DeltaSink(Sink):
         """The committer, and the features that need Spark."""
         try:
             with panics_as_errors():
-                facts = TableFacts.of(DeltaTable(self._path)) if DeltaTable.is_deltatable(self._path) else None
+                facts = TableFacts.of(load_table(self._path)) if is_table(self._path) else None
         except (DeltaError, OSError):
             return None
         if facts is None or self._committer != "auto":
@@ -178,8 +187,8 @@ class DeltaSink(Sink):
 
     @property
     def may_lose_files(self) -> bool:
-        """It may: the files of a MERGE are synced only after the log has them."""
-        return True
+        """On a disk it may: the files of a MERGE are synced only after the log has them."""
+        return not is_url(self._path)
 
     def description(self, input_: SinkInput) -> dict[str, Json]:
         """Its kind and its folder, and what else it was given."""
@@ -215,9 +224,11 @@ class DeltaSink(Sink):
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Raise TopologyError where no Delta table can take such rows; every guarantee is served."""
         where = f"sink {self._name!r}"
-        if "://" in self._path:
-            raise TopologyError(f"{where}: {self._path!r} is not a local path; only local folders are supported yet")
-        if unquote(self._path) != self._path or "\\" in self._path:
+        if is_url(self._path):
+            check_store(self._path, where)
+            if self._committer == "spark":
+                raise TopologyError(f"{where}: committer='spark' is not served in an object store; use 'auto'")
+        elif unquote(self._path) != self._path or "\\" in self._path:
             raise TopologyError(
                 f"{where}: delta-rs takes a percent sign with two digits, or a backslash, in {self._path!r} for another "
                 "character, and would open another folder; rename the folder"
@@ -265,7 +276,7 @@ class DeltaSink(Sink):
         preview = DeltaPreview(
             self._path, identity, input_, self._contract, self._committer, partitions=self._partition_by
         )
-        if not DeltaTable.is_deltatable(self._path):
+        if not is_table(self._path):
             return preview.of_new_table()
         try:
             return preview.of_table(self.inspect(identity, input_))
@@ -285,6 +296,10 @@ class DeltaSink(Sink):
             committer=self._committer,
             compact_every=self._compact_every,
         )
+
+
+def _address(staging: str | Path) -> str:
+    return str(staging).rstrip("/") if is_url(str(staging)) else str(Path(staging).absolute())
 
 
 def _table_properties(where: str, given: Mapping[str, str]) -> dict[str, str]:

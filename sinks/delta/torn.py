@@ -106,7 +106,7 @@ def require_whole(delta_log: DeltaLog, where: str) -> None:
     Raises:
         SinkRefused: names the entry and what is missing of it.
     """
-    torn = _newest_torn(delta_log)
+    torn = _newest_torn(delta_log) if delta_log.files.is_local else None
     if torn is not None:
         raise SinkRefused(
             f"{where}: {torn[0]} is torn, as a power loss leaves it: {torn[1]}; nobody can read the table as it is. The "
@@ -126,7 +126,7 @@ def put_torn_aside(delta_log: DeltaLog, where: str) -> tuple[str, ...]:
         SinkRefused: more than the newest entry is lost, which was then no commit of ours; nothing was changed.
     """
     files = delta_log.files
-    if files.stat(delta_log.folder) is None:
+    if not files.is_local or files.stat(delta_log.folder) is None:
         return ()
     # Of two drivers that start at once, one must not put aside the entry that the other has written in its place.
     with files.locked(delta_log.folder):

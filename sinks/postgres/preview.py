@@ -10,7 +10,7 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.contract import Change, SchemaContract
-from stormproof.sinks.files import NOWHERE
+from stormproof.sinks.local_files import NOWHERE
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.collations import require_deterministic_keys
 from stormproof.sinks.postgres.connection import asked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Final
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, SinkMode
+from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.postgres import bookkeeping
@@ -35,7 +35,7 @@ from stormproof.sinks.protocol import (
     SinkSession,
 )
 from stormproof.sinks.rejects import REFUSED_MAX, Rejects
-from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder, unreached
 from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
 
@@ -186,6 +186,10 @@ class PostgresSession(TableHold, SinkSession):
         swept = sweep_folder(self._staging, self.identity.incarnation, is_dead)
         with self.link.transaction() as connection:
             return swept + self._loads.sweep(connection, is_dead)
+
+    def unreached(self, files: Sequence[PreparedFile]) -> Sequence[str]:
+        """Of the prepared files in the staging folder."""
+        return unreached(self._staging, files)
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """The rows are in the table: the files may go, and what tasks of other attempts loaded."""

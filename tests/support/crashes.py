@@ -34,6 +34,8 @@ UNAVAILABLE = 69
 FAILED = 1
 """The exit status of a driver that stopped with any other error."""
 KILLED = -signal.SIGKILL
+NOT_BROKEN = 98
+"""The exit status of a driver whose sabotage found nothing to break: it must not look like one that failed of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,8 @@ def ended(child: Driver, what: str, within_s: float = DRIVER_TIMEOUT_S) -> int:
         child.kill()
         child.join()
         raise AssertionError(f"the driver of {what} did not end within {within_s} s")
+    if child.exitcode == NOT_BROKEN:
+        raise RuntimeError(f"the sabotage of {what} breaks nothing any more: see its standard error")
     return child.exitcode
 
 

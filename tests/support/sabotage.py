@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +18,9 @@ from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.protocol import Expectation, Resolution, Slice
 from stormproof.sinks import writer
-from stormproof.sinks.delta import durable, opening
+from stormproof.sinks.delta import durable, label, opening
 from stormproof.sinks.delta import hold as delta
-from stormproof.sinks.files import LocalFiles
+from stormproof.sinks.local_files import LocalFiles
 from stormproof.sinks.postgres import hold as postgres
 from stormproof.sinks.postgres import rows
 from stormproof.sinks.postgres.fence import Fence
@@ -35,6 +36,7 @@ from stormproof.trident.state.postgres import PostgresBacking
 from stormproof.trident.state.sink import StateSession
 from stormproof.trident.steps import Finished, SinkAnswers, Steps
 from stormproof.trident.transaction_states import TxnCause, TxnState
+from support.crashes import NOT_BROKEN
 
 
 def no_fence() -> None:
@@ -50,9 +52,9 @@ def no_fence() -> None:
         assert found is not None
         return found[1]
 
-    _replace(Ledger, "transaction", transaction)
-    _replace(PendingSource, "_locked", locked)
-    _replace(Fence, "lock", lambda *_: None)
+    replace_in(Ledger, "transaction", transaction)
+    replace_in(PendingSource, "_locked", locked)
+    replace_in(Fence, "lock", lambda *_: None)
 
 
 def confirm_before_commit() -> None:
@@ -65,8 +67,8 @@ def confirm_before_commit() -> None:
         finish(steps, txid, guarantee, TxnState.PREPARED, {}, (), {}, {}, slice_of(steps, txid))
         return adopt(steps, txid, guarantee, work, rejects_max)
 
-    _replace(Steps, "adopt", early)
-    _replace(Steps, "finish", lambda *_: Finished(Resolution(), 0))
+    replace_in(Steps, "adopt", early)
+    replace_in(Steps, "finish", lambda *_: Finished(Resolution(), 0))
 
 
 def slice_of(steps: Steps, txid: int) -> Slice:
@@ -87,7 +89,7 @@ def take_nothing_for_everything() -> None:
         outcomes = commit(steps, txn.txid, txn.guarantee, work)
         finish(steps, txn.txid, txn.guarantee, TxnState.PREPARED, work, (), outcomes, {}, slice_of(steps, txn.txid))
 
-    _replace(recovery, "_roll_forward", roll_forward)
+    replace_in(recovery, "_roll_forward", roll_forward)
 
 
 # What the checks of a sink rest on
@@ -98,7 +100,7 @@ def no_previous_check() -> None:
 
     In Postgres the guard row, and the key of the evidence, would each say no.
     """
-    _replace(delta, "decide", lambda *_: Decision.COMMIT)
+    replace_in(delta, "decide", lambda *_: Decision.COMMIT)
 
 
 def skip_by_number_alone() -> None:
@@ -118,13 +120,13 @@ def believe_sinks() -> None:
         held = session.held()
         steps.previous[session.identity.sink] = None if held is None else held.txid
 
-    _replace(recovery, "_compare", compare)
+    replace_in(recovery, "_compare", compare)
 
 
 def no_transaction_identifier() -> None:
     """A Delta commit names no transaction."""
-    _replace(
-        delta,
+    replace_in(
+        label,
         "CommitProperties",
         lambda **properties: CommitProperties(**{k: v for k, v in properties.items() if k != "app_transactions"}),
     )
@@ -153,23 +155,26 @@ def recompute_prepared() -> None:
         steps.abort(txn.txid, TxnCause.DRIVER_ENDED, "to be computed again")
         done.aborted.append(txn.txid)
 
-    _replace(recovery, "_roll_forward", run_again)
+    replace_in(recovery, "_roll_forward", run_again)
     believe_sinks()
 
 
 def _decide(value: Callable[[SinkIdentity, PreparedTransaction, Held | None], Decision]) -> None:
-    _replace(delta, "decide", value)
-    _replace(postgres, "decide", value)
+    replace_in(delta, "decide", value)
+    replace_in(postgres, "decide", value)
 
 
-def _replace(owner: object, name: str, value: object) -> None:
-    assert hasattr(owner, name), f"{owner} has no {name} to break"
+def replace_in(owner: object, name: str, value: object) -> None:
+    """Put a broken part in the place of a whole one; a part that is not there ends this process by `NOT_BROKEN`."""
+    if not hasattr(owner, name):
+        print(f"{owner} has no {name} to break", file=sys.stderr)
+        sys.exit(NOT_BROKEN)
     setattr(owner, name, value)
 
 
 def late_rows_win() -> None:
     """An upsert replaces what is there, though it is later."""
-    _replace(rows, "later_condition", lambda *_: sql.SQL("true"))
+    replace_in(rows, "later_condition", lambda *_: sql.SQL("true"))
 
 
 # What the checks of a state rest on
@@ -184,7 +189,7 @@ def guard_before_rows() -> None:
         backing.end()
         begin(backing, transaction, checked=checked)
 
-    _replace(PostgresBacking, "begin", begin_with_the_guard)
+    replace_in(PostgresBacking, "begin", begin_with_the_guard)
 
 
 def identifier_before_rows() -> None:
@@ -200,18 +205,18 @@ def identifier_before_rows() -> None:
         rows.gathered = gathered
         put(rows, DeltaTable(table.table_uri), transaction, CommitProperties())
 
-    _replace(GatheredRows, "put", put_in_two)
+    replace_in(GatheredRows, "put", put_in_two)
 
 
 def no_txid_check() -> None:
     """A state takes whatever it is given, and no key's txid is looked at."""
-    _replace(StateSession, "_holds", lambda *_: False)
+    replace_in(StateSession, "_holds", lambda *_: False)
     no_txid_of_keys()
 
 
 def no_txid_of_keys() -> None:
     """A map looks at the txid that it holds, and not at those of its keys, which may be ahead of it."""
-    _replace(StoredMap, "_same", lambda _, held: pa.repeat(pa.scalar(False), held.num_rows))
+    replace_in(StoredMap, "_same", lambda _, held: pa.repeat(pa.scalar(False), held.num_rows))
 
 
 # What a power loss takes
@@ -220,25 +225,25 @@ def no_txid_of_keys() -> None:
 def no_sync() -> None:
     """Nothing that is written to a folder is synced."""
     prepared_bytes_not_synced()
-    _replace(LocalFiles, "_sync", lambda *_: None)
+    replace_in(LocalFiles, "_sync", lambda *_: None)
 
 
 def prepared_bytes_not_synced() -> None:
     """A task's files have their names on the disk, and no bytes."""
-    _replace(writer._HashingFile, "sync", lambda _: None)  # pyright: ignore[reportPrivateUsage]
+    replace_in(writer._HashingFile, "sync", lambda _: None)  # pyright: ignore[reportPrivateUsage]
 
 
 def folders_not_synced() -> None:
     """New folders are not synced into those above them."""
-    _replace(LocalFiles, "make_folder", lambda _, folder, **__: Path(folder).mkdir(parents=True, exist_ok=True))
-    _replace(LocalFiles, "settle_folder", LocalFiles.make_folder)
+    replace_in(LocalFiles, "make_folder", lambda _, folder, **__: Path(folder).mkdir(parents=True, exist_ok=True))
+    replace_in(LocalFiles, "settle_folder", LocalFiles.make_folder)
 
 
 def delta_commit_not_synced() -> None:
     """Nobody syncs a Delta commit's log entry and files."""
-    _replace(durable, "sync_version", lambda *_: None)
+    replace_in(durable, "sync_version", lambda *_: None)
 
 
 def frequent_checkpoints() -> None:
     """No harm: new Delta tables get a checkpoint with every second version."""
-    _replace(opening, "CHECKPOINT_INTERVAL", 2)
+    replace_in(opening, "CHECKPOINT_INTERVAL", 2)

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import obstore
 from deltalake import DeltaTable
 from sqlite_sink import SqliteSink
 
@@ -16,17 +17,58 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.features import AskedCommitter
 from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.object_files import ObjectFiles, key_of, root_of
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import Sink
 from stormproof.testing import SinkHarness as BaseHarness
 from stormproof.testing.sinks.harness import APPEND, FOLD, SCHEMA, UPSERT
 
-__all__ = ["APPEND", "FOLD", "KINDS", "SCHEMA", "UPSERT", "SinkHarness"]
+__all__ = ["APPEND", "FOLD", "KINDS", "SCHEMA", "UPSERT", "ObjectStoreHarness", "SinkHarness"]
 
 KINDS = (
     *(f"{store}-{how}" for store in ("memory", "postgres", "delta") for how in ("append", "upsert", "fold")),
     "sqlite-append",
 )
+
+
+class ObjectStoreHarness(BaseHarness):
+    """The Delta sink over a table in an object store."""
+
+    def __init__(self, how: str, url: str, options: dict[str, str]) -> None:
+        self.url, self.options = url, options
+        self.input = {"append": APPEND, "upsert": UPSERT, "fold": FOLD}[how]
+        self.private = self.input is not APPEND
+        self.sink: Sink = DeltaSink(f"{url}/counts", name="counts", storage_options=options)
+
+    def table(self) -> DeltaTable:
+        """By delta-rs alone."""
+        return DeltaTable(f"{self.url}/counts", storage_options=self.options)
+
+    def rows(self) -> Counter[tuple[str, int]]:
+        """What the table holds now."""
+        return Counter((row["word"], row["n"]) for row in self.values())
+
+    def values(self) -> list[dict[str, Any]]:
+        """What the table holds now, column by column."""
+        if not DeltaTable.is_deltatable(f"{self.url}/counts", storage_options=self.options):
+            return []
+        found: list[dict[str, Any]] = self.table().to_pyarrow_table().to_pylist()
+        return found
+
+    def refuse(self, word: str | None) -> None:
+        """By a constraint."""
+        alter = self.table().alter
+        if word is None:
+            alter.drop_constraint("refused")
+        else:
+            alter.add_constraint({"refused": f"word NOT LIKE '{word}%'"})
+
+    def drop(self) -> None:
+        """Drop the table behind the sink's back."""
+        files = ObjectFiles(root_of(self.url))
+        store = files.store(f"{self.url}/counts")
+        for chunk in obstore.list(store, prefix=key_of(f"{self.url}/counts")):
+            obstore.delete(store, [meta["path"] for meta in chunk])
 
 
 class SinkHarness(BaseHarness):

@@ -1157,6 +1157,10 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             for w in (0, True, "3")
         ],
         "staging": [(lambda: DeltaSink("x", staging=""), r"DeltaSink\('x'\): staging is ''; it must be a path")],
+        "storage_options": [
+            (lambda w=w: DeltaSink("s3://b/x", storage_options=w), r"DeltaSink\('s3://b/x'\): storage_options")
+            for w in ("aws_region=x", {"aws_region": 3}, {"": "x"}, ["aws_region"])
+        ],
         **rules(DeltaSink),
         "schema_contract": contracts(DeltaSink),
         "partition_by": [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -13,7 +15,9 @@ import pytest
 
 from stormproof.core.folds import Fold
 from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, TaskContext, transaction_digest
+from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
+from stormproof.sinks.staging import guard_of
 
 SCHEMA: Final = pa.schema([pa.field("word", pa.string()), pa.field("n", pa.int64())])
 """The suite's rows."""
@@ -137,9 +141,52 @@ class SinkHarness(ABC):
                     total[word] += n
                 return Counter(total.items())
 
-    def prepared_in(self, session: SinkSession) -> Path:
+    def prepared_in(self, session: SinkSession) -> PreparedFolder:
         """Where the sink's prepared files lie; a sink that writes none to a folder skips the case."""
         found = session.writer().files_in()
         if found is None:
             pytest.skip("this sink has no folder of prepared files")
-        return Path(found)
+        return PreparedFolder(found)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedFolder:
+    """The place of prepared files, as somebody reaches it who is not the sink: a local folder, or one in an object store."""
+
+    address: str
+
+    def names(self) -> set[str]:
+        """The prepared files that are there."""
+        return set(files_at(self.address).list(self.address, "stormproof-"))
+
+    def exists(self, name: str) -> bool:
+        """Whether it is there."""
+        return files_at(self.address).stat(self._path(name)) is not None
+
+    def read(self, name: str) -> bytes:
+        """All of a file."""
+        with files_at(self.address).open(self._path(name)) as file:
+            return file.read()
+
+    def put(self, name: str, content: bytes) -> None:
+        """Put a file there, in the place of one that has its name."""
+        files = files_at(self.address)
+        files.remove(self._path(name))
+        new = files.write_new(self._path(name), private=False)
+        try:
+            new.write(content)
+            new.sync()
+        finally:
+            new.close()
+
+    def remove(self, name: str) -> None:
+        """Remove it, and its second name in a table's own folder."""
+        files_at(self.address).remove(self._path(name))
+        files_at(self.address).remove(guard_of(self._path(name)))
+
+    def mode(self, name: str) -> int | None:
+        """The rights of a local file; None in an object store."""
+        return Path(self._path(name)).stat().st_mode if files_at(self.address).is_local else None
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.address, name)

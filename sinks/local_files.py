@@ -1,0 +1,200 @@
+"""Files in folders of this machine, each synced when it is asked for; and files that are kept nowhere."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from stormproof.sinks.file_store import Files, FileState
+
+PRIVATE_FILE: Final = 0o600
+PRIVATE_FOLDER: Final = 0o700
+
+
+class LocalFiles(Files):
+    """Files in folders of this machine."""
+
+    def write_new(self, path: str, *, private: bool) -> NewLocalFile:
+        """Open with O_EXCL, in a folder that is there."""
+        return NewLocalFile(path, private=private)
+
+    def put_new(self, path: str, data: bytes) -> None:
+        """Write it beside, and link(2) it, which cannot overwrite."""
+        aside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}-{uuid.uuid4().hex}")
+        file = self.write_new(aside, private=False)
+        try:
+            file.write(data)
+            file.sync()
+            os.link(aside, path)
+        finally:
+            file.close()
+            self.remove(aside)
+
+    def open(self, path: str) -> BufferedReader:
+        """Open for reading."""
+        return open(path, "rb")
+
+    def open_native(self, path: str) -> pa.NativeFile:
+        """Open for Arrow's readers."""
+        return pa.OSFile(path, "rb")
+
+    def bring(self, path: str, to: str) -> None:
+        """Link it."""
+        os.symlink(os.path.abspath(path), to)
+
+    def stat(self, path: str) -> FileState | None:
+        """By device, inode, size and time of the last write."""
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return FileState(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
+
+    def list(self, folder: str, prefix: str = "") -> list[str]:
+        """The names in the folder."""
+        return [name for name in os.listdir(folder) if name.startswith(prefix)] if os.path.isdir(folder) else []
+
+    def remove(self, path: str) -> None:
+        """Unlink; the folder is not synced."""
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def rename(self, path: str, to: str) -> None:
+        """Rename; the folder is not synced."""
+        os.rename(path, to)
+
+    def link(self, path: str, to: str) -> None:
+        """Link it; the folder is not synced."""
+        os.link(path, to)
+
+    def sync(self, path: str) -> None:
+        """Fsync the file."""
+        self._sync(path, os.O_RDONLY)
+
+    def sync_folder(self, folder: str) -> None:
+        """Fsync the folder."""
+        self._sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+    def _sync(self, path: str, flags: int) -> None:
+        fd = os.open(path, flags)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def make_folder(self, folder: str, *, private: bool = False) -> None:
+        """Make it, and sync what was made into its parents."""
+        path = Path(folder)
+        missing = [p for p in (path, *path.parents) if not p.exists()]
+        if private and missing:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # another task was faster, and made it so
+                path.mkdir(mode=PRIVATE_FOLDER)
+                path.chmod(PRIVATE_FOLDER)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            self.sync_folder(str(made.parent))
+
+    def settle_folder(self, folder: str, *, private: bool = False) -> None:
+        """Make it, and sync every folder above it."""
+        self.make_folder(folder, private=private)
+        for parent in Path(folder).absolute().parents:
+            try:
+                self.sync_folder(str(parent))
+            except PermissionError:
+                return  # another user's, so it was there before
+
+    @contextmanager
+    def locked(self, folder: str) -> Generator[None]:
+        """Hold an flock on the folder."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+class NewLocalFile:
+    """A new file on a local disk."""
+
+    def __init__(self, path: str, *, private: bool) -> None:
+        # The umask decides who may read a table's own file, as with the files that Spark and delta-rs write there.
+        mode = PRIVATE_FILE if private else 0o666
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        if private:
+            os.fchmod(self._fd, mode)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append all of it."""
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view):
+            done += os.write(self._fd, view[done:])
+
+    def sync(self) -> None:
+        """Fsync it."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self._fd)
+
+
+NOWHERE: Final = "nowhere:"
+"""The address of a folder that keeps nothing: what is written there is counted by its writer, and is gone."""
+
+
+class NoFiles(LocalFiles):
+    """Files that are written, and kept nowhere: for a dry run. There is never one to read."""
+
+    def write_new(self, path: str, *, private: bool) -> NewLocalFile:
+        """A file of the null device."""
+        del path, private
+        return NewFileNowhere()
+
+    def put_new(self, path: str, data: bytes) -> None:
+        """Drop it."""
+        del path, data
+
+    def remove(self, path: str) -> None:
+        """There is none."""
+        del path
+
+    def sync_folder(self, folder: str) -> None:
+        """There is no folder."""
+        del folder
+
+    def make_folder(self, folder: str, *, private: bool = False) -> None:
+        """Make none."""
+        del folder, private
+
+    def settle_folder(self, folder: str, *, private: bool = False) -> None:
+        """Make none."""
+        del folder, private
+
+
+class NewFileNowhere(NewLocalFile):
+    """A new file whose content is dropped."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Drop it."""
+        del data
+
+    def sync(self) -> None:
+        """Nothing to sync."""
+
+    def close(self) -> None:
+        """Nothing to close."""
