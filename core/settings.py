@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from stormproof.core import failpoint
+from stormproof.core.arguments import shown
 from stormproof.core.errors import SettingsError
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import embedded_database
@@ -132,6 +133,35 @@ class Settings(BaseSettings):
         description="how long opened messages stay with a driver that shows no sign of life; it extends them every third of "
         "this time",
     )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="port where a driver serves its metrics to Prometheus, at /metrics; 0: one that is free, which it "
+        "prints; by default none",
+    )
+    metrics_host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="address that `metrics_port` is listened on: this machine alone by default; `0.0.0.0` lets a Prometheus "
+        "on another machine reach it, and everybody else who can reach this one",
+    )
+    metrics_file: Path | None = Field(
+        default=None,
+        description="file that gets the metrics in the format of node exporter's textfile collector (end its name in "
+        "`.prom`); for batch jobs",
+    )
+    metrics_interval_s: float = Field(
+        default=15.0,
+        gt=0,
+        description="seconds between two writes of `metrics_file`, and the least between two times that a driver asks its "
+        "source for its backlog",
+    )
+    metrics_opentelemetry: bool = Field(
+        default=False,
+        description="pass the metrics, and a span for each batch, to OpenTelemetry's API; needs the extra `otel`, and an "
+        "SDK that your program sets up",
+    )
     plugins: str = Field(
         default="",
         description="comma-separated modules, or FILE.py, that a command imports first; each registers your own kinds of "
@@ -191,6 +221,26 @@ class Settings(BaseSettings):
     def with_spark(self, more: Mapping[str, str]) -> Settings:
         """The same, with further settings of Spark's, which go before those that are there."""
         return self.model_copy(update={"spark": {**self.spark, **spark_names(more)}})
+
+    def with_metrics(self, port: int | None, file: str | Path | None) -> Settings:
+        """The same, with another port or file for metrics where one is given.
+
+        Raises:
+            SettingsError: no such port.
+        """
+        if port is None and file is None:
+            return self
+        if port is not None and (type(port) is not int or not 0 <= port <= 65535):
+            raise SettingsError(f"argument metrics_port: {shown(port)} is no port: 0 to 65535", setting="metrics_port")
+        update: dict[str, object] = {} if port is None else {"metrics_port": port}
+        if file is not None:
+            try:
+                update["metrics_file"] = Path(file)
+            except TypeError:
+                raise SettingsError(
+                    f"argument metrics_file: {shown(file)} is no path", setting="metrics_file"
+                ) from None
+        return self.model_copy(update=update)
 
     @property
     def staging_path(self) -> Path:

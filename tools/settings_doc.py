@@ -24,7 +24,7 @@ A setting is looked for in three places. The later one wins.
 2. A line of `{TOML_FILE}` in the working folder, such as `batch_messages = 5000`.
 3. An argument, in code: `Settings(batch_messages=5000)`, given as `topology.run(settings=...)`. Some options of
    `stormproof run` stand for such an argument: `--max-messages`, `--max-bytes`, `--interval`, `--in-flight`,
-   `--latency-target`.
+   `--latency-target`, `--metrics-port`, `--metrics-file`.
 
 An unknown name is an error in all three places, and the error lists the known ones. `stormproof doctor` shows which folder
 and which database the settings lead to.

@@ -7,6 +7,7 @@
 | `streaming` | how does a Structured Streaming query feed Stormproof: `foreach_batch` |
 | `audit` | do ledger, sinks and source tell one story; what became of a message |
 | `decisions` | what can a person decide about a topology, its messages and its tables; what is refused, and recorded |
+| `metrics` | what does a driver tell Prometheus and OpenTelemetry; what does the ledger, where none runs |
 | `cli` | what does each command of `stormproof` do |
 | `web` | how are all of a ledger's topologies shown in a browser |
 
@@ -28,6 +29,7 @@
 | `dry_run`, `start_preview`, `topology_rehearsal` | what would a commit, a start, the next batch do |
 | `run_log`, `statistics` | what does a run log, and count |
 | `stores`, `wording` | which database do decisions work on; how are counts and times written |
+| `observers` | who is told what becomes of each batch |
 | `prune`, `grants` | how is the ledger pruned; GRANTs |
 | `queue_adoption`, `queue_import` | how does a queue change its server; how are a broker's messages moved into it |
 """

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from stormproof.core.errors import StormproofError
 from stormproof.trident.ledger import control
+from stormproof.trident.ledger.control import Doing
 from stormproof.trident.ledger.database import LedgerDatabase
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.orders import Orders
@@ -34,13 +35,22 @@ class ControlLine:
     """
 
     def __init__(
-        self, engine: sa.Engine, run: Run, orders: Orders, in_flight: Callable[[], int], *, every_s: float = EVERY_S
+        self,
+        engine: sa.Engine,
+        run: Run,
+        orders: Orders,
+        in_flight: Callable[[], int],
+        *,
+        every_s: float = EVERY_S,
+        heard: Callable[[Doing], None] | None = None,
     ) -> None:
+        """`heard` is told of each sign of life that was left."""
         self._database = LedgerDatabase(engine, lambda: None)
         self._run = run
         self._orders = orders
         self._in_flight = in_flight
         self._every_s = every_s
+        self._tell = heard
         self._heard = 0
         self._is_silent = False
         self._done = threading.Event()
@@ -74,6 +84,8 @@ class ControlLine:
                 asked = control.exchange(
                     connection, self._run.incarnation, self._run.epoch, doing, in_flight, self._heard
                 )
+            if self._tell is not None:
+                self._tell(doing)
             if asked is None or asked.request == self._heard:
                 return
             self._heard = asked.request

@@ -7,7 +7,7 @@ know which engine runs the jobs, nor the kinds of source and sinks.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final, TypeVar, cast
@@ -38,6 +38,8 @@ from stormproof.trident.jobs import Jobs, JobsInTurn, JobsOnThreads, WaitingLeas
 from stormproof.trident.latency_tuner import LatencyTuner
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
+from stormproof.trident.metrics.run_metrics import RunMetrics
+from stormproof.trident.observers import Observer, Observers
 from stormproof.trident.options import RunOptions
 from stormproof.trident.orders import Orders
 from stormproof.trident.outages import outlasting_outages
@@ -103,6 +105,8 @@ class Coordinator:
         jobs: Jobs | None = None,
         watch: Watch | None = None,
         preflight: Callable[[], None] | None = None,
+        metrics: RunMetrics | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self._plan = plan
         self._source = source
@@ -124,7 +128,9 @@ class Coordinator:
             lease_s=options.lease_s,
             pulse_root=options.pulse_root,
             rejects_max_share=options.rejects_max_share,
+            observer=Observers((*(() if metrics is None else metrics.observers), *observers)),
         )
+        self._metrics = metrics
         self._recount = Recount(self._steps, self._run_again, lambda: rng.getrandbits(SEED_BITS))
         chosen = in_flight_max(options.max_batches_in_flight, options.latency_target_s)
         self._in_flight_max = 1 if plan.serial else chosen
@@ -141,6 +147,8 @@ class Coordinator:
         self._retries_from_s = 0.0
         self._noted: frozenset[int] = frozenset()
         self._accounts = Accounts(RunStatistics(run.topology, options.guarantee.value, run.epoch), on_batch)
+        if metrics is not None:
+            metrics.recorder.note_tuning(self._tuner.figures)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -157,6 +165,11 @@ class Coordinator:
     def in_flight(self) -> int:
         """The number of batches in flight; any thread may ask."""
         return len(self._in_flight)
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus can scrape the run's metrics; None without a port."""
+        return None if self._metrics is None else self._metrics.url
 
     @property
     def statistics(self) -> RunStatistics:
@@ -264,6 +277,8 @@ class Coordinator:
             self._clock.sleep(self._options.poll_interval_s)
             return True
         backlog = self._source.backlog()
+        if self._metrics is not None:
+            self._metrics.answered(backlog)
         ready = 0 if self._orders.drains else backlog.ready
         if (self._options.until_idle or self._orders.drains) and ready == backlog.waiting == backlog.pending == 0:
             return False
@@ -277,6 +292,8 @@ class Coordinator:
         if now_s - self._maintained_at_s >= self._options.maintain_interval_s:
             self._maintained_at_s = now_s
             self._source.maintain()
+        if self._metrics is not None:
+            self._metrics.ask(self._source.backlog)
 
     # -- batches in flight -------------------------------------------------------------------------------------------
 
@@ -448,8 +465,11 @@ class Coordinator:
             self._retries_from_s = ended_s + min(took_s * (1 / RETRY_SHARE - 1), RETRY_WAIT_MAX_S)
         if isinstance(batch.outcome, Complete):
             self._accounts.note_step(self._tuner.learn(batch.sample(ended_s)))
+            if self._metrics is not None:
+                self._metrics.recorder.note_tuning(self._tuner.figures)
         else:
             self._looked_at_s = None  # the source may have its messages again
+        self._steps.observer.timed(result)
         self._accounts.ended(result)
         self._maintain()
         return result

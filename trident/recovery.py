@@ -85,6 +85,7 @@ def recover(steps: Steps, *, sweep: bool, recount: Recount | None = None) -> Rec
     if report.did_something:
         with steps.ledger.transaction(steps.run) as tx:
             events.record(tx, [Event(EventKind.RECOVERY, detail=asdict(report))])
+    steps.observer.recovered(report)
     failpoint("recover.after")
     return report
 
@@ -210,7 +211,9 @@ def _record_dead(
         return
     with steps.ledger.transaction(steps.run) as tx:
         known = {*recorded, *events.dead_letters_in(tx, txid)}
-        events.record(tx, [Event(EventKind.DEAD_LETTER, txid=txid, message=one) for one in dead if one not in known])
+        unknown = [one for one in dead if one not in known]
+        events.record(tx, [Event(EventKind.DEAD_LETTER, txid=txid, message=one) for one in unknown])
+    steps.observer.dead_letters(txid, len(unknown))
 
 
 def _repeat_owed(steps: Steps, owners: tuple[str, ...], handled: set[int], done: _Done) -> None:

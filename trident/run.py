@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final, Literal, TypeAlias, TypedDict, Unpack
 
 from stormproof.core.arguments import lacks, shown
@@ -30,6 +31,7 @@ from stormproof.trident.control_line import ControlLine
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger.database import ledger_engine, require_schema
 from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.metrics.run_metrics import exported_metrics
 from stormproof.trident.opening import attached, sinks_of
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
@@ -57,6 +59,10 @@ class RunArguments(TypedDict, total=False):
     """Called in the driver's thread after each batch."""
     on_ready: Callable[[Coordinator], None] | None
     """Called once, before the first batch: the place to install signal handlers, since PySpark installs its own."""
+    metrics_port: int | None
+    """Serve the run's metrics to Prometheus there; 0: at a free port. Default: as the settings say."""
+    metrics_file: str | Path | None
+    """Write them to this file; default: as the settings say."""
 
 
 def new_incarnation() -> str:
@@ -101,6 +107,8 @@ def driver(
     rng: random.Random | None = None,
     on_batch: Callable[[BatchResult], None] | None = None,
     on_ready: Callable[[Coordinator], None] | None = None,
+    metrics_port: int | None = None,
+    metrics_file: str | Path | None = None,
 ) -> Generator[Coordinator]:
     """Start everything that one run of a topology needs, and close it at the end: `run` with the coordinator in hand.
 
@@ -109,7 +117,7 @@ def driver(
 
     Raises:
         TopologyError: the topology cannot run under this guarantee, or a function of it cannot be sent to a worker.
-        SettingsError: a setting is missing or wrong.
+        SettingsError: a setting is missing or wrong, or the metrics' port or file cannot be had.
         MachineUnfit: a machine cannot run tasks; names it, and what to do.
         MachineUnavailable: a machine has lacked disk space or the like for `outage_s`.
         StoreUnavailable: a store cannot be reached.
@@ -118,7 +126,7 @@ def driver(
     chosen = as_guarantee(guarantee or topology.guarantee or Guarantee.EXACTLY_ONCE)
     plan = compile_topology(topology, chosen)
     functions = require_shippable(plan)
-    settings = settings or Settings()
+    settings = (settings or Settings()).with_metrics(metrics_port, metrics_file)
     clock = clock or SystemClock()
     rng = rng or random.Random()  # noqa: S311 - seeds need spread, not secrecy
     with ExitStack() as stack:
@@ -129,6 +137,7 @@ def driver(
         sql_engine = ledger_engine(database)
         stack.callback(sql_engine.dispose)
         require_schema(sql_engine, database, own=settings.uses_embedded)
+        metrics = stack.enter_context(exported_metrics(topology.name, settings, clock))
         source = topology.source.for_run(database)
         source.begin(chosen)
         plan = placed(plan, database, settings)
@@ -140,6 +149,8 @@ def driver(
         attach = partial(attached, plan, source, ledger, database)
         with own_faults():
             run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), chosen_options, clock)
+        if metrics is not None:
+            metrics.began(run, chosen, source, sessions)
         coordinator = Coordinator(
             plan,
             source,
@@ -152,8 +163,12 @@ def driver(
             rng=rng,
             on_batch=on_batch,
             preflight=preflight,
+            metrics=metrics,
         )
-        control_line = ControlLine(ledger_engine(database), run, coordinator.orders, lambda: coordinator.in_flight)
+        control_line = ControlLine(
+            *(ledger_engine(database), run, coordinator.orders, lambda: coordinator.in_flight),
+            heard=None if metrics is None else metrics.recorder.heard,
+        )
         outlasting_outages(control_line.hear_first, chosen_options, clock)
         stack.enter_context(control_line)
         if on_ready is not None:

@@ -39,6 +39,7 @@ from stormproof.trident.ledger import events, rejects, txns
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Reject, Run, SinkWork
 from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.observers import NOBODY, CommittedBatch, Observer, SinkEnd
 from stormproof.trident.read_already import ReadAlready
 from stormproof.trident.reject_limit import RejectLimit
 from stormproof.trident.sessions import Sessions, machine_errors
@@ -96,8 +97,10 @@ class Steps:
         lease_s: float,
         pulse_root: Path | None = None,
         rejects_max_share: float = 0.0,
+        observer: Observer = NOBODY,
     ) -> None:
         self.ledger = ledger
+        self.observer = observer
         self.run = run
         self.source = source
         self.sessions = sessions
@@ -175,6 +178,7 @@ class Steps:
             if guarantee is Guarantee.AT_MOST_ONCE and joined is not None:
                 self.source.confirm(lease, tx=joined)
             failpoint("open.in_transaction")
+        self.observer.opened(txid, guarantee, slice_)
         if guarantee is Guarantee.AT_MOST_ONCE and joined is None:
             self.source.confirm(lease)
         failpoint("open.after")
@@ -212,6 +216,7 @@ class Steps:
             expected = self.source.expect(opened.slice, seed, excluded, self.joined(tx))
             txns.end_attempt(tx, opened.txid, ended, AttemptOutcome(end.value), error)
             txns.add_attempt(tx, opened.txid, ended + 1, seed, excluded, expected)
+        self.observer.attempt_ended(opened.txid, ended, AttemptOutcome(end.value))
         failpoint("attempt.after")
         return expected
 
@@ -399,6 +404,7 @@ class Steps:
         with self.ledger.transaction(self.run) as tx:
             txns.move(tx, txid, TxnState.PREPARED, TxnState.BLOCKED, cause=cause_of(error), reason=reason)
             events.record(tx, [Event(EventKind.BLOCKED, txid=txid, sink=sink, error=reason)])
+        self.observer.blocked(txid, sink, cause_of(error), reason)
         return blocked(self.run.topology, txid, reason, sink, self.sessions.get(sink), error.details)
 
     # -- finish ------------------------------------------------------------------------------------------------------
@@ -440,8 +446,21 @@ class Steps:
                 rejected += rejects.retried(tx, txid, [self.source.shown_id(f.id, f.origin) for f in again])
             rejects.record(tx, txid, rejected)
             failpoint("finish.before_commit")
-        failpoint("finish.after")
         messages = len({one.number for one in rejected if one.number is not None})
+        reasons = Counter(failure.reason.value for failure in failures if failure.counted)
+        self.observer.committed(
+            CommittedBatch(
+                txid,
+                guarantee,
+                slice_.expected.messages,
+                _ends(work, results, rejected),
+                reasons,
+                len(failures) - reasons.total(),
+                len(resolution.dead),
+                messages,
+            )
+        )
+        failpoint("finish.after")
         if sinks is None:
             self._reject_limit.note(slice_.expected.messages, messages)
         self._log_rejects(txid, rejected)
@@ -512,6 +531,7 @@ class Steps:
             if joined is not None:
                 self._give_back(lease, divide, alone, joined)
             failpoint("abort.in_transaction")
+        self.observer.given_up(txid, TxnState.ABORTED, cause, reason)
         if joined is None:
             self._give_back(lease, divide, alone, None)
         failpoint("abort.after")
@@ -550,11 +570,15 @@ class Steps:
                     resolution = self.source.confirm(opened.lease, failures, joined)
                 events.record(tx, self._resolution_events(opened.txid, resolution, {}))
             failpoint("abort.in_transaction")
+        reasons = Counter(failure.reason.value for failure in failures if failure.counted)
+        self.observer.given_up(opened.txid, TxnState.ABORTED, TxnCause.EVERY_MESSAGE_FAILED, "every message failed")
+        self.observer.failed(opened.txid, reasons, len(failures) - reasons.total())
         if joined is None:
             with self.ledger.transaction(self.run) as tx:
                 with self._while_nobody_took_over(opened):
                     resolution = self.source.confirm(opened.lease, failures)
                 events.record(tx, self._resolution_events(opened.txid, resolution, {}))
+        self.observer.dead_letters(opened.txid, len(resolution.dead))
         failpoint("abort.after")
         return resolution
 
@@ -564,6 +588,7 @@ class Steps:
             self._end(tx, txid, TxnState.ABANDONED, cause, reason)
             rejects.retried(tx, txid)
             failpoint("abort.in_transaction")
+        self.observer.given_up(txid, TxnState.ABANDONED, cause, reason)
         failpoint("abort.after")
 
 
@@ -583,6 +608,17 @@ def _left_out(work: SinkWork) -> tuple[RefusedRow, ...]:
         return misfits
     # Of rows of groups that an operator gave up alone the messages have parts in others, which the sink holds.
     return work.left_out + tuple(replace(row, messages=()) for row in misfits)
+
+
+def _ends(
+    work: Mapping[str, SinkWork], results: Mapping[str, CommitResult], rejected: Sequence[Reject]
+) -> dict[str, SinkEnd]:
+    """What each sink got of a batch, for observers."""
+    counts = Counter(one.sink for one in rejected)
+    return {
+        sink: SinkEnd(work[sink].rows, work[sink].bytes, result.superseded, counts[sink], result.is_suppressed)
+        for sink, result in results.items()
+    }
 
 
 def cause_of(refusal: SinkRefused) -> TxnCause:

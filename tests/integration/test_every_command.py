@@ -66,6 +66,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "ledger retry": (NAME, "1"),
     "ledger skip": (NAME, "1", "no-such-sink"),
     "ledger sql": (),
+    "metrics": (NAME,),
     "pause": (NAME,),
     "queue import": ("other", "orders.py:nowhere"),
     "queue list": (),
@@ -86,10 +87,10 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
 ELSEWHERE: Final = {"psql", "db url", "queue adopt", "jars", "init", "ledger release-table", "web"}
 """Commands with tests of their own screens; called here where they need no more than a database."""
 
-CHANGES: Final = {"run", "queue list", "queue stats", "status", "doctor"}
+CHANGES: Final = {"run", "queue list", "queue stats", "status", "doctor", "metrics"}
 """What a second call shows has other numbers in it."""
 
-PLAIN: Final = {"ledger sql"}
+PLAIN: Final = {"ledger sql", "metrics"}
 """What is printed for another program, exactly as it is."""
 
 

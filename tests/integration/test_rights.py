@@ -38,6 +38,7 @@ _numbers = itertools.count(1)
 
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "status": (),
+    "metrics": (),
     "retry": (NAME, "1"),
     "pause": (NAME,),
     "resume": (NAME,),
@@ -100,6 +101,7 @@ OTHERS: Final = {
 
 READS: Final = {
     "status",
+    "metrics",
     "queue peek",
     "queue stats",
     "queue list",

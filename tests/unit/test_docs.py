@@ -24,7 +24,7 @@ PAGES = sorted([*(ROOT / name for name in BESIDE), *(ROOT / "docs").rglob("*.md"
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("name", ["audit", "failpoints", "settings", "cli", "delta", "source_matrix"])
+@pytest.mark.parametrize("name", ["audit", "failpoints", "settings", "cli", "delta", "source_matrix", "metrics"])
 def test_a_page_made_from_the_code_is_current(name: str) -> None:
     made = runpy.run_path(str(ROOT / "tools" / f"{name}_doc.py"))["text"]()
     assert (ROOT / "docs" / f"{name}.md").read_text() == made, f"run: .venv/bin/python tools/{name}_doc.py"

@@ -518,6 +518,14 @@ TOPOLOGY: Final[Mapping[str, Mapping[str, Sequence[Case]]]] = {
             (lambda w=w: run_with(w), r"no engine .*; known: 'spark', 'inline', or an object such as")
             for w in ("inlin", None, 3, MemorySink)
         ],
+        "metrics_port": [
+            (lambda w=w: run_with("inline", metrics_port=w), r"argument metrics_port: .* is no port: 0 to 65535")
+            for w in (-1, 65_536, "9400", 1.5, True)
+        ],
+        "metrics_file": [
+            (lambda w=w: run_with("inline", metrics_file=w), r"argument metrics_file: .* is no path")
+            for w in (3, b"words.prom")
+        ],
     },
     "Topology.foreach_batch": {
         "guarantee": [
@@ -1315,10 +1323,10 @@ def fed() -> Topology:
     return t
 
 
-def run_with(engine: Any) -> object:
+def run_with(engine: Any, **more: Any) -> object:
     stream = words()
     stream.into(MemorySink("out"))
-    return stream.topology.run(engine=engine)
+    return stream.topology.run(engine=engine, **more)
 
 
 def flat(table: Mapping[Any, Mapping[str, Sequence[Case]]]) -> list[Any]:
@@ -1334,7 +1342,7 @@ def flat(table: Mapping[Any, Mapping[str, Sequence[Case]]]) -> list[Any]:
 def test_of_a_topology(build: Callable[[], object], said: str) -> None:
     with pytest.raises(UsageError) as raised:
         build()
-    assert isinstance(raised.value, TopologyError) or "engine" in str(raised.value)
+    assert isinstance(raised.value, TopologyError) or re.search("engine|metrics_", str(raised.value))
     assert re.search(said, str(raised.value)), str(raised.value)
     assert " at 0x" not in str(raised.value)
 

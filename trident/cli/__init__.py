@@ -4,6 +4,7 @@
 | --- | --- |
 | `run`, `run_text`, `logs` | `run`: what it prints and logs |
 | `reports` | `status`; `audit verify`, `txn`, `message`, `replays` |
+| `metrics` | `metrics` |
 | `audit_app`, `questions` | `audit ...`: what a view of the ledger answers |
 | `canary` | `--canary` of `dead-letters requeue` and `rejects retry` |
 | `rejects`, `rejects_app` | `rejects list`, `show`, `retry`, `drop` |

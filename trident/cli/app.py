@@ -110,6 +110,16 @@ def run(
         str | None,
         typer.Option(help="text: a short line a batch; json: one object a line; default: auto, by the terminal."),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Serve metrics to Prometheus at this port of metrics_host; 0: a free one, printed."
+        ),
+    ] = None,
+    metrics_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Keep the metrics in this file, for node exporter's textfile collector."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a topology: from its source to its sinks, batch by batch, until idle or stopped.
@@ -136,6 +146,8 @@ def run(
         max_batches_in_flight=in_flight,
         latency_target_s=latency_target,
         log_format=log_format,
+        metrics_port=metrics_port,
+        metrics_file=metrics_file,
     )
 
 
@@ -209,6 +221,27 @@ def web(
         operators=operator or (),
         as_json=as_json,
     )
+
+
+@app.command()
+def metrics(
+    topologies: Annotated[
+        list[str] | None, typer.Argument(metavar="[TOPOLOGY...]", help="These alone; default: all of them.")
+    ] = None,
+    *,
+    file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write to this file, in one step, in place of printing.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what the ledger says of each topology, in Prometheus' text format. It needs no running driver.
+
+    For alerts that must not depend on a driver: that it is gone, or silent, or blocked. Run it every minute, with --file
+    into the folder of node exporter's textfile collector. Example: stormproof metrics --file /metrics/stormproof.prom
+    """
+    from stormproof.trident.cli.metrics import export
+
+    export(topologies or (), file=file, as_json=as_json)
 
 
 @app.command()

@@ -109,6 +109,8 @@ def drive(
             on_ready=stopping.attach,
         ) as coordinator:
             note(f"running {topology.name!r} {promised} on {engine}; Ctrl-C stops after what is in flight")
+            if coordinator.metrics_url is not None:
+                note(f"metrics: {coordinator.metrics_url}")
             progress("waiting for the first batch ...")
             return coordinator.run()
 

@@ -7,7 +7,7 @@ import logging
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,11 +28,14 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
 from stormproof.trident.ledger import events, job_keys
+from stormproof.trident.ledger.control import Doing
 from stormproof.trident.ledger.database import known_error, ledger_engine, require_schema
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.ledger.streams import Standing, StreamBatch, handed, missing, stands_by_name, take
 from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.metrics.run_metrics import RunMetrics, exported_metrics
+from stormproof.trident.observers import NOBODY, Observer, Observers
 from stormproof.trident.opening import attached
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
@@ -40,7 +43,7 @@ from stormproof.trident.preflight import Preflight
 from stormproof.trident.run import new_incarnation, options_of, placed
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import RunStatistics
-from stormproof.trident.streaming.result import StreamResult
+from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 from stormproof.trident.transaction_states import EventKind, OperatorAction
 
 if TYPE_CHECKING:
@@ -83,6 +86,17 @@ class OpenQuery:
     settings: Settings
     preflight: Preflight
     stack: ExitStack
+    metrics: RunMetrics | None = None
+
+    @property
+    def parts(self) -> tuple[Ledger, Run, Source, Sessions]:
+        """What the steps of its batches work on."""
+        return self.ledger, self.run, self.source, self.sessions
+
+    @property
+    def observer(self) -> Observer:
+        """What is told of the batches."""
+        return NOBODY if self.metrics is None else Observers(self.metrics.observers)
 
 
 class ForeachBatch(ABC):
@@ -132,6 +146,8 @@ class ForeachBatch(ABC):
                 result = self._take(current, frame, query, batch_id)
                 result.steps_ms["total"] = (self._clock.monotonic_s() - started_s) * 1000
                 epoch = current.run.epoch
+                committed = self._times_transactions and result.outcome is StreamOutcome.COMMITTED
+                self._note_steps(current, result.steps_ms, committed=committed)
             self._account(epoch, result)
 
     def __enter__(self) -> Self:
@@ -178,6 +194,15 @@ class ForeachBatch(ABC):
                 finally:
                     self._let_go()
 
+    _times_transactions = True
+    """Whether a call is one transaction, so that its time is that transaction's."""
+
+    def _note_steps(self, current: OpenQuery, steps_ms: Mapping[str, float], *, committed: bool) -> None:
+        """Take a call's times into the metrics; the call is a sign of life."""
+        if current.metrics is not None:
+            current.metrics.recorder.note_steps(steps_ms, committed=committed)
+            current.metrics.recorder.heard(Doing.RUNNING)
+
     @abstractmethod
     def _plan(self, frame: Frame, query: str | None) -> tuple[Plan, Source]:
         """The plan for such rows, and its source."""
@@ -201,6 +226,7 @@ class ForeachBatch(ABC):
             engine = ledger_engine(database)
             stack.callback(engine.dispose)
             require_schema(engine, database, own=settings.uses_embedded)
+            metrics = stack.enter_context(exported_metrics(self.name, settings, self._clock))
             source = source.for_run(database)
             plan = placed(plan, database, settings)
             options = replace(self._options or options_of(settings, self._guarantee), until_idle=True)
@@ -210,8 +236,12 @@ class ForeachBatch(ABC):
             outlasting_outages(preflight, options, self._clock)
             attach = partial(attached, plan, source, ledger, database)
             run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), options, self._clock)
+            if metrics is not None:
+                metrics.began(run, self._guarantee, source, sessions)
             current = OpenQuery(
-                query, plan, source, ledger, run, sessions, options, settings, preflight, stack.pop_all()
+                *(query, plan, source, ledger, run, sessions, options, settings, preflight),
+                stack=stack.pop_all(),
+                metrics=metrics,
             )
         self._current = current  # from here on an error closes it
         self.statistics = replace(self.statistics, epoch=run.epoch)

@@ -72,6 +72,8 @@ class ExactlyOnce(SinkStream):
             with self._opened(frame, None, partial(_require_jobs, self.name)) as current:
                 result = self._outlasting(current, lambda steps: self._once(current, steps, frame, key))
                 result.steps_ms["total"] = (self._clock.monotonic_s() - started_s) * 1000
+                committed = result.outcome is StreamOutcome.COMMITTED
+                self._note_steps(current, result.steps_ms, committed=committed)
                 line: dict[str, object] = {
                     "topology": self.name,
                     "key": key,
@@ -117,7 +119,7 @@ class ExactlyOnce(SinkStream):
     def _steps_of(self, current: OpenQuery) -> Steps:
         if current.query is not None:
             return super()._steps_of(current)
-        return JobSteps(current.ledger, current.run, current.source, current.sessions, lease_s=current.options.lease_s)
+        return JobSteps(*current.parts, lease_s=current.options.lease_s, observer=current.observer)
 
     def _once(self, current: OpenQuery, steps: Steps, frame: Frame, key: str) -> OnceResult | JobFailed:
         self._require_columns(frame)
@@ -125,6 +127,7 @@ class ExactlyOnce(SinkStream):
         opened = self._open_key(current, steps, key)
         times.mark("open")
         if isinstance(opened, int):
+            steps.observer.suppressed(tuple(current.sessions))
             outcome = StreamOutcome.ROLLED_FORWARD if opened in self._rolled else StreamOutcome.SUPPRESSED
             self._rolled.discard(opened)
             self._count_suppressed(current)
@@ -162,6 +165,7 @@ class ExactlyOnce(SinkStream):
             slice_ = slice_of_key(key, txid, seed)
             txns.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, current.source.name, slice_, seed)
             failpoint("open.in_transaction")
+        steps.observer.opened(txid, Guarantee.EXACTLY_ONCE, slice_)
         failpoint("open.after")
         return Opened(txid, steps.lease(txid), slice_, seed)
 

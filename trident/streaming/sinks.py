@@ -116,9 +116,7 @@ class SinkStream(ForeachBatch):
 
     def _steps_of(self, current: OpenQuery) -> Steps:
         """The steps of the caller's transactions."""
-        return KeepTxidSteps(
-            current.ledger, current.run, current.source, current.sessions, lease_s=current.options.lease_s
-        )
+        return KeepTxidSteps(*current.parts, lease_s=current.options.lease_s, observer=current.observer)
 
     def _recovered(self, current: OpenQuery) -> None:
         self._steps = self._steps_of(current)
@@ -272,9 +270,16 @@ class SinkStream(ForeachBatch):
                 txns.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, self.name, slice_of(taken, seed), seed)
                 attempt = 1
             failpoint("open.in_transaction")
-        failpoint("open.after")
         assert taken.txid is not None
-        return Opened(taken.txid, steps.lease(taken.txid), slice_of(taken, seed), seed), attempt
+        opened = Opened(taken.txid, steps.lease(taken.txid), slice_of(taken, seed), seed)
+        if attempt is None:
+            steps.observer.suppressed(tuple(current.sessions))
+        elif attempt == 1:
+            steps.observer.opened(opened.txid, Guarantee.EXACTLY_ONCE, opened.slice)
+        else:
+            steps.observer.attempt_ended(opened.txid, attempt - 1, AttemptOutcome.JOB_FAILED)
+        failpoint("open.after")
+        return opened, attempt
 
     def _again(self, current: OpenQuery, tx: Tx, last: StreamBatch, seed: int) -> int | None:
         assert last.txid is not None

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 class TopologyStream(ForeachBatch):
     """The rows of micro-batches as a topology's messages."""
 
+    _times_transactions = False
+
     def __init__(
         self,
         topology: TopologyGraph,
@@ -152,6 +154,7 @@ class TopologyStream(ForeachBatch):
             rng=self._rng,
             on_batch=lambda result: txids.append(result.txid),
             preflight=current.preflight,
+            metrics=current.metrics,
         )
         self._source.feeding = True
         try:

@@ -1,0 +1,39 @@
+"""`stormproof metrics`: the ledger's figures for Prometheus, whether or not a driver runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stormproof.core.clock import SystemClock
+from stormproof.core.errors import UsageError
+from stormproof.trident.cli.output import emit, printed
+from stormproof.trident.cli.stores import opened
+from stormproof.trident.metrics.book import Distribution, Sample
+from stormproof.trident.metrics.exposition import registry_with, text_of
+from stormproof.trident.metrics.ledger_figures import ledger_figures
+from stormproof.trident.metrics.textfile import replace_text
+
+
+def export(topologies: Sequence[str], *, file: str | None, as_json: bool) -> None:
+    """Print the figures, or write them to a file that readers never see in part.
+
+    Raises:
+        UsageError: no such topology, or the file cannot be written.
+    """
+    with opened() as stores:
+        samples = ledger_figures(stores.audit, tuple(topologies), SystemClock().now())
+    text = text_of(registry_with(lambda: samples))
+    if file is not None:
+        try:
+            replace_text(Path(file), text)
+        except OSError as error:
+            raise UsageError(f"--file {file} cannot be written: {error.strerror or error}") from error
+    report = {"file": file, "metrics": [_json(sample) for sample in samples]}
+    emit(report, as_json=as_json, text=lambda: printed(text.rstrip("\n") if file is None else f"wrote {file}"))
+
+
+def _json(sample: Sample) -> dict[str, object]:
+    assert not isinstance(sample.value, Distribution)
+    labels = dict(zip(sample.metric.label_names, sample.labels, strict=True))
+    return {"name": sample.metric.exported, "labels": labels, "value": sample.value}
