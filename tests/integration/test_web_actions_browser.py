@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not (BROWSER and BROWSERS_DRIVER), reason="needs Chromium and chromedriver"),
 ]
 WAIT_S: Final = 60.0
+SCREENS: Final = Path(__file__).parents[2] / "build" / "screens"
 FLAGS: Final = (
     "--headless=new",
     "--no-sandbox",
@@ -71,9 +72,23 @@ class Person:
         until(lambda: bool(self.chrome.find_elements("css selector", "[data-outcome]")), "there is no outcome", WAIT_S)
         return self.text()
 
+    def screens(self, name: str) -> None:
+        """Keep what is seen, at two widths and in both themes."""
+        SCREENS.mkdir(parents=True, exist_ok=True)
+        for theme in ("light", "dark"):
+            media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+            self.chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+            for width in (1280, 380):
+                size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+                self.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+                self.chrome.save_screenshot(str(SCREENS / f"{name}-{width}-{theme}.png"))
+        self.chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        self.chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
     def complaints(self) -> list[str]:
-        """What the browser's console complained about."""
-        return [str(line["message"]) for line in self.chrome.get_log("browser") if line["level"] == "SEVERE"]
+        """What the browser's console complained about; it asks by itself for an icon of the site's."""
+        found = [str(line["message"]) for line in self.chrome.get_log("browser") if line["level"] == "SEVERE"]
+        return [line for line in found if "/favicon.ico" not in line]
 
 
 @pytest.fixture
@@ -169,10 +184,12 @@ def test_a_canary_is_followed_on_the_page_until_it_stops(run: Driven, person: Pe
         Path("broken").unlink()
         person.look("requeue", all="1")
         person.chrome.execute_script("document.querySelector('details[data-hold]').open = true")
+        person.screens("decide-requeue")
         person.confirm("repaired?", canary="1", wait="60")
         person_sees = "the canary stopped"
         until(lambda: _again(person, person_sees), "the page does not say that the canary stopped", WAIT_S)
         assert "1 of the 1 message of wave 1 failed" in person.text()
+        person.screens("decided-canary")
         run.until_dead(5)
 
 
@@ -193,8 +210,10 @@ def test_a_blocked_batch_goes_on_without_the_rows_that_are_given_up(
         child.kill()
         child.wait(WAIT_S)
     (txid,) = run.rows("select txid from stormproof.txn where state = 'blocked'")[0]
+    (sink,) = run.rows(f"select sink from stormproof.txn_sink where txid = {txid}")[0]
     assert "small" in person.look("retry", txid=txid)
-    person.look("skip-rows", txid=txid, sink="numbers")
+    assert "rows of the batch" in person.look("skip-rows", txid=txid, sink=sink)
+    person.screens("decide-skip-rows")
     assert "1 row that its table refuses is a reject" in person.confirm("7 is too much")
     with run.driver():
         run.until_rows("select count(*)::int from stormproof.reject", (1,))
