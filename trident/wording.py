@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from stormproof.core.errors import UsageError
@@ -61,3 +61,23 @@ def moment(name: str, text: str) -> datetime:
         raise UsageError(
             f"--{name} {text}: write a time, as in 2026-01-31T08:00, or an age, as in 2h or 7d", **{name: text}
         ) from None
+
+
+def parse_time(text: str | None, now: datetime) -> datetime | None:
+    """A time in ISO 8601, local where it names no zone; or an age, as 12h: so long before `now`. Of nothing, None.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        try:
+            return now - parse_age(text)
+        except UsageError:
+            raise UsageError(
+                f"{text!r} is no time: write it as 2026-11-23T05:00:00+00:00, or as an age, as in 12h"
+            ) from None
+    return found.astimezone(UTC)

@@ -114,6 +114,6 @@ def inert_faults(text: str) -> list[str]:
         for name, value in attributes.items():
             if name.startswith("on") or name in ("style", "srcdoc") or name.startswith(("hx-on", "data-hx-on")):
                 faults.append(f"<{tag} {name}={value!r}>")
-            if name in ADDRESSES and not re.match(r"(/(?!/)|#|$)", value or ""):
+            if name in ADDRESSES and not re.match(r"(/(?!/)|#|(data:,)?$)", value or ""):
                 faults.append(f"<{tag} {name}={value!r}>")
     return faults

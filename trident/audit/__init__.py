@@ -7,9 +7,10 @@
 | `verify_messages` | is every opened message in exactly one place; how much may at-most-once have lost |
 | `verify_sinks` | does each sink hold exactly the committed txids |
 | `message`, `txn`, `replays` | what became of a message, of a txid; what was tried again, and why |
+| `batches`, `figures`, `letters` | the list of batches; a graph with its figures; one failed message with its payload |
 | `questions` | the questions that a view of the ledger answers: filters, groups, limits |
 | `verdicts` | how is a verdict kept |
-| `status`, `pace` | what runs, what waits, how fast |
+| `status`, `overview`, `pace` | what runs, what waits, how fast: one topology in detail, all of them in a line each |
 | `ledger`, `lifecycle` | what is read of the ledger; how did each failed message end |
 | `source`, `spouts`, `evidence`, `streams`, `jobs` | what do source, spouts, micro-batches and jobs say of their messages |
 | `inspect` | how is a sink opened from its name in the ledger |

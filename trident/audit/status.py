@@ -272,7 +272,7 @@ def _topology(
         jobs=summary(snapshot.connection, row.incarnation),
         journal=None if evidence is None else evidence.journal(),
         refused=refused,
-        problems=tuple(_problems(row, driver, sign, unresolved, refused)),
+        problems=tuple(problems_of(row, driver, sign, unresolved, refused)),
         doing=sign.doing if runs and sign is not None else None,
         last_sign_s=round(sign.age_s, 1) if runs and sign is not None else None,
         asked=_asked(control_of(snapshot.connection, row.incarnation), row.epoch, runs=runs),
@@ -291,13 +291,14 @@ def _asked(found: Control | None, epoch: int, *, runs: bool) -> Asked | None:
     return Asked(what, found.by, found.why, found.asked_at, found.heard_at)
 
 
-def _problems(
+def problems_of(
     row: TopologyRow,
     driver: DriverState,
     sign: SignOfLife | None,
     unresolved: Sequence[Txn],
     refused: RefusedStart | None,
 ) -> Iterator[Problem]:
+    """What keeps a topology from going on; `unresolved` are its batches that have not ended."""
     for txn in unresolved:
         if txn.state is TxnState.BLOCKED:
             text = f"txid {txn.txid} is blocked: {txn.reason}"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from stormproof.core.clock import SystemClock
-from stormproof.core.errors import UsageError
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.questions import Answer, Asked, Question, ask, columns_of, newest_verdicts
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.transaction_states import Verdict
-from stormproof.trident.wording import counted, parse_age
+from stormproof.trident.wording import counted, parse_time
 
 
 def show(
@@ -33,22 +31,6 @@ def show(
         status = _status(stores.audit, answer)
     emit(answer, as_json=as_json, text=lambda: _text(answer))
     finish(status)
-
-
-def parse_time(text: str | None, now: datetime) -> datetime | None:
-    """A time in ISO 8601, local where it names no zone; or an age, as 12h: so long before `now`."""
-    if text is None:
-        return None
-    try:
-        found = datetime.fromisoformat(text.strip())
-    except ValueError:
-        try:
-            return now - parse_age(text)
-        except UsageError:
-            raise UsageError(
-                f"{text!r} is no time: write it as 2026-11-23T05:00:00+00:00, or as an age, as in 12h"
-            ) from None
-    return found.astimezone(UTC)
 
 
 def _status(ledger: AuditLedger, answer: Answer) -> Exit:

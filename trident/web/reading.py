@@ -31,6 +31,8 @@ STATEMENT_S: Final = 20
 """The server ends a statement of the page that takes longer."""
 SHARED_S: Final = 1.0
 """An answer serves everybody who asks the same within so long."""
+WAIT_S: Final = 1.0
+"""How long a page waits for a slow answer before it is shown without."""
 _KEPT: Final = 256
 
 
@@ -74,6 +76,7 @@ class _Answer:
     at_s: float | None = None
     value: object = None
     error: StormproofError | None = None
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class LedgerReader:
@@ -125,6 +128,33 @@ class LedgerReader:
         """
         keeps_s = self._shared_s if for_s is None else for_s
         return cast("T", await anyio.to_thread.run_sync(self._shared, question, key, keeps_s))
+
+    async def latest(self, question: Callable[[Opened], T], *, key: Hashable, every_s: float) -> T | None:
+        """A slow question's newest answer, which is at most so old, or being asked anew meanwhile.
+
+        Nobody waits for it longer than `WAIT_S`; None: there is no answer yet, or the last one was an error.
+        """
+        return cast("T | None", await anyio.to_thread.run_sync(self._latest, question, key, every_s))
+
+    def _latest(self, question: Callable[[Opened], Any], key: Hashable, every_s: float) -> Any:
+        answer = self._answer(key)
+        now = self._clock.monotonic_s()
+        if (answer.at_s is None or now - answer.at_s >= every_s) and answer.lock.acquire(blocking=False):
+            answer.done.clear()
+
+            def run() -> None:
+                try:
+                    answer.value = question(self.opened())
+                except StormproofError:
+                    answer.value = None
+                finally:
+                    answer.at_s = self._clock.monotonic_s()
+                    answer.done.set()
+                    answer.lock.release()
+
+            threading.Thread(target=run, name="stormproof web: a slow question", daemon=True).start()
+        answer.done.wait(WAIT_S if answer.at_s is None else 0.0)
+        return answer.value
 
     def _in_slot(self, function: Callable[[], T]) -> T:
         with self._slots:

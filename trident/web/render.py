@@ -55,6 +55,11 @@ def milliseconds(value: float | None) -> str:
     return duration(None if value is None else value / 1000)
 
 
+def counted(number_: int, noun: str, plural: str | None = None) -> str:
+    """A number of things with their noun."""
+    return f"{number_:,} {noun if number_ == 1 else plural or noun + 's'}"
+
+
 def clock_time(at: datetime) -> str:
     """A time of day with its date, in UTC, to the second."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
@@ -121,7 +126,15 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        exact=exact, as_data=as_data, line=line, long=long, duration=duration, size=size, n=count, ms=milliseconds
+        exact=exact,
+        as_data=as_data,
+        line=line,
+        long=long,
+        duration=duration,
+        size=size,
+        n=count,
+        ms=milliseconds,
+        counted=counted,
     )
     return made
 

@@ -6,10 +6,34 @@ from dataclasses import dataclass
 from typing import Final
 
 from stormproof.trident.web.decide import pages
+from stormproof.trident.web.people import WebRole
 from stormproof.trident.web.route import Route
-from stormproof.trident.web.views import entrance, overview
+from stormproof.trident.web.views import (
+    batch,
+    batches,
+    entrance,
+    failures,
+    message,
+    overview,
+    questions,
+    replays,
+    topology,
+)
 
-VIEWS: Final = (Route("overview", "/", overview.overview),)
+VIEWS: Final = (
+    Route("overview", "/", overview.overview),
+    Route("topology", "/topology", topology.topology),
+    Route("batches", "/batches", batches.batches),
+    Route("batch", "/batch", batch.batch),
+    Route("find", "/find", message.find),
+    Route("message", "/message", message.message),
+    Route("failures", "/failures", failures.failures),
+    Route("failure", "/failure", failures.failure),
+    Route("payload", "/failure/payload", failures.payload, role=WebRole.OPERATOR, method="POST"),
+    Route("replays", "/replays", replays.replays),
+    Route("questions", "/questions", questions.questions),
+    Route("question", "/question", questions.question),
+)
 ENTRANCE: Final = (
     Route("enter", "/enter", entrance.enter, role=None),
     Route("leave", "/leave", entrance.leave, method="POST"),
@@ -27,4 +51,10 @@ class Tab:
     covers: frozenset[str]
 
 
-NAVIGATION: Final = (Tab("Overview", "overview", frozenset({"overview"})),)
+NAVIGATION: Final = (
+    Tab("Overview", "overview", frozenset({"overview", "topology"})),
+    Tab("Batches", "batches", frozenset({"batches", "batch"})),
+    Tab("Failures", "failures", frozenset({"failures", "failure", "payload"})),
+    Tab("Replays", "replays", frozenset({"replays"})),
+    Tab("Questions", "questions", frozenset({"questions", "question"})),
+)

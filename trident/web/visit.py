@@ -79,7 +79,7 @@ class Visit:
             raise UsageError(f"{name}={given[:40]!r} is no whole number from {low} to {high}")
         return int(given)
 
-    def link(self, name: str, **query: object) -> Markup:
+    def link(self, name: str, /, **query: object) -> Markup:
         """The address of a route, below wherever the page is mounted; parameters that are None or empty are left out."""
         kept = {key: str(value) for key, value in query.items() if value is not None and value != ""}
         path = self.request.scope.get("root_path", "") + self.site.path_of(name)
@@ -119,7 +119,7 @@ class Visit:
         }
         return HTMLResponse(rendered(template, given), status)
 
-    def redirect(self, name: str, **query: object) -> Response:
+    def redirect(self, name: str, /, **query: object) -> Response:
         """Go to another route, after a POST."""
         return RedirectResponse(self.link(name, **query).unescape(), 303)
 

@@ -127,6 +127,14 @@
   });
 
   /* ---- charts: columns over time, stacked; data and labels stand in the element */
+  function shownTimes(u, splits, index, space, step) {
+    const text = (seconds) => new Date(seconds * 1000).toISOString();
+    return splits.map((seconds, at) => {
+      if (step >= 86400) return text(seconds).slice(5, 10);
+      const day = at === 0 || text(seconds).slice(0, 10) !== text(splits[at - 1]).slice(0, 10);
+      return text(seconds).slice(11, 16) + (day ? "\n" + text(seconds).slice(0, 10) : "");
+    });
+  }
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   function drawCharts() {
     if (!window.uPlot) return;
@@ -136,7 +144,7 @@
       if (!given.times.length) continue;
       const stacked = [given.times];
       const sums = given.times.map(() => 0);
-      for (const one of given.series) stacked.push(one.values.map((value, at) => (sums[at] += value)));
+      for (const one of given.series) stacked.push(one.values.map((value, at) => { sums[at] += value; return value ? sums[at] : null; }));
       const bars = uPlot.paths.bars({ size: [0.8, 28], align: 0 });
       const colours = given.series.map((one, at) => colour("--series-" + (at % 6 + 1)));
       const axis = { stroke: colour("--dim"), grid: { stroke: colour("--hair"), width: 1 }, ticks: { stroke: colour("--hair"), width: 1 }, font: "11px " + colour("--sans") };
@@ -145,8 +153,9 @@
         cursor: { drag: { x: false, y: false }, points: { show: false } },
         legend: { live: true },
         scales: { x: { time: true }, y: { range: (u, low, high) => [0, Math.max(1, high * 1.08)] } },
-        axes: [axis, Object.assign({ size: 54, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 1000000, 10000000] }, axis)],
-        series: [{ value: "{YYYY}-{MM}-{DD} {HH}:{mm}" }].concat(given.series.map((one, at) => ({
+        axes: [Object.assign({ space: 64, values: shownTimes }, axis), Object.assign({ size: 54, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 1000000, 10000000] }, axis)],
+        tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+        series: [{ label: "UTC", value: "{YYYY}-{MM}-{DD} {HH}:{mm}" }].concat(given.series.map((one, at) => ({
           label: one.label, paths: bars, points: { show: false }, stroke: colours[at], fill: colours[at],
           value: (u, value, series, index) => index == null ? "–" : String(one.values[index]),
         })).reverse()),

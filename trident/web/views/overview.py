@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from starlette.responses import Response
 
-from stormproof.trident.audit.status import StatusReport, status
+from stormproof.core.source.protocol import Backlog
+from stormproof.trident.audit.overview import Health, backlogs
+from stormproof.trident.audit.overview import overview as read
+from stormproof.trident.audit.status import DriverState
 from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.visit import Visit
 
+BACKLOG_S = 15.0
+"""What waits in the sources may be much to count: it is counted so often."""
 
-def _read(opened: Opened) -> StatusReport:
-    return status(opened.audit)
+
+def _read(opened: Opened) -> tuple[Health, ...]:
+    return read(opened.audit)
+
+
+def _backlogs(opened: Opened) -> dict[str, Backlog | None]:
+    return backlogs(opened.audit)
+
+
+def grade(one: Health) -> str:
+    """How a topology stands, in a word: ``bad``, ``warn``, ``ok`` or ``idle``."""
+    if one.problems or (one.verdict is not None and one.verdict.verdict == "violation"):
+        return "bad"
+    if one.dead_letters or one.rejects or one.asked is not None:
+        return "warn"
+    return "ok" if one.is_alive else "idle"
 
 
 async def overview(visit: Visit) -> Response:
-    """The first page."""
-    return visit.page("overview.html", title="Overview", report=await visit.ask(_read))
+    """The first page; those with problems first."""
+    found = await visit.ask(_read)
+    waiting = await visit.site.reader.latest(_backlogs, key="backlogs", every_s=BACKLOG_S)
+    order = ("bad", "warn", "ok", "idle")
+    shown = sorted(found, key=lambda one: (order.index(grade(one)) if grade(one) == "bad" else 1, one.name))
+    totals = Counter(grade(one) for one in found)
+    return visit.page(
+        "overview.html",
+        title="Overview",
+        topologies=shown,
+        backlogs=waiting or {},
+        grade=grade,
+        totals=totals,
+        running=sum(one.is_alive for one in found),
+        stopped=sum(one.driver is DriverState.STOPPED for one in found),
+        sums={
+            "rate": sum(one.recent.messages_per_s for one in found if one.recent is not None and one.is_alive),
+            "pending": sum(one.pending for one in found),
+            "dead": sum(one.dead_letters for one in found),
+            "rejects": sum(one.rejects for one in found),
+        },
+    )

@@ -1,0 +1,220 @@
+"""A topology's graph with what the ledger records of each component, over its newest batches.
+
+The ledger has no row a tuple: what two bolts hand each other is not on record, and is not made up here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from stormproof.core.errors import Json
+from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.ledger import tables as t
+
+NEWEST: Final = 1_000
+_EDGE: Final = re.compile(r"(?P<origin>.+)/(?P<stream>[^/>]+)>(?P<to>.+)#\d+", re.DOTALL)
+_ENTRY: Final = re.compile(r"(?P<component>.+)/(?P<stream>[^/@]+)@\d+", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A component or a sink. None: the ledger does not record it."""
+
+    name: str
+    kind: str
+    """``spout``, ``operation``, ``bolt``, ``aggregate``, ``join`` or ``sink``."""
+    stage: int
+    emitted: int | None = None
+    """Of a spout, messages that were opened."""
+    acked: int | None = None
+    """Of a spout, messages whose tuples were all acked; of a sink, rows that it took."""
+    failed: int = 0
+    """Messages that failed in it; of a sink, messages that it rejected."""
+    latency_ms: float | None = None
+    """Of a sink, mean time from a batch's prepare until the sink held it; of a spout, from open to committed."""
+    target: str | None = None
+    last_txid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """From one part to another."""
+
+    origin: str
+    to: str
+    stream: str
+    crosses: bool
+    """Whether it goes from one stage to another: an exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class AckerFigures:
+    """What the acker did, over the same batches."""
+
+    batches: int
+    messages: int
+    acked: int
+    failed: int
+    returned: int
+    tuples: int
+    attempts: int
+    again: int
+    """Attempts that were followed by another one."""
+    latency_ms: float | None
+    """Mean, from open to committed."""
+    job_ms: float | None
+    seconds: float
+    """The time that these batches span."""
+
+    def a_second(self, number: int) -> float | None:
+        """A number of these batches, for each second of the time that they span."""
+        return number / self.seconds if self.seconds > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFigures:
+    """A topology's graph as of its newest shape; no parts where a version before recorded none."""
+
+    topology: str
+    parts: tuple[Part, ...]
+    arrows: tuple[Arrow, ...]
+    acker: AckerFigures
+    stages: int = 1
+
+
+@dataclass(slots=True)
+class _Drawn:
+    parts: dict[str, Part] = field(default_factory=dict[str, Part])
+    arrows: dict[tuple[str, str], Arrow] = field(default_factory=dict[tuple[str, str], Arrow])
+
+
+_KINDS: Final = {"OperationNode": "operation", "BoltNode": "bolt", "GatherNode": "aggregate", "JoinNode": "join"}
+_TOTALS: Final = sa.text(
+    """
+    select count(*) as batches, coalesce(sum(messages), 0) as messages, coalesce(sum(failed), 0) as failed,
+      coalesce(sum(returned), 0) as returned, coalesce(sum(tuples), 0) as tuples, coalesce(sum(attempt), 0) as attempts,
+      coalesce(sum(messages - failed - returned) filter (where state = 'committed'), 0) as acked,
+      avg(extract(epoch from ended_at - opened_at)) filter (where state = 'committed') * 1000 as latency_ms,
+      avg(cast(steps_ms ->> 'job' as double precision)) as job_ms, min(txid) as lowest,
+      coalesce(extract(epoch from max(coalesce(ended_at, opened_at)) - min(opened_at)), 0) as seconds
+    from (select * from stormproof.txn where incarnation = :incarnation order by txid desc limit :newest) x
+    """
+)
+_FAILED: Final = sa.text(
+    "select component, count(*) as number from stormproof.event"
+    " where incarnation = :incarnation and kind = 'failure' and txid >= :lowest group by component"
+)
+_SINKS: Final = sa.text(
+    """
+    select k.sink, sum(k.rows) as rows, max(k.txid) as last_txid,
+      avg(extract(epoch from k.committed_at - x.prepared_at)) * 1000 as latency_ms
+    from stormproof.txn_sink k join stormproof.txn x on x.incarnation = k.incarnation and x.txid = k.txid
+    where k.incarnation = :incarnation and k.txid >= :lowest and k.committed_at is not null
+    group by k.sink
+    """
+)
+_REJECTED: Final = sa.text(
+    "select sink, count(*) as number from stormproof.reject"
+    " where incarnation = :incarnation and txid >= :lowest group by sink"
+)
+
+
+def figures(ledger: AuditLedger, topology: str, *, newest: int = NEWEST) -> GraphFigures:
+    """The graph of a topology, with figures over its newest batches.
+
+    Raises:
+        UsageError: no such topology.
+        StoreUnavailable: the database does not answer.
+    """
+    with ledger.snapshot() as snapshot:
+        row = snapshot.topology(topology)
+        connection, who = snapshot.connection, {"incarnation": row.incarnation}
+        c = t.graph.c
+        newest_graph = (
+            sa.select(c.description).where(c.incarnation == row.incarnation).order_by(c.epoch.desc()).limit(1)
+        )
+        description = connection.scalar(newest_graph)
+        total = connection.execute(_TOTALS, {**who, "newest": newest}).one()
+        since = {**who, "lowest": total.lowest or 0}
+        failed = {one.component: int(one.number) for one in connection.execute(_FAILED, since)}
+        sinks = {one.sink: one for one in connection.execute(_SINKS, since)}
+        rejected = {one.sink: int(one.number) for one in connection.execute(_REJECTED, since)}
+    acker = AckerFigures(
+        batches=int(total.batches),
+        messages=int(total.messages),
+        acked=int(total.acked),
+        failed=int(total.failed),
+        returned=int(total.returned),
+        tuples=int(total.tuples),
+        attempts=int(total.attempts),
+        again=int(total.attempts) - int(total.batches),
+        latency_ms=None if total.latency_ms is None else float(total.latency_ms),
+        job_ms=total.job_ms,
+        seconds=float(total.seconds),
+    )
+    drawn = _drawn(description or {})
+    parts = tuple(_with_figures(part, acker, failed, sinks, rejected) for part in drawn.parts.values())
+    stages = max((part.stage for part in parts), default=0) + 1
+    return GraphFigures(topology, parts, tuple(drawn.arrows.values()), acker, stages)
+
+
+def _with_figures(
+    part: Part, acker: AckerFigures, failed: Mapping[str, int], sinks: Mapping[str, Any], rejected: Mapping[str, int]
+) -> Part:
+    given: dict[str, Any] = {"failed": failed.get(part.name, 0)}
+    if part.kind == "sink":
+        found = sinks.get(part.name)
+        given["failed"] = failed.get(part.name, 0) + rejected.get(part.name, 0)
+        given["acked"] = 0 if found is None else int(found.rows)
+        given["last_txid"] = None if found is None else int(found.last_txid)
+        given["latency_ms"] = None if found is None or found.latency_ms is None else float(found.latency_ms)
+    elif part.kind == "spout":
+        given |= {"emitted": acker.messages, "acked": acker.acked, "latency_ms": acker.latency_ms}
+    return Part(part.name, part.kind, part.stage, target=part.target, **given)
+
+
+def _drawn(description: Mapping[str, Json]) -> _Drawn:
+    """Parts and arrows of a graph as the ledger keeps it."""
+    drawn, components, sinks = _Drawn(), description.get("components"), description.get("sinks")
+    nodes = components if isinstance(components, dict) else {}
+    for key, node in nodes.items():
+        if not isinstance(node, dict) or _EDGE.fullmatch(key):
+            continue
+        stage = node.get("stage")
+        place = stage if isinstance(stage, int) else 0
+        entry = _ENTRY.fullmatch(key) if "feeds" in node else None
+        name = key if entry is None else entry["component"]
+        kind = _KINDS.get(str(node.get("kind")), "bolt") if entry is None else "spout" if place == 0 else "aggregate"
+        if name not in drawn.parts or entry is None:
+            drawn.parts[name] = Part(name, kind, place)
+    for name, sink in (sinks if isinstance(sinks, dict) else {}).items():
+        target = sink.get("target") if isinstance(sink, dict) else None
+        drawn.parts[name] = Part(name, "sink", 0, target=None if target is None else str(target))
+    for key, node in nodes.items():
+        if not isinstance(node, dict) or _EDGE.fullmatch(key):
+            continue
+        entry = _ENTRY.fullmatch(key) if "feeds" in node else None
+        children = node.get("to") if entry is None else node.get("feeds")
+        for child in children if isinstance(children, list) else ():
+            _connect(drawn, key if entry is None else entry["component"], str(child))
+    for arrow in drawn.arrows.values():
+        if drawn.parts[arrow.to].kind == "sink":
+            drawn.parts[arrow.to] = Part(
+                arrow.to, "sink", drawn.parts[arrow.origin].stage, target=drawn.parts[arrow.to].target
+            )
+    return drawn
+
+
+def _connect(drawn: _Drawn, origin: str, child: str) -> None:
+    edge = _EDGE.fullmatch(child)
+    to, stream = (edge["to"], edge["stream"]) if edge is not None else (child, "default")
+    if to not in drawn.parts and ">" in to:  # a bolt's child is named with the stream before it
+        stream, _, to = to.partition(">")
+    if to in drawn.parts and origin in drawn.parts and to != origin:
+        crosses = drawn.parts[to].kind != "sink" and drawn.parts[to].stage != drawn.parts[origin].stage
+        drawn.arrows.setdefault((origin, to), Arrow(origin, to, stream, crosses))

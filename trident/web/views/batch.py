@@ -1,0 +1,101 @@
+"""One batch as a timeline, down to each sink's evidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from starlette.responses import Response
+
+from stormproof.core.source.dead_letter import error_class
+from stormproof.trident.audit.txn import TxnReport, txn
+from stormproof.trident.web.reading import Opened
+from stormproof.trident.web.render import counted
+from stormproof.trident.web.visit import Visit
+
+MESSAGES_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """An entry of a batch's timeline; `grade` is a state's: ok, warn, bad, run, or none."""
+
+    at: datetime | None
+    what: str
+    detail: str
+    grade: str = ""
+    took_ms: float | None = None
+
+
+_ENDS = {
+    "committed": ("committed", "ok", "Every sink holds it, and its messages are confirmed."),
+    "aborted": ("aborted", "warn", "Its messages went back; nothing of it is in a sink."),
+    "abandoned": ("abandoned", "bad", "It was in flight when its driver ended; under at-most-once nothing goes back."),
+}
+_OUTCOMES = {"complete": "ok", "running": "run", "moot": "warn"}
+
+
+def timeline(found: TxnReport) -> list[Moment]:
+    """What happened to a batch, in order."""
+    steps = found.steps_ms
+    opened = f"{counted(found.messages, 'message')} of {found.source}" + (
+        ", which failed before" if found.retry else ""
+    )
+    moments = [Moment(found.opened_at, "opened", opened, "ok", steps.get("open"))]
+    for one in found.attempts:
+        excluded = f", without {len(one.excluded)} that had failed" if one.excluded else ""
+        detail = f"attempt {one.attempt} in epoch {one.epoch}: {one.outcome.replace('_', ' ')}{excluded}"
+        detail += f"; {error_class('error', one.error)}" if one.error else ""
+        took = steps.get("job") if len(found.attempts) == 1 else None
+        moments.append(Moment(one.started_at, "job", detail, _OUTCOMES.get(one.outcome, "bad"), took))
+    if found.prepared_at is not None:
+        detail = "content fixed and durable: from here it is only rolled forward"
+        moments.append(Moment(found.prepared_at, "prepared", detail, "ok", steps.get("prepare")))
+    for sink in found.sinks:
+        if sink.committed_at is not None:
+            after = "as the first" if sink.follows_txid is None else f"after txid {sink.follows_txid}"
+            detail = f"{sink.sink}: {(sink.outcome or 'held').replace('_', ' ')}, {counted(sink.rows, 'row')}, {after}"
+            grade = "warn" if sink.outcome == "skipped" else "ok"
+            since = found.prepared_at or found.opened_at
+            took = (sink.committed_at - since) / timedelta(milliseconds=1)
+            moments.append(Moment(sink.committed_at, "sink holds it", detail, grade, max(took, 0.0)))
+    for event in found.events:
+        if event.kind in ("dead_letter", "reject"):
+            continue  # counted below, message by message
+        what = f"operator: {event.action}" if event.kind == "operator" else event.kind.replace("_", " ")
+        detail = " · ".join(part for part in (event.sink, event.message, event.text) if part)
+        moments.append(Moment(event.at, what, detail, "bad" if event.kind == "blocked" else "warn"))
+    if found.ended_at is not None and found.state in _ENDS:
+        what, grade, detail = _ENDS[found.state]
+        moments.append(Moment(found.ended_at, what, found.reason or detail, grade))
+    # The first attempt is written down together with the open, and may seem to be before it.
+    moments.sort(key=lambda one: found.opened_at if one.at is None else max(one.at, found.opened_at))
+    if found.state == "blocked":
+        moments.append(Moment(None, "blocked", found.reason or "", "bad"))
+    elif found.ended_at is None:
+        moments.append(Moment(None, "in flight", f"it is {found.state}", "run"))
+    return moments
+
+
+async def batch(visit: Visit) -> Response:
+    """The page of one batch."""
+    name, txid = visit.required("topology"), visit.number("txid", 0, low=1)
+
+    def question(opened: Opened) -> TxnReport:
+        return txn(opened.audit, name, txid)
+
+    found = await visit.ask(question, name, txid)
+    rejected = [event for event in found.events if event.kind == "reject"]
+    return visit.page(
+        "batch.html",
+        title=f"{name} · txid {txid}",
+        topology_name=name,
+        one=found,
+        moments=timeline(found),
+        steps={key: value for key, value in found.steps_ms.items() if "." not in key},
+        classes=Counter((error_class(f.failure.reason, f.failure.error), f.failure.component) for f in found.failures),
+        rejected=rejected[:MESSAGES_SHOWN],
+        shown=MESSAGES_SHOWN,
+        error_class=error_class,
+    )

@@ -1,0 +1,83 @@
+"""Dead letters and rejects: by class of error, one by one, and one of them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from stormproof.trident.audit.letters import FailedMessage, failed_message
+from stormproof.trident.audit.questions import Answer, Asked, Question, ask
+from stormproof.trident.web.reading import Opened
+from stormproof.trident.web.visit import Visit
+from stormproof.trident.wording import parse_time
+
+SHOWN = 100
+FILTERS = ("what", "source", "sink", "reason", "error_class", "state")
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """What failed: counted by class of error, and the newest of them."""
+
+    classes: tuple[Mapping[str, Any], ...]
+    newest: Answer
+
+
+def asked_of(visit: Visit, **more: Any) -> Asked:
+    """The filters of the address; without a state: those about which nobody has decided."""
+    given = {name: visit.text(name) for name in FILTERS}
+    return Asked(
+        topology=visit.text("topology"),
+        since=parse_time(visit.text("since"), visit.now),
+        until=parse_time(visit.text("until"), visit.now),
+        **{**given, **more},
+    )
+
+
+async def failures(visit: Visit) -> Response:
+    """The classes, and the newest that the filters leave."""
+    limit = visit.number("limit", SHOWN, low=1, high=1_000)
+    chosen, grouped = asked_of(visit, limit=limit), asked_of(visit, limit=200, error_class=None, group=_GROUP)
+
+    def question(opened: Opened) -> Failures:
+        classes = ask(opened.audit, Question.DEAD_LETTERS, grouped)
+        return Failures(classes.rows, ask(opened.audit, Question.DEAD_LETTERS, chosen))
+
+    return visit.page(
+        "failures.html",
+        title="Failures",
+        topology_name=chosen.topology,
+        chosen=chosen,
+        found=await visit.ask(question, *sorted(visit.values().items())),
+        limit=limit,
+        states=("undecided", "requeue", "edit", "drop", "open", "retrying", "retried", "dropped"),
+    )
+
+
+_GROUP = ("topology", "what", "error_class", "state")
+
+
+def _read(opened: Opened, name: str, shown_id: str) -> tuple[FailedMessage, ...]:
+    return failed_message(opened.audit, name, shown_id)
+
+
+async def failure(visit: Visit) -> Response:
+    """One failed message, whole, but for its payload and what may quote it."""
+    name, shown_id = visit.required("topology"), visit.required("id")
+    found = await visit.ask(lambda opened: _read(opened, name, shown_id), "failure", name, shown_id)
+    return visit.page(
+        "failure.html", title=f"Failed message {shown_id}", topology_name=name, id=shown_id, found=found, unmasked=False
+    )
+
+
+async def payload(visit: Visit) -> Response:
+    """The same with its payload, for a person who may see it and asked for it. It is in no address, and nothing keeps it."""
+    name, shown_id = visit.form.get("topology", ""), visit.form.get("id", "")
+    opened = await visit.site.reader.call(visit.site.reader.opened)
+    found = await visit.site.reader.call(_read, opened, name, shown_id)
+    return visit.page(
+        "failure.html", title=f"Failed message {shown_id}", topology_name=name, id=shown_id, found=found, unmasked=True
+    )
