@@ -11,6 +11,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from stormproof.trident.web.text import one_line, visible
+from stormproof.trident.wording import counted
 
 PACKAGE: Final = "stormproof.trident.web"
 UNKNOWN: Final = "\u2013"
@@ -53,11 +54,6 @@ def count(value: int | None) -> str:
 def milliseconds(value: float | None) -> str:
     """A span that is given in milliseconds."""
     return duration(None if value is None else value / 1000)
-
-
-def counted(number_: int, noun: str, plural: str | None = None) -> str:
-    """A number of things with their noun."""
-    return f"{number_:,} {noun if number_ == 1 else plural or noun + 's'}"
 
 
 def clock_time(at: datetime) -> str:
@@ -125,17 +121,9 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
-        exact=exact,
-        as_data=as_data,
-        line=line,
-        long=long,
-        duration=duration,
-        size=size,
-        n=count,
-        ms=milliseconds,
-        counted=counted,
-    )
+    filters: dict[str, Any] = made.filters
+    filters |= {"exact": exact, "as_data": as_data, "line": line, "long": long, "counted": counted}
+    filters |= {"duration": duration, "size": size, "n": count, "ms": milliseconds}
     return made
 
 

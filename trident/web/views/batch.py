@@ -11,8 +11,8 @@ from starlette.responses import Response
 from stormproof.core.source.dead_letter import error_class
 from stormproof.trident.audit.txn import TxnReport, txn
 from stormproof.trident.web.reading import Opened
-from stormproof.trident.web.render import counted
 from stormproof.trident.web.visit import Visit
+from stormproof.trident.wording import counted
 
 MESSAGES_SHOWN = 100
 

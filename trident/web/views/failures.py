@@ -28,7 +28,7 @@ class Failures:
 
 def asked_of(visit: Visit, **more: Any) -> Asked:
     """The filters of the address; without a state: those about which nobody has decided."""
-    given = {name: visit.text(name) for name in FILTERS}
+    given: dict[str, Any] = {name: visit.text(name) for name in FILTERS}
     return Asked(
         topology=visit.text("topology"),
         since=parse_time(visit.text("since"), visit.now),
