@@ -140,7 +140,7 @@ def every_view_is_shown_and_none_shows_a_payload(command: CommandLine, page: Pag
 
 def actions() -> set[str]:
     """Addresses of decisions, which have tests of their own."""
-    return {route.path for route in ROUTES if route.name.startswith("decide")}
+    return {route.path for route in ROUTES if route.name.startswith("decide") or route.name == "confirm"}
 
 
 def test_the_overview_says_what_stands(command: CommandLine, page: Page, database: Database) -> None:
@@ -211,7 +211,7 @@ def test_batches_are_paged_and_filtered(command: CommandLine, page: Page, databa
 
 
 def replays_are_drawn_over_time(command: CommandLine, page: Page) -> None:
-    (place,) = [a for tag, a in Elements(page.as_().get("/replays?span=1h").text).found if "data-chart" in a]
+    (place,) = [a for _, a in Elements(page.as_().get("/replays?span=1h").text).found if "data-chart" in a]
     drawn = json.loads(place["data-chart"] or "")
     (counted,) = command("audit", "replays", NAME, "--group", "reason")["rows"]
     assert [(one["label"], sum(one["values"])) for one in drawn["series"]] == [(counted["reason"], counted["number"])]

@@ -35,7 +35,8 @@
   document.addEventListener("change", (event) => {
     const field = event.target;
     if (field.matches("[data-choose-all]")) {
-      for (const box of all("input[type=checkbox][data-choose]", field.closest("form, table, [data-live-part]"))) box.checked = field.checked;
+      const own = field.form ? (box) => box.form === field.form : () => true;
+      for (const box of all("input[type=checkbox][data-choose]").filter(own)) box.checked = field.checked;
     }
     if (field.matches("[data-submits]") && field.form) field.form.requestSubmit();
     countChosen();
