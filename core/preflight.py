@@ -24,7 +24,7 @@ from stormproof.core.postgres.database import Database, connect
 PROBE_BYTES: Final = 64 * 1024
 """Size of the file that is written as a test: larger than one block of a file system."""
 
-_PREFIX: Final = "stormproof-probe-"
+PREFIX: Final = "stormproof-probe-"
 
 
 class Probe(Protocol):
@@ -121,7 +121,7 @@ class FolderProbe:
                     host=host,
                     file=self.folder,
                 )
-            write_and_sync(os.path.join(self.folder, f"{_PREFIX}{uuid.uuid4().hex}"))
+            write_and_sync(os.path.join(self.folder, f"{PREFIX}{uuid.uuid4().hex}"))
         except OSError as error:
             raise _at(error, f"{self.what} ({self.folder})") from error
 
@@ -183,7 +183,7 @@ def marked(folders: Iterable[tuple[str, str | Path]]) -> Generator[tuple[FolderP
             folder = str(_existing(Path(wanted)))
             if folder in probes:
                 continue
-            marker = f"{_PREFIX}{uuid.uuid4().hex}"
+            marker = f"{PREFIX}{uuid.uuid4().hex}"
             try:
                 os.close(os.open(os.path.join(folder, marker), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
             except OSError as error:

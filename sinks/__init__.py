@@ -10,6 +10,7 @@
 | `writer`, `statistics`, `partitions` | how does a task write a prepared file, with which statistics, for which partition |
 | `staging` | how are prepared files named, checked, read and removed |
 | `files`, `file_store`, `local_files`, `object_files` | how are files reached: on a disk, in an object store |
+| `object_probe` | can every machine read and write a folder in an object store |
 | `row_rule`, `latest` | what do a sink's `mode`, `key` and `order_by` say; which row of a key is the last |
 | `lineage` | which transaction and which message made a row: the columns that say so |
 | `contract`, `discards`, `misfits` | where rows and table differ: is the table changed, a value left out, or a row |

@@ -8,6 +8,8 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
 from stormproof.core.preflight import PackageProbe, UnpickleProbe, marked, package_fingerprint
 from stormproof.core.source.protocol import Source
+from stormproof.core.storage import is_url
+from stormproof.sinks.object_probe import marked_objects
 
 
 class Preflight:
@@ -34,6 +36,8 @@ class Preflight:
             MachineUnfit: a machine cannot run tasks; names it, and what to do. No message was opened.
             MachineUnavailable, StoreUnavailable: something is missing that may come back.
         """
-        with marked(self._folders) as folders:
+        local = [(what, folder) for what, folder in self._folders if not is_url(str(folder))]
+        stored = [(what, str(folder)) for what, folder in self._folders if is_url(str(folder))]
+        with marked(local) as folders, marked_objects(stored) as objects:
             package, functions = PackageProbe(package_fingerprint()), UnpickleProbe(self._functions)
-            self._engine.ask((package, functions, *folders, *self._source.probes()))
+            self._engine.ask((package, functions, *folders, *objects, *self._source.probes()))

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,13 @@ from typing import Any, Final
 import psutil
 import pyspark
 import pytest
+from deltalake import DeltaTable
+from support.brokers.s3_server import S3Server
 from support.command_line import CommandLine, command_line_in
 from support.queues import prepared_database, put
 
 from stormproof.core.postgres.database import Database, connect
+from stormproof.core.storage import default_storage
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
 
@@ -28,7 +32,7 @@ EXECUTORS: Final = "local-cluster[2,1,900]"
 FILE: Final = """
 import os
 from pathlib import Path
-from stormproof import PostgresQueue, PostgresSink, Topology, count
+from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
 
 ONCE = Path({folder!r}) / "died"
 
@@ -49,6 +53,13 @@ def topology() -> Topology:
     words = t.stream("lines", PostgresQueue("words")).flat_map(split, "line", schema="word string")
     words.group_by("word").persistent_aggregate(n=count()).into(PostgresSink("counts"))
     return t
+
+def in_store() -> Topology:
+    t, lake = Topology("words"), {lake!r}
+    words = t.stream("lines", PostgresQueue("words")).flat_map(split, "line", schema="word string")
+    words.into(DeltaSink(lake + "/words"))
+    words.group_by("word").persistent_aggregate(n=count()).into(DeltaSink(lake + "/counts"))
+    return t
 """
 LINES: Final = [*(f"a b m{number}" for number in range(40)), "fatal a"]
 
@@ -61,13 +72,13 @@ def counts(database: Database) -> Counter[str]:
 @pytest.fixture
 def words(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[[bool], CommandLine]:
+) -> Callable[..., CommandLine]:
     """A topology with lines to count, one of which kills its executor once where that is asked for."""
     prepared_database(database)
     put(database, "words", [line.encode() for line in LINES])
 
-    def made(dies: bool) -> CommandLine:
-        text = FILE.format(folder=str(tmp_path), dies=dies)
+    def made(dies: bool, lake: str = "") -> CommandLine:
+        text = FILE.format(folder=str(tmp_path), dies=dies, lake=lake)
         return command_line_in(tmp_path, database, "words.py", text, monkeypatch, capsys)
 
     return made
@@ -81,7 +92,7 @@ def ended(command: list[str], **more: str) -> tuple[Any, str]:
 
 
 def test_an_executor_that_dies_costs_no_message_and_blames_none(
-    words: Callable[[bool], CommandLine], database: Database
+    words: Callable[..., CommandLine], database: Database
 ) -> None:
     command = words(True)
     run = [sys.executable, "-m", "stormproof", "run", "words.py:topology", "--until-idle", "--json"]
@@ -96,9 +107,30 @@ def test_an_executor_that_dies_costs_no_message_and_blames_none(
     ]
 
 
-def test_spark_submit_gives_its_settings(
-    words: Callable[[bool], CommandLine], database: Database, tmp_path: Path
+def test_tables_in_an_object_store_outlive_an_executor_that_dies(
+    words: Callable[..., CommandLine], s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The executors put their files where the driver finds them; the options come from the driver's setting."""
+    lake = f"{s3_server.url}/{uuid.uuid4().hex}"
+    monkeypatch.setenv("STORMPROOF_STORAGE_OPTIONS", json.dumps(s3_server.options()))
+    command = words(True, lake)
+    run = [sys.executable, "-m", "stormproof", "run", "words.py:in_store", "--until-idle", "--json"]
+    report, told = ended([*run, "--conf", "spark.executor.memory=800m"], STORMPROOF_MASTER=EXECUTORS)
+    assert Path("died").exists()
+    should = Counter(word for line in LINES for word in line.split())
+    made = {
+        name: DeltaTable(f"{lake}/{name}", storage_options=s3_server.options()).to_pyarrow_table().to_pylist()
+        for name in ("words", "counts")
+    }
+    assert Counter(row["word"] for row in made["words"]) == should
+    assert Counter({row["word"]: row["n"] for row in made["counts"]}) == should
+    assert (report["messages"], report["failed"], report["dead_letters"]) == (len(LINES), 0, 0)
+    assert s3_server.options()["AWS_SECRET_ACCESS_KEY"] not in told
+    default_storage(s3_server.options)  # as a new process reads the setting
+    assert command("audit", "verify", "words")["violations"] == []
+
+
+def test_spark_submit_gives_its_settings(words: Callable[..., CommandLine], database: Database, tmp_path: Path) -> None:
     command = words(False)
     (tmp_path / "job.py").write_text(
         "import json, sys\n"
