@@ -188,7 +188,7 @@ def test_a_canary_is_followed_on_the_page_until_it_stops(run: Driven, person: Pe
         person.confirm("repaired?", canary="1", wait="60")
         person_sees = "the canary stopped"
         until(lambda: _again(person, person_sees), "the page does not say that the canary stopped", WAIT_S)
-        assert "1 of the 1 message of wave 1 failed" in person.text()
+        assert "1 of 1 message of wave 1 failed" in person.text()
         person.screens("decided-canary")
         run.until_dead(5)
 

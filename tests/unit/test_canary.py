@@ -66,7 +66,7 @@ def test_waves_grow_until_everything_is_handed_out() -> None:
 def test_the_rest_stays_when_more_of_a_wave_fail_than_may() -> None:
     report = Driver("m1").run(CanaryRules(3))
     assert (report.end, report.failed, len(report.left)) == (CanaryEnd.FAILURES, ("m1",), 17)
-    assert "1 of the 3 messages of wave 1 failed" in report.lines()[-1]
+    assert "1 of 3 messages of wave 1 failed (33.3%), and at most 0.0% may" in report.lines()[-1]
 
 
 def test_a_share_of_failures_that_is_allowed_stops_nothing() -> None:

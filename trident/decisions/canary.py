@@ -170,6 +170,6 @@ def run_canary(
 
 def _too_many(wave: Wave, rules: CanaryRules, number: int) -> str:
     return (
-        f"{wave.failed} of the {counted(wave.released, 'message')} of wave {number} failed, more than "
-        f"{rules.max_failures:.3g} of them may"
+        f"{wave.failed} of {counted(wave.released, 'message')} of wave {number} failed ({wave.failures:.1%}), and at most "
+        f"{rules.max_failures:.1%} may"
     )

@@ -15,8 +15,8 @@ SHOWN_IDS = 20
 
 ALL = Field("all", "All of them", "checkbox", "with no filter")
 CANARY = (
-    Field("canary", "Canary: first", "number", "messages to begin with; empty: all at once"),
-    Field("max_failures", "Share that may fail", "text", "of each wave, as 0.05; default 0"),
+    Field("canary", "Canary: first", "number", "messages"),
+    Field("max_failures", "Share that may fail", "text", "0.05; default 0"),
     Field("wait", "Seconds for each wave", "number", "default 300"),
 )
 

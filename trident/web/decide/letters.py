@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 FILTERS: Final = ("source", "reason", "component", "error_class", "match", "since", "until")
 _CHOICE: Final = (
     Field("source", "Source or spout"),
-    Field("reason", "Reason", hint="error, bad_message, timeout, ..."),
+    Field("reason", "Reason", hint="error, timeout, ..."),
     Field("component", "Component", hint="of the last failure"),
     Field("error_class", "Error class", hint="as ValueError"),
-    Field("match", "Text", hint="in the error or the payload"),
+    Field("match", "Text", hint="in error or payload"),
     Field("since", "Dead since", hint="a time, or an age as 2h"),
     Field("until", "Dead before", hint="a time, or an age as 2h"),
     ALL,

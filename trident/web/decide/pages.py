@@ -72,6 +72,7 @@ async def decided(visit: Visit) -> Response:
         topology=proposal.choice.topology,
         topology_name=proposal.choice.topology,
         canary=canary,
+        again=visit.link("decide", action=proposal.action.name, topology=proposal.choice.topology, **_names(proposal)),
         report=report,
         ended_well=report is not None and report.end is CanaryEnd.DONE,
     )
@@ -150,6 +151,13 @@ def _asked(
         filled={**proposal.look.prefilled, **{name: value for name, value in visit.form.items() if missing}},
         asks_who=not (visit.user is not None and visit.user.name),
     )
+
+
+def _names(proposal: Proposal) -> dict[str, str | None]:
+    """What the decision was about, for an address that looks at it again."""
+    names = [field.name for field in proposal.action.choice]
+    ids = proposal.choice.texts("id")
+    return {**{name: proposal.choice.text(name) for name in names}, "id": ids[0] if len(ids) == 1 else None}
 
 
 def act(stores: Stores, proposal: Proposal, given: Given) -> Outcome:
