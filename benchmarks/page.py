@@ -56,7 +56,10 @@ analyze;
 
 
 class Tabs:
-    """Browsers' tabs with the overview open: each asks at the page's own rate, over a connection of its own."""
+    """Browsers' tabs with the overview open: each asks at the page's own rate.
+
+    Each time over another connection: the server closes one that was idle for as long as that, and browsers connect anew.
+    """
 
     def __init__(self, address: str, cookie: str) -> None:
         self._place = urlsplit(address)
@@ -89,24 +92,24 @@ class Tabs:
 
     def _tab(self, offset_s: float) -> None:
         assert self._place.hostname is not None
-        connection = HTTPConnection(self._place.hostname, self._place.port, timeout=60)
         self._ended.wait(offset_s)
         while not self._ended.is_set():
             self._open.wait()
             if self._ended.is_set():
                 break
+            connection = HTTPConnection(self._place.hostname, self._place.port, timeout=60)
             try:
                 connection.request("GET", "/", headers={"Cookie": self._cookie, "HX-Request": "true"})
                 answer = connection.getresponse()
                 found = answer.read()
                 good = answer.status == 200 and f"topology-{TOPOLOGIES}".encode() in found
             except OSError:
-                connection.close()
                 good = False
+            finally:
+                connection.close()
             self.answers += good
             self.failed += not good
             self._ended.wait(POLL_S)
-        connection.close()
 
 
 @contextmanager

@@ -35,6 +35,7 @@ def listening(host: str, port: int) -> socket.socket:
         found = socket.socket(family, kind, protocol)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(place)
+        found.listen()  # whoever is told the address may come before the server takes connections
     except OSError as error:
         raise UsageError(
             f"the page cannot listen on {host} port {port}: {error.strerror or error}; name another --port, or 0 for a free "
