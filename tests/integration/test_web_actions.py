@@ -290,6 +290,35 @@ def test_a_pause_is_asked_for_once_however_often_its_form_is_sent(dead: Operated
     assert [action for action, _, _ in actions(dead)] == ["pause", "resume"]
 
 
+# -- where they stand --------------------------------------------------------------------------------------------------
+
+
+def test_views_lead_an_operator_to_decisions_and_a_reader_to_none(dead: Operated) -> None:
+    app = page(dead)
+    (first, *_) = ids(dead)
+    leads = {
+        f"/topology?topology={NAME}": ("action=pause", "action=adopt-table", "action=prune"),
+        f"/failures?topology={NAME}": ("action=requeue", 'value="drop"', f'value="{first}"'),
+        f"/failure?topology={NAME}&id={first}": ("action=requeue", "action=edit", "action=drop"),
+    }
+    for user, sees in ((OPERATOR, True), (READER, False)):
+        browser = signed_in(app, user)
+        for address, wanted in leads.items():
+            answer = browser.get(address)
+            assert answer.status_code == 200, said(answer.text)
+            text = answer.text.replace("&amp;", "&")
+            assert [one in text for one in wanted] == [sees] * len(wanted), address
+            said(text)
+
+
+def test_a_blocked_batchs_view_leads_to_its_retry_and_skips(blocked: Operated) -> None:
+    browser = signed_in(page(blocked), OPERATOR)
+    for address in (f"/batch?topology={NAME}&txid=1", f"/topology?topology={NAME}"):
+        text = browser.get(address).text.replace("&amp;", "&")
+        assert "action=retry&" in text
+        assert "action=skip&" in text
+
+
 # -- who may not -------------------------------------------------------------------------------------------------------
 
 FORGED: Mapping[str, tuple[WebUser, str | None, Mapping[str, str]]] = {
