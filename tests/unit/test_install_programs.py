@@ -1,15 +1,16 @@
-"""`tools/install_brokers.sh`: a broker that cannot be installed is named with what to do, and fails nothing."""
+"""`tools/install_programs.sh`: a program that cannot be installed is named with what to do, and fails nothing."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "tools" / "install_brokers.sh"
+SCRIPT = Path(__file__).parents[2] / "tools" / "install_programs.sh"
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def programs(tmp_path: Path) -> Path:
     """The only folder of programs; `apt-get` writes what it is asked for."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("sh", "env", "timeout", "sleep", "touch"):
+    for name in ("sh", "env", "timeout", "sleep", "touch", "chmod"):
         (folder / name).symlink_to(shutil.which(name) or name)
     return folder
 
@@ -28,12 +29,14 @@ def program(folder: Path, name: str, text: str) -> None:
     path.chmod(0o755)
 
 
-def run(programs: Path, seconds: int = 5) -> str:
+def run(programs: Path, seconds: int = 5, chosen: Sequence[str] = ("rabbitmq",)) -> str:
     done = subprocess.run(
-        [shutil.which("sh") or "sh", str(SCRIPT)],
+        [shutil.which("sh") or "sh", str(SCRIPT), *chosen],
         env={
             "PATH": str(programs),
             "RABBITMQ_PROGRAM": str(programs / "rabbitmq-server"),
+            "CHROMEDRIVER_PROGRAM": str(programs / "chromedriver"),
+            "PROMTOOL_PROGRAM": str(programs / "promtool"),
             "SECONDS_MAX": str(seconds),
             "HOME": os.devnull,
         },
@@ -48,7 +51,7 @@ def run(programs: Path, seconds: int = 5) -> str:
 
 def test_nothing_is_done_where_it_is_installed(programs: Path) -> None:
     program(programs, "rabbitmq-server", "")
-    assert run(programs) == "brokers: RabbitMQ is installed\n"
+    assert run(programs) == "programs: RabbitMQ is installed\n"
 
 
 def test_it_is_installed_after_an_update_where_the_lists_are_old(programs: Path) -> None:
@@ -57,9 +60,9 @@ def test_it_is_installed_after_an_update_where_the_lists_are_old(programs: Path)
     program(
         programs,
         "apt-get",
-        f'case "$*" in *update*) touch {lists};; *) [ -e {lists} ] && touch {server};; esac',
+        f'case "$*" in *update*) touch {lists};; *) [ -e {lists} ] && touch {server} && chmod +x {server};; esac',
     )
-    assert run(programs).endswith("brokers: RabbitMQ is installed\n")
+    assert run(programs).endswith("programs: RabbitMQ is installed\n")
 
 
 @pytest.mark.parametrize(
@@ -79,3 +82,20 @@ def test_what_cannot_be_installed_is_left_out_by_name(programs: Path, user: str,
     said = run(programs, seconds=1)
     assert says in said
     assert said.endswith("RabbitMQ's tests are left out; install it with: apt-get install rabbitmq-server\n")
+
+
+def test_all_are_installed_and_one_that_cannot_be_keeps_no_other_back(programs: Path) -> None:
+    program(programs, "id", "echo 0")
+    driver = programs / "chromedriver"
+    program(
+        programs,
+        "apt-get",
+        f'case "$*" in *update*) ;; *chromium-driver*) touch {driver} && chmod +x {driver};; *) exit 100;; esac',
+    )
+    program(programs, "promtool", "")
+    assert [line for line in run(programs, chosen=()).splitlines() if "installing" not in line] == [
+        "programs: apt-get could not install it: RabbitMQ's tests are left out; "
+        "install it with: apt-get install rabbitmq-server",
+        "programs: Chromium is installed",
+        "programs: promtool is installed",
+    ]
