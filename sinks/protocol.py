@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
@@ -133,6 +133,9 @@ class CommitResult:
     """Rows that the table's own triggers dropped without an error."""
     changed: tuple[str, ...] = ()
     """What was changed of the table's columns for it (``schema_contract="evolve"``), each in a few words."""
+    version: int | None = field(default=None, compare=False)
+    """The table's version that has it; None: the table has no versions, or its own record of this one is gone. It is no
+    part of what became of the transaction, so two results are equal without it."""
 
     @property
     def is_suppressed(self) -> bool:

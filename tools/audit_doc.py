@@ -54,8 +54,10 @@ change none.
 
 - A message that succeeded at its first attempt has no row of its own, so that a message costs the ledger nothing:
   `stormproof audit message` finds its batch by the slice that holds it.
-- Which version of a Delta table has a txid is in the table's own history (its commits name topology and txid), not here.
-- How long the steps of a batch took is recorded when it is committed; of one that was given back, the times of its row are known.
+- Of batches that a release before this one committed, the tables' versions are not known here: a table's own history has them
+  (its commits name topology and txid). Postgres tables have no versions.
+- How long the steps of a batch took is recorded when its content is fixed, and when it ends. Of one whose driver died before
+  that, the times of its row are known.
 - What waits in a source and was never opened is not in `audit_pending`: the command asks the source.
 - What a prune removed is in no view.
 
@@ -69,12 +71,21 @@ the query and its plan (`python -m benchmarks P11` measures it anew).
 """
 
 
+def newest_views() -> dict[str, tuple[str, str, tuple[tuple[str, str], ...], str]]:
+    """The audit's views by name, each as the last migration that changed it has it."""
+    found: dict[str, tuple[str, str, tuple[tuple[str, str], ...], str]] = {}
+    for path in sorted((ROOT / "migrations" / "versions").glob("[0-9]*.py")):
+        views = getattr(importlib.import_module(f"stormproof.migrations.versions.{path.stem}"), "VIEWS", ())
+        found |= {view[0]: view for view in views}
+    return found
+
+
 def text() -> str:
     """The page."""
-    views = importlib.import_module("stormproof.migrations.versions.0018_audit_views").VIEWS
+    views = newest_views()
     plans: dict[str, Any] = json.loads(PLANS.read_text(encoding="utf-8"))
     parts = [HEAD, COST] if plans else [HEAD]
-    for name, about, columns, _ in views:
+    for name, about, columns, _ in views.values():
         question = name.removeprefix("audit_")
         parts.append(f"## `stormproof audit {question.replace('_', '-')}`\n\nView `stormproof.{name}`: {about}.\n")
         parts.append("| column | meaning |\n| --- | --- |\n" + "".join(f"| `{c}` | {told} |\n" for c, told in columns))

@@ -7,6 +7,7 @@
 | `streaming` | how does a Structured Streaming query feed Stormproof: `foreach_batch` |
 | `audit` | do ledger, sinks and source tell one story; what became of a message |
 | `decisions` | what can a person decide about a topology, its messages and its tables; what is refused, and recorded |
+| `audit_report` | what is an auditor handed; is such a file as it was signed |
 | `metrics` | what does a driver tell Prometheus and OpenTelemetry; what does the ledger, where none runs |
 | `cli` | what does each command of `stormproof` do |
 | `web` | how are all of a ledger's topologies shown in a browser |

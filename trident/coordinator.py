@@ -443,7 +443,7 @@ class Coordinator:
         opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
         with batch.timed(self._clock, "prepare"):
             work = self._steps.fix_content(
-                opened, batch.attempt, guarantee, report.files, complete.failed, report.tuples
+                opened, batch.attempt, guarantee, report.files, complete.failed, report.tuples, batch.steps_ms
             )
         batch.committing = work
 
@@ -560,16 +560,23 @@ class Coordinator:
         opened = batch.opened
         match batch.outcome:
             case AllFailed() as outcome:
-                resolution = self._steps.abort_failed(opened, batch.attempt, outcome.failed)
+                resolution = self._steps.abort_failed(opened, batch.attempt, outcome.failed, batch.steps_ms)
                 result = batch.result(TxnState.ABORTED, outcome.failed)
                 return replace(result, dead_letters=len(resolution.dead), cause=TxnCause.EVERY_MESSAGE_FAILED)
             case Divided() as outcome:
                 cause = TxnCause(outcome.end.value)
-                self._steps.abort(opened.txid, cause, outcome.reason, divide=opened.slice, alone=outcome.alone)
+                self._steps.abort(
+                    opened.txid,
+                    cause,
+                    outcome.reason,
+                    divide=opened.slice,
+                    alone=outcome.alone,
+                    steps_ms=batch.steps_ms,
+                )
                 return replace(batch.result(TxnState.ABORTED), cause=cause, reason=outcome.reason)
             case Abandoned() as outcome:
                 cause = TxnCause(outcome.end.value)
-                self._steps.abandon(opened.txid, cause, outcome.reason)
+                self._steps.abandon(opened.txid, cause, outcome.reason, batch.steps_ms)
                 return replace(batch.result(TxnState.ABANDONED), cause=cause, reason=outcome.reason)
             case Broken() as outcome:
                 raise outcome.raised(f"txid {opened.txid} of topology {self._run.topology!r}")

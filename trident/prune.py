@@ -94,6 +94,7 @@ def prune(
     ended_before: datetime,
     now: datetime,
     by: str,
+    why: str = "",
     dry_run: bool = False,
     source: SourceReader = stored_source,
     chunk_txids: int = CHUNK_TXIDS,
@@ -121,7 +122,7 @@ def prune(
         is_fed = place_of(snapshot.connection, row.incarnation) is not None
     removed: Counter[str] = Counter()
     job = _Job(
-        ledger, audit, topology, row.incarnation, target, alive, evidence, by, ended_before, now, dry_run=dry_run
+        ledger, audit, topology, row.incarnation, target, alive, evidence, by, why, ended_before, now, dry_run=dry_run
     )
     upto = before
     while upto < target:
@@ -161,6 +162,7 @@ class _Job:
         alive: frozenset[str],
         evidence: SourceEvidence | None,
         by: str,
+        why: str,
         ended_before: datetime,
         now: datetime,
         *,
@@ -176,6 +178,7 @@ class _Job:
         self._alive = alive
         self._evidence = evidence
         self._by = by
+        self._why = why
         self._ended_before = ended_before
         self._now = now
         self._recorded: int | None = None
@@ -335,6 +338,7 @@ class _Job:
                 upto=upto,
                 at=self._now,
                 by=self._by,
+                why=self._why,
                 ended_before=self._ended_before,
                 removed=counts,
             )

@@ -13,6 +13,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from stormproof.core.errors import (
     FatalError,
@@ -47,6 +49,9 @@ from stormproof.trident.transaction_states import AttemptOutcome, EventKind, Sin
 from stormproof.trident.tuning import Figures
 
 log = logging.getLogger("stormproof.txn")
+
+NO_TIMES: Final[Mapping[str, float]] = MappingProxyType({})
+"""The steps' times of a batch of which they are not known: its driver died."""
 
 
 class MovedLate(TransientError):
@@ -230,10 +235,12 @@ class Steps:
         files: Sequence[PreparedFile],
         failed: Sequence[FailedIn],
         tuples: int,
+        steps_ms: Mapping[str, float],
     ) -> dict[str, SinkWork]:
         """Record what the batch writes and which messages failed in it; from here on its lease never lapses.
 
-        Under exactly-once this is prepare: from here on the batch is only rolled forward.
+        Under exactly-once this is prepare: from here on the batch is only rolled forward. `steps_ms` is how long its steps
+        took so far.
 
         Raises:
             Fenced: another driver took over.
@@ -254,6 +261,7 @@ class Steps:
                 self._failure_events(failed, opened.txid),
                 tuples,
                 TxnState.PREPARED if guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN,
+                _rounded(steps_ms),
             )
             failpoint("prepare.in_transaction")
         failpoint("prepare.after")
@@ -429,14 +437,14 @@ class Steps:
         failpoint("finish.before")
         rejected = self._rejected(txid, slice_, work, results)
         resolution = Resolution()
-        timings: dict[str, Json] = {k: round(v, 3) for k, v in steps_ms.items()}
         with self.ledger.transaction(self.run) as tx:
             if guarantee is not Guarantee.AT_MOST_ONCE:
                 resolution = self.source.confirm(self.lease(txid), failures, self.joined(tx))
             failpoint("finish.in_transaction")
             held = {name: SinkOutcome(result.outcome.value) for name, result in results.items()}
             superseded = {name: result.superseded for name, result in results.items()}
-            txns.commit(tx, txid, before, held, timings, superseded)
+            versions = {name: result.version for name, result in results.items()}
+            txns.commit(tx, txid, before, held, _rounded(steps_ms), superseded, versions)
             events.record(
                 tx, self._resolution_events(txid, resolution, results) + _contract_events(txid, work, results)
             )
@@ -515,18 +523,26 @@ class Steps:
     # -- abort -------------------------------------------------------------------------------------------------------
 
     def abort(
-        self, txid: int, cause: TxnCause, reason: str, *, divide: Slice | None = None, alone: Sequence[int] = ()
+        self,
+        txid: int,
+        cause: TxnCause,
+        reason: str,
+        *,
+        divide: Slice | None = None,
+        alone: Sequence[int] = (),
+        steps_ms: Mapping[str, float] = NO_TIMES,
     ) -> None:
         """Give the messages back, whole or in parts, and end the txid. Its number is never used again.
 
         `divide` is a slice that is to be opened in parts: each message in `alone` by itself, or else in two halves.
+        `steps_ms` is how long its steps took, where that is known.
 
         Where the source is in another database, the ledger's row comes first: recovery gives back an open lease of an ended
         txid.
         """
         lease = self.lease(txid)
         with self.ledger.transaction(self.run) as tx:
-            self._end(tx, txid, TxnState.ABORTED, cause, reason)
+            self._end(tx, txid, TxnState.ABORTED, cause, reason, steps_ms)
             joined = self.joined(tx)
             if joined is not None:
                 self._give_back(lease, divide, alone, joined)
@@ -542,13 +558,18 @@ class Steps:
         else:
             self.source.split(divide, lease, alone, joined)
 
-    def _end(self, tx: Tx, txid: int, state: TxnState, cause: TxnCause, reason: str) -> None:
+    def _end(
+        self, tx: Tx, txid: int, state: TxnState, cause: TxnCause, reason: str, steps_ms: Mapping[str, float]
+    ) -> None:
         txn = txns.find(tx, txid)
         assert txn is not None
         txns.end_attempt(tx, txid, txn.attempt, AttemptOutcome.DEAD)
-        txns.move(tx, txid, TxnState.OPEN, state, cause=cause, reason=storable_text(reason))
+        took: dict[str, Json] = {"steps_ms": _rounded(steps_ms)} if steps_ms else {}
+        txns.move(tx, txid, TxnState.OPEN, state, cause=cause, reason=storable_text(reason), **took)
 
-    def abort_failed(self, opened: Opened, attempt: int, failed: Sequence[FailedIn]) -> Resolution:
+    def abort_failed(
+        self, opened: Opened, attempt: int, failed: Sequence[FailedIn], steps_ms: Mapping[str, float]
+    ) -> Resolution:
         """End a batch whose messages all failed: nothing is written, and each waits for its retry or is a dead letter."""
         failures, failed_events = [f.failure for f in failed], self._failure_events(failed, opened.txid)
         with self.ledger.transaction(self.run) as tx:
@@ -563,6 +584,7 @@ class Steps:
                 TxnState.ABORTED,
                 cause=TxnCause.EVERY_MESSAGE_FAILED,
                 reason="every message failed",
+                steps_ms=_rounded(steps_ms),
                 **events.counts_of(failed_events),
             )
             if joined is not None:
@@ -582,10 +604,10 @@ class Steps:
         failpoint("abort.after")
         return resolution
 
-    def abandon(self, txid: int, cause: TxnCause, reason: str) -> None:
+    def abandon(self, txid: int, cause: TxnCause, reason: str, steps_ms: Mapping[str, float] = NO_TIMES) -> None:
         """End a batch in flight under at-most-once: its messages were confirmed when it was opened."""
         with self.ledger.transaction(self.run) as tx:
-            self._end(tx, txid, TxnState.ABANDONED, cause, reason)
+            self._end(tx, txid, TxnState.ABANDONED, cause, reason, steps_ms)
             rejects.retried(tx, txid)
             failpoint("abort.in_transaction")
         self.observer.given_up(txid, TxnState.ABANDONED, cause, reason)
@@ -599,6 +621,10 @@ class _LedgerJournal:
 
     def next_attempt(self, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]) -> Expectation:
         return self.steps.next_attempt(self.opened, ended, end, error, seed, excluded)
+
+
+def _rounded(steps_ms: Mapping[str, float]) -> dict[str, Json]:
+    return {name: round(took, 3) for name, took in steps_ms.items()}
 
 
 def _left_out(work: SinkWork) -> tuple[RefusedRow, ...]:

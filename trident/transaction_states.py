@@ -96,6 +96,10 @@ class OperatorAction(StrEnum):
     """Have the driver open no new messages, and end once none is pending."""
     STOP = "stop"
     """Have the driver end after the batches in flight."""
+    COMPACT = "compact"
+    """Write a table's many small files into few large ones."""
+    VACUUM = "vacuum"
+    """Remove the files that a table no longer needs."""
     OTHER = "other"
     """An older version recorded an action that is none of these."""
 

@@ -245,7 +245,13 @@ class TableHold(StoreRecord):
         changed: tuple[str, ...] = ()
         if self.contract is SchemaContract.EVOLVE:
             changed = changes_of(self.log, self._application, commit.txid, before=commit.version)
-        return replace(outcome, superseded=commit.superseded, refused=refused_rows(commit.refused), changed=changed)
+        return replace(
+            outcome,
+            superseded=commit.superseded,
+            refused=refused_rows(commit.refused),
+            changed=changed,
+            version=commit.version,
+        )
 
     def _require_frozen(self, contract: SchemaContract) -> None:
         if contract in BY_DELTA_RS:

@@ -39,7 +39,11 @@ def topology() -> Topology:
     return t
 """
 TARGET: Final = "asked_topology.py:topology"
-ALONE: Final = {question.view for question in Question} | {"stormproof.audit_message", "stormproof.audit_txn"}
+ALONE: Final = {question.view for question in Question} | {
+    "stormproof.audit_message",
+    "stormproof.audit_txn",
+    "stormproof.replay_causes",
+}
 
 
 def sql(database: Database, statement: str) -> list[tuple[Any, ...]]:

@@ -54,6 +54,11 @@ class SourceEvidence(Protocol):
         """The txids of those slices of new messages that hold a message; a slice is (txid, position)."""
         return [txid for txid, position in slices if self.contains(position, message)]
 
+    def number_of(self, message: str) -> int | None:
+        """The message's number, where slices are ranges of such numbers; None where they may be anything else."""
+        del message
+        return None
+
     def is_waiting_to_be_opened(self, message: str) -> bool:
         """Whether the source has the message and no lease holds it: it was never opened, or was returned."""
         del message

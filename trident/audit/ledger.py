@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -18,7 +18,7 @@ from stormproof.trident.ledger.database import known_error
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
 from stormproof.trident.ledger.rows import Event, Reject, SinkWork, Txn, to_event, to_reject, to_txn, to_work
-from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnState
+from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnCause, TxnState
 
 T = TypeVar("T")
 
@@ -82,6 +82,13 @@ class Unreadable:
     text: str
 
 
+_MAY_HOLD: Final = sa.text(
+    "(position -> 'range' is null or (position -> 'range' -> 0 <= to_jsonb(cast(:number as bigint))"
+    " and position -> 'range' -> 1 > to_jsonb(cast(:number as bigint))))"
+)
+"""Compared as JSON, so that a position which the library did not write is left out, and is no error."""
+
+
 class LedgerSnapshot:
     """The ledger at one instant. A row that cannot be read is left out, and added to `unreadable`."""
 
@@ -123,11 +130,34 @@ class LedgerSnapshot:
         """Batches from `first` to `last`, in txid order."""
         return self._txns(incarnation, *_between(t.txn.c.txid, first, last))
 
-    def new_slices(self, incarnation: str) -> list[tuple[int, dict[str, Json]]]:
-        """(txid, position) of the batches that read new messages, in txid order."""
+    def new_slices(self, incarnation: str, number: int | None = None) -> list[tuple[int, dict[str, Json]]]:
+        """(txid, position) of the batches that read new messages, in txid order.
+
+        With a message's `number`, positions that are ranges of numbers without it are left out: reading 100,000 of them
+        takes seconds.
+        """
         c = t.txn.c
-        query = sa.select(c.txid, c.position).where(c.incarnation == incarnation, c.retry.is_(False)).order_by(c.txid)
+        conditions: list[sa.ColumnElement[bool]] = [c.incarnation == incarnation, c.retry.is_(False)]
+        if number is not None and self.is_postgres:
+            conditions.append(sa.and_(_MAY_HOLD.bindparams(number=number)))
+        query = sa.select(c.txid, c.position).where(*conditions).order_by(c.txid)
         return [(row.txid, row.position) for row in self.connection.execute(query)]
+
+    def failing_messages(self, incarnation: str, limit: int | None) -> tuple[list[str], int]:
+        """The messages that failed, were returned or were opened again, those of the newest events first; and how many the
+        limit left out.
+        """
+        c = t.event.c
+        kinds = [kind.value for kind in (EventKind.FAILURE, EventKind.RETURNED, EventKind.REPLAY)]
+        newest = sa.func.max(c.id)
+        query = (
+            sa.select(c.message, sa.func.count().over().label("number"))
+            .where(c.incarnation == incarnation, c.kind.in_(kinds), c.message.is_not(None))
+            .group_by(c.message)
+            .order_by(newest.desc())
+        )
+        rows = self.connection.execute(query if limit is None else query.limit(limit)).all()
+        return [row.message for row in rows], (rows[0].number if rows else 0) - len(rows)
 
     def some_txns(self, incarnation: str, txids: Collection[int]) -> list[Txn]:
         """These batches, as far as the ledger has them, in txid order."""
@@ -171,6 +201,7 @@ class LedgerSnapshot:
         incarnation: str,
         *,
         message: str | None = None,
+        messages: Collection[str] | None = None,
         first: int | None = None,
         last: int | None = None,
         payloads: bool = False,
@@ -181,6 +212,8 @@ class LedgerSnapshot:
         conditions = [c.incarnation == incarnation, *_between(c.txid, first, last)]
         if message is not None:
             conditions.append(c.message == message)
+        if messages is not None:
+            conditions.append(c.message.in_(sorted(messages)))
         if not payloads:
             columns.append(sa.null().label(c.payload.name))
         return self._read("reject", to_reject, sa.select(*columns).where(*conditions).order_by(c.id))
@@ -199,17 +232,49 @@ class LedgerSnapshot:
         kinds: Sequence[EventKind] = (),
         *,
         message: str | None = None,
+        messages: Collection[str] | None = None,
         first: int | None = None,
         last: int | None = None,
     ) -> list[Event]:
-        """Events in the order in which they were written; of all kinds if none is named."""
+        """Events in the order in which they were written; of all kinds if none is named, of all messages likewise."""
         c = t.event.c
         conditions = [c.incarnation == incarnation, *_between(c.txid, first, last)]
         if kinds:
             conditions.append(c.kind.in_([kind.value for kind in kinds]))
         if message is not None:
             conditions.append(c.message == message)
+        if messages is not None:
+            conditions.append(c.message.in_(sorted(messages)))
         return self._read("event", to_event, sa.select(t.event).where(*conditions).order_by(c.id))
+
+    def newest_events(self, incarnation: str, kind: EventKind, limit: int | None) -> tuple[list[Event], int]:
+        """The newest events of a kind, in the order in which they were written; and how many the limit left out."""
+        c = t.event.c
+        conditions = (c.incarnation == incarnation, c.kind == kind.value)
+        query = sa.select(t.event).where(*conditions).order_by(c.id.desc()).limit(limit)
+        found = self._read("event", to_event, query)[::-1]
+        if limit is None or len(found) < limit:
+            return found, 0
+        number = self.connection.execute(sa.select(sa.func.count()).select_from(t.event).where(*conditions))
+        return found, int(number.scalar_one()) - len(found)
+
+    def given_back(self, incarnation: str, limit: int | None) -> tuple[list[Txn], int]:
+        """The newest batches that ended without an effect, in txid order, but for those of which every message failed; and
+        how many the limit left out.
+        """
+        c = t.txn.c
+        conditions = (
+            c.incarnation == incarnation,
+            c.state.in_([TxnState.ABORTED.value, TxnState.ABANDONED.value]),
+            sa.or_(c.cause.is_(None), c.cause != TxnCause.EVERY_MESSAGE_FAILED.value),
+        )
+        found = self._read("txn", to_txn, sa.select(t.txn).where(*conditions).order_by(c.txid.desc()).limit(limit))[
+            ::-1
+        ]
+        if limit is None or len(found) < limit:
+            return found, 0
+        number = self.connection.execute(sa.select(sa.func.count()).select_from(t.txn).where(*conditions))
+        return found, int(number.scalar_one()) - len(found)
 
     def newest_event(self, incarnation: str, kind: EventKind) -> Event | None:
         """The last event of a kind."""

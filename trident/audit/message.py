@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -11,7 +11,7 @@ from stormproof.core.errors import UsageError
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.sinks.registry import lineage_of
 from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.ledger import AuditLedger, SinkBinding
+from stormproof.trident.audit.ledger import AuditLedger, SinkBinding, Work
 from stormproof.trident.audit.lifecycle import (
     MESSAGE_EVENTS,
     EndKind,
@@ -24,8 +24,22 @@ from stormproof.trident.audit.lifecycle import (
     traces,
 )
 from stormproof.trident.audit.source import SourceReader, stored_source
-from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.ledger.rows import Reject, Txn
+from stormproof.trident.transaction_states import EventKind, RejectState, TxnState
+from stormproof.trident.transaction_states import OperatorAction as Action
+
+
+@dataclass(frozen=True, slots=True)
+class HeldIn:
+    """A sink that holds a batch: its table, when it held it, and the table's version that has it.
+
+    `version` is None where the table has no versions, or the ledger does not know it.
+    """
+
+    sink: str
+    target: str
+    at: datetime | None
+    version: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +51,15 @@ class Opening:
     retry: bool
     failed: bool
     returned: bool = False
+    held: tuple[HeldIn, ...] = ()
+    """The sinks that hold what the batch wrote of the message: none if it failed there, or before the batch is committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorAction:
-    """An operator's decision about the message as a dead letter; of an edit, the SHA-256 of both payloads."""
+    """An operator's decision about the message: as a dead letter, or as a reject of a sink. Of an edit, the SHA-256 of
+    both payloads.
+    """
 
     action: str
     by: str | None
@@ -49,6 +67,16 @@ class OperatorAction:
     at: datetime | None = None
     payload_sha256: str | None = None
     new_payload_sha256: str | None = None
+    sink: str | None = None
+    """The sink that rejected it."""
+
+    @staticmethod
+    def of_reject(reject: Reject) -> OperatorAction | None:
+        """The decision about a reject; None if there is none."""
+        if reject.state is RejectState.OPEN:
+            return None
+        action = Action.DROP_REJECT if reject.state is RejectState.DROPPED else Action.RETRY_REJECT
+        return OperatorAction(action.value, reject.by, reject.why, reject.decided_at, sink=reject.sink)
 
     @staticmethod
     def of(letter: DeadLetter) -> OperatorAction | None:
@@ -101,13 +129,23 @@ def message(
         evidence = source(snapshot, row)
         events = snapshot.events(row.incarnation, MESSAGE_EVENTS, message=shown_id)
         trace = traces(events).get(shown_id, Trace(shown_id))
-        holding = [] if evidence is None else evidence.opened_in(snapshot.new_slices(row.incarnation), shown_id)
+        holding = list[int]()
+        if evidence is not None:
+            slices = snapshot.new_slices(row.incarnation, evidence.number_of(shown_id))
+            holding = evidence.opened_in(slices, shown_id)
         opened = snapshot.some_txns(row.incarnation, {*trace.txids, *holding})
         rejects = snapshot.rejects(row.incarnation, message=shown_id)
         records = Records.of(opened, evidence, rejects)
         end = _end(shown_id, trace, opened, records, evidence)
         in_source = evidence is None or bool(trace.txids) or evidence.has(shown_id)
-        stored_in = _stored_in(snapshot.sinks(row.incarnation))
+        sinks = snapshot.sinks(row.incarnation)
+        stored_in = _stored_in(sinks)
+        targets = {binding.sink: binding.target for binding in sinks}
+        held = {
+            txn.txid: _held(snapshot.work(row.incarnation, txn.txid, txn.txid), targets, rejects)
+            for txn in opened
+            if txn.state is TxnState.COMMITTED and not trace.left_out_of(txn)
+        }
         dead = () if evidence is None else [d for d in evidence.dead() if d.shown_id == shown_id]
     if end is None:
         raise UsageError(
@@ -125,15 +163,30 @@ def message(
                 retry=t.retry,
                 failed=trace.failed_in(t),
                 returned=trace.left_out_of(t) and not trace.failed_in(t),
+                held=held.get(t.txid, ()),
             )
             for t in opened
         ),
         failures=tuple(Failure.of(event) for event in events if event.kind is EventKind.FAILURE),
-        operator=tuple(decision for letter in dead if (decision := OperatorAction.of(letter)) is not None),
+        operator=_decisions(dead, rejects),
         end=end,
         returned=tuple(Failure.of(event) for event in events if event.kind is EventKind.RETURNED),
         in_source=in_source,
         stored_in=stored_in,
+    )
+
+
+def _decisions(dead: Sequence[DeadLetter], rejects: Sequence[Reject]) -> tuple[OperatorAction, ...]:
+    found = (*map(OperatorAction.of, dead), *map(OperatorAction.of_reject, rejects))
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: str(one.at)))
+
+
+def _held(work: Sequence[Work], targets: Mapping[str, str], rejects: Sequence[Reject]) -> tuple[HeldIn, ...]:
+    refused = {(one.txid, one.sink) for one in rejects}
+    return tuple(
+        HeldIn(one.work.sink, targets.get(one.work.sink, ""), one.work.committed_at, one.work.version)
+        for one in work
+        if one.work.committed_at is not None and (one.txid, one.work.sink) not in refused
     )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, MessageHistory, Records, history, traces
 from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
+
+_ALL_FAILED: Final = TxnCause.EVERY_MESSAGE_FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +61,56 @@ class ReplaysReport:
     batches: tuple[ReturnedBatch, ...]
     attempts: tuple[FailedAttempt, ...]
     suppressed: tuple[Suppressed, ...]
+    left_out: dict[str, int] = field(default_factory=dict[str, int])
+    """How many of each a limit left out."""
 
 
-def replays(ledger: AuditLedger, topology: str, *, source: SourceReader = stored_source) -> ReplaysReport:
-    """What was replayed; raises UsageError where there is no such topology."""
+def replays(
+    ledger: AuditLedger, topology: str, *, source: SourceReader = stored_source, limit: int | None = None
+) -> ReplaysReport:
+    """What was replayed: the newest `limit` of each kind, or all.
+
+    Raises:
+        UsageError: there is no such topology.
+    """
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
-        txns = snapshot.txns(row.incarnation)
-        records = Records.of(txns, source(snapshot, row), snapshot.rejects(row.incarnation))
-        events = snapshot.events(row.incarnation, [*MESSAGE_EVENTS, EventKind.ATTEMPT_FAILED, EventKind.SUPPRESSED])
-    given_back = (TxnState.ABORTED, TxnState.ABANDONED)
+        names, more_messages = snapshot.failing_messages(row.incarnation, limit)
+        among = None if limit is None else names
+        told = traces(snapshot.events(row.incarnation, MESSAGE_EVENTS, messages=among))
+        wanted = set(names)
+        found = {name: trace for name, trace in told.items() if name in wanted}
+        batches, more_batches = snapshot.given_back(row.incarnation, limit)
+        attempts, more_attempts = snapshot.newest_events(row.incarnation, EventKind.ATTEMPT_FAILED, limit)
+        suppressed, more_suppressed = snapshot.newest_events(row.incarnation, EventKind.SUPPRESSED, limit)
+        txids = {txid for trace in found.values() for txid in trace.txids}
+        txns = snapshot.txns(row.incarnation) if limit is None else snapshot.some_txns(row.incarnation, txids)
+        last = {txn.txid: txn for txn in txns}
+        back = [last[trace.txids[-1]] for trace in found.values() if trace.txids and trace.txids[-1] in last]
+        searched = [txn.txid for txn in back if txn.state is TxnState.ABORTED and txn.cause is not _ALL_FAILED]
+        if searched:  # the batches that opened their slices again are known by their slices alone
+            txns = [*txns, *snapshot.txns(row.incarnation, min(searched))]
+        rejects = snapshot.rejects(row.incarnation, messages=among)
+        records = Records.of(txns, source(snapshot, row), rejects)
+        messages = tuple(history(trace, records) for trace in found.values())
+    left_out = {
+        "messages": more_messages,
+        "batches": more_batches,
+        "attempts": more_attempts,
+        "suppressed": more_suppressed,
+    }
     return ReplaysReport(
         topology=topology,
-        messages=tuple(
-            history(trace, records)
-            for trace in traces([e for e in events if e.kind in MESSAGE_EVENTS]).values()
-            if trace.failures or trace.returns or trace.replays
-        ),
+        messages=messages,
         batches=tuple(
             ReturnedBatch(txn.txid, txn.state.value, txn.cause, txn.reason or "", txn.messages, txn.ended_at)
-            for txn in txns
-            if txn.state in given_back and txn.cause is not TxnCause.EVERY_MESSAGE_FAILED
+            for txn in batches
         ),
         attempts=tuple(
-            FailedAttempt(e.txid or 0, e.attempt or 0, e.reason or "", e.error or "", e.at)
-            for e in events
-            if e.kind is EventKind.ATTEMPT_FAILED
+            FailedAttempt(e.txid or 0, e.attempt or 0, e.reason or "", e.error or "", e.at) for e in attempts
         ),
-        suppressed=tuple(
-            Suppressed(e.txid or 0, e.sink or "", e.at, _micro_batch(e), _key(e))
-            for e in events
-            if e.kind is EventKind.SUPPRESSED
-        ),
+        suppressed=tuple(Suppressed(e.txid or 0, e.sink or "", e.at, _micro_batch(e), _key(e)) for e in suppressed),
+        left_out=left_out,
     )
 
 

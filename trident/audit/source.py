@@ -188,6 +188,10 @@ class PendingEvidence(SourceEvidence):
                     found.append(txid)
         return found
 
+    def number_of(self, message: str) -> int | None:
+        """The message's number. A slice that is no range of numbers is not found by it."""
+        return self._number_of(message)[0]
+
     def has(self, message: str) -> bool:
         """Whether the source's own store has the message."""
         number = self._number_of(message)

@@ -25,6 +25,8 @@ class SinkOutput:
     digest: str
     committed_at: datetime | None
     outcome: str | None
+    version: int | None = None
+    """The table's version that has it; None where the table has none, or the ledger does not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
                 digest=item.work.digest,
                 committed_at=item.work.committed_at,
                 outcome=item.work.outcome,
+                version=item.work.version,
             )
             for item in work
         ),

@@ -278,6 +278,8 @@ def compact(
             min=1, help="Files below this size become files of this size. Default: the table's own, else 100."
         ),
     ] = None,
+    by: By = "",
+    why: Why = "",
     as_json: AsJson = False,
 ) -> None:
     """Write the rows of a Delta sink's many small files into few large ones; no row changes. The driver may run meanwhile.
@@ -287,7 +289,7 @@ def compact(
     """
     from stormproof.trident.cli.upkeep import compact_tables
 
-    compact_tables(topology, sink, target_mib=target_mib, as_json=as_json)
+    compact_tables(topology, sink, target_mib=target_mib, by=by, why=why, as_json=as_json)
 
 
 @app.command()
@@ -302,6 +304,8 @@ def vacuum(
         typer.Option(min=1, help="Keep what the table let go of since. Default: the table's own, else a week."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Name the files, and remove none.")] = False,
+    by: By = "",
+    why: Why = "",
     as_json: AsJson = False,
 ) -> None:
     """Remove the files that a Delta sink's table no longer needs: those of versions from before a compaction or a MERGE.
@@ -311,7 +315,7 @@ def vacuum(
     """
     from stormproof.trident.cli.upkeep import vacuum_tables
 
-    vacuum_tables(topology, sink, retained_hours=retain_hours, dry_run=dry_run, as_json=as_json)
+    vacuum_tables(topology, sink, retained_hours=retain_hours, dry_run=dry_run, by=by, why=why, as_json=as_json)
 
 
 @app.command()
@@ -607,6 +611,7 @@ def ledger_prune(
     older_than: Annotated[str, typer.Option("--older-than", metavar="AGE", help="As in 30d, 12h, 2w.")] = "30d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     by: By = "",
+    why: Why = "",
     as_json: AsJson = False,
 ) -> None:
     """Remove old batches from the ledger, but nothing that a sink, a waiting message or an open batch needs.
@@ -615,7 +620,7 @@ def ledger_prune(
     """
     from stormproof.trident.cli.prune import prune_ledger
 
-    prune_ledger(topology, older_than=older_than, dry_run=dry_run, by=by, as_json=as_json)
+    prune_ledger(topology, older_than=older_than, dry_run=dry_run, by=by, why=why, as_json=as_json)
 
 
 @ledger_app.command("sql")

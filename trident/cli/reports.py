@@ -219,10 +219,10 @@ def _verify_text(report: VerifyReport) -> None:
         say(f"the verdict was not kept: {report.not_recorded}")
 
 
-def show_replays(topology: str, *, as_json: bool) -> None:
-    """Show what was replayed."""
+def show_replays(topology: str, limit: int, *, as_json: bool) -> None:
+    """Show what was replayed, the newest of each kind."""
     with opened() as stores:
-        report = audit.replays(stores.audit, topology)
+        report = audit.replays(stores.audit, topology, limit=limit)
     emit(report, as_json=as_json, text=lambda: _replays_text(report))
 
 
@@ -254,11 +254,17 @@ def _replays_text(report: ReplaysReport) -> None:
             say(f"{again}txid {suppressed.txid}: sink {suppressed.sink} held it already, a duplicate was suppressed")
         else:
             say(f"{again}all of its rows had been taken already, a duplicate was suppressed")
+    more = report.left_out
     say(
-        f"{report.topology}: {counted(len(report.messages), 'message')} replayed or dead, "
-        f"{counted(len(report.batches), 'batch', 'batches')} given back or abandoned, "
-        f"{counted(len(report.attempts), 'failed attempt')}, {counted(len(report.suppressed), 'duplicate')} suppressed"
+        f"{report.topology}: {counted(len(report.messages) + more['messages'], 'message')} replayed or dead, "
+        f"{counted(len(report.batches) + more['batches'], 'batch', 'batches')} given back or abandoned, "
+        f"{counted(len(report.attempts) + more['attempts'], 'failed attempt')}, "
+        f"{counted(len(report.suppressed) + more['suppressed'], 'duplicate')} suppressed"
     )
+    if any(more.values()):
+        say(
+            f"older ones are left out (--limit): {', '.join(f'{number} {name}' for name, number in more.items() if number)}"
+        )
 
 
 def end_text(end: EndState) -> str:
@@ -292,9 +298,12 @@ def _txn_text(report: TxnReport) -> None:
         say("steps (ms): " + ", ".join(f"{name} {ms:.1f}" for name, ms in report.steps_ms.items()))
     if report.sinks:
         table(
-            ["sink", "target", "follows", "rows", "bytes", "files", "committed", "outcome", "digest"],
+            ["sink", "target", "follows", "rows", "bytes", "files", "committed", "outcome", "version", "digest"],
             [
-                (s.sink, s.target, s.follows_txid, s.rows, s.bytes, s.files, s.committed_at, s.outcome, s.digest[:16])
+                (
+                    *(s.sink, s.target, s.follows_txid, s.rows, s.bytes, s.files, s.committed_at, s.outcome),
+                    *(s.version, s.digest[:16]),
+                )
                 for s in report.sinks
             ],
         )
@@ -328,6 +337,9 @@ def _message_text(report: MessageReport) -> None:
         )
     for opening in report.openings:
         say(opening_text(opening))
+        for held in opening.held:
+            version = "" if held.version is None else f", version {held.version} of the table"
+            say(f"  held by sink {held.sink} ({held.target}) since {cell_text(held.at)}{version}")
     for failure in report.failures:
         say(f"failed in txid {failure.txid}, {failure.component}: {failure.reason}: {failure.error[:500]}")
     for returned in report.returned:

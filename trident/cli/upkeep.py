@@ -1,18 +1,24 @@
-"""`compact` and `vacuum`: the care of the files of a topology's tables, beside its driver or without one."""
+"""`compact` and `vacuum`: the care of the files of a topology's tables, beside its driver or without one.
+
+Each table's is put on record before the table is touched, so that none goes without.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 
-from stormproof.core.errors import CannotTell, SinkRefused, StoreUnavailable, UsageError
+from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, UsageError
 from stormproof.sinks.abilities import SupportsCompact, SupportsVacuum
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
 from stormproof.trident.cli.stores import opened
+from stormproof.trident.ledger import events
 from stormproof.trident.stores import Stores
+from stormproof.trident.transaction_states import OperatorAction
 from stormproof.trident.wording import counted
 
 _MIB = 1024 * 1024
@@ -22,7 +28,27 @@ class _NoFiles(Exception):
     """The sink's table has no files of its own."""
 
 
-def compact_tables(topology: str, sink: str | None, *, target_mib: int | None, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What an operator decided about the tables. `recorded` is false where nothing is changed."""
+
+    action: OperatorAction
+    by: str
+    why: str
+    detail: Mapping[str, Json]
+    recorded: bool = True
+
+    def record(self, stores: Stores, topology: str, sink: str) -> None:
+        """Put it on record for one table."""
+        if not self.recorded:
+            return
+        with stores.transaction(stores.topology(topology)) as tx:
+            events.decided(tx, self.action, by=self.by, why=self.why, about=sink, sink=sink, detail=self.detail)
+
+
+def compact_tables(
+    topology: str, sink: str | None, *, target_mib: int | None, by: str, why: str, as_json: bool
+) -> None:
     """Compact one sink's table, or those of every sink that has files; tables that fail are named, and the others go on.
 
     Raises:
@@ -40,10 +66,13 @@ def compact_tables(topology: str, sink: str | None, *, target_mib: int | None, a
             "tries": done.tries,
         }
 
-    _each_table(topology, sink, "compact", "compacting", compact, _compacted, as_json=as_json)
+    decision = _Decision(OperatorAction.COMPACT, by, why, {"target_mib": target_mib})
+    _each_table(topology, sink, decision, "compacting", compact, _compacted, as_json=as_json)
 
 
-def vacuum_tables(topology: str, sink: str | None, *, retained_hours: int | None, dry_run: bool, as_json: bool) -> None:
+def vacuum_tables(
+    topology: str, sink: str | None, *, retained_hours: int | None, dry_run: bool, by: str, why: str, as_json: bool
+) -> None:
     """Remove the files that one sink's table, or those of every sink, let go of; otherwise as `compact_tables`."""
 
     def vacuum(session: SinkSession) -> Mapping[str, object]:
@@ -52,13 +81,14 @@ def vacuum_tables(topology: str, sink: str | None, *, retained_hours: int | None
         return {"files": sorted(session.vacuum(retained_hours, dry_run=dry_run)), "dry_run": dry_run}
 
     doing = "looking for files that no version needs" if dry_run else "removing files that no version needs"
-    _each_table(topology, sink, "vacuum", doing, vacuum, _vacuumed, as_json=as_json)
+    decision = _Decision(OperatorAction.VACUUM, by, why, {"retained_hours": retained_hours}, recorded=not dry_run)
+    _each_table(topology, sink, decision, doing, vacuum, _vacuumed, as_json=as_json)
 
 
 def _each_table(
     topology: str,
     sink: str | None,
-    what: str,
+    decision: _Decision,
     doing: str,
     work: Callable[[SinkSession], Mapping[str, object]],
     text: Callable[[Mapping[str, object]], str],
@@ -68,7 +98,8 @@ def _each_table(
     with opened() as stores:
         row = stores.topology(topology)
         bindings = stores.bindings(row) if sink is None else {sink: stores.binding(row, sink)}
-        reports = [_report(stores, row, b, doing, work, asked=sink is not None) for b in bindings.values()]
+        reports = [_report(stores, row, b, decision, doing, work, asked=sink is not None) for b in bindings.values()]
+    what = decision.action.value
     done = [report for report in reports if report is not None]
     if sink is not None and not done:
         raise UsageError(
@@ -84,6 +115,7 @@ def _report(
     stores: Stores,
     row: TopologyRow,
     binding: SinkBinding,
+    decision: _Decision,
     doing: str,
     work: Callable[[SinkSession], Mapping[str, object]],
     *,
@@ -95,6 +127,7 @@ def _report(
         with closing(open_for_inspection(identity, binding, stores.database)) as session:
             if isinstance(session, SupportsCompact | SupportsVacuum):
                 note(f"{binding.sink} ({binding.target}): {doing} ...")
+                decision.record(stores, row.name, binding.sink)
             return {**report, **work(session)}
     except _NoFiles:
         return None

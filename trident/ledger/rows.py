@@ -49,6 +49,8 @@ class SinkWork:
     left_out: tuple[RefusedRow, ...] | None = None
     """Set where this content was fixed in the place of another, of which the sink's table refused rows of groups: these
     rows. `files` have nothing of their messages, and their own rows name theirs (see `trident.recount`)."""
+    version: int | None = None
+    """The table's version that has it, where tables have versions and the ledger knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,7 @@ def to_work(row: Any) -> SinkWork:
         outcome=None if row.outcome is None else SinkOutcome(row.outcome),
         superseded=row.superseded,
         left_out=None if row.left_out is None else tuple(_refused(one) for one in row.left_out),
+        version=row.version,
     )
 
 

@@ -145,6 +145,9 @@ txn_sink: Final = sa.Table(
         comment="rows of an upsert that changed nothing: a later one of their key was there",
     ),
     sa.Column("left_out", _json, comment="refused rows of groups, whose messages its files have nothing of"),
+    sa.Column(
+        "version", sa.BigInteger, comment="the table's version that has it; null: it has none, or that is not known"
+    ),
     sa.Index("ix_txn_sink_held", "incarnation", "sink", "txid", postgresql_where=sa.text("committed_at is not null")),
     sa.Index("ix_txn_sink_superseded", "incarnation", "sink", "superseded", postgresql_where=sa.text("superseded > 0")),
     comment="what each batch writes to each sink, fixed before any sink is touched",
@@ -174,6 +177,13 @@ event: Final = sa.Table(
     sa.Index(None, "incarnation", "txid"),
     sa.Index(None, "incarnation", "message"),
     sa.Index(None, "incarnation", "kind", "id"),
+    sa.Index(
+        "ix_event_why_again",
+        "incarnation",
+        "message",
+        "id",
+        postgresql_where=sa.text("kind in ('failure', 'returned')"),
+    ),
     comment="append-only: failures, replays, suppressed duplicates, recoveries, operator actions",
 )
 
@@ -227,6 +237,7 @@ prune: Final = sa.Table(
     sa.Column("by", sa.Text, nullable=False),
     sa.Column("ended_before", _time, nullable=False, comment="the horizon that was asked for"),
     sa.Column("removed", _json, nullable=False, comment="number of rows by table"),
+    sa.Column("why", sa.Text),
     comment="one row a prune: how far the ledger's own record was cut, when and by whom",
 )
 

@@ -134,7 +134,7 @@ def _fixing(sinks: int) -> Statement:
             )
             for place in range(sinks)
         ),
-        _changing(TxnState.OPEN, "state", "failed", "returned", "tuples", "prepared_at"),
+        _changing(TxnState.OPEN, "state", "failed", "returned", "tuples", "prepared_at", "steps_ms"),
     )
 
 
@@ -146,10 +146,12 @@ def fix_content(
     failures: Sequence[Event],
     tuples: int,
     after: TxnState,
+    steps_ms: Mapping[str, Json],
 ) -> None:
     """Record what a batch writes and which of its messages failed; from here on its content cannot change.
 
-    `after` is its state from here on: prepared under exactly-once, open under the others.
+    `after` is its state from here on: prepared under exactly-once, open under the others. `steps_ms` is how long its steps
+    took so far, for a driver that rolls it forward.
 
     Raises:
         Fenced: it is not open any more.
@@ -167,6 +169,7 @@ def fix_content(
         state=after.value,
         tuples=tuples,
         prepared_at=tx.clock.now(),
+        steps_ms=dict(steps_ms),
         **events.counts_of(failures),
         **values,
     )
@@ -215,6 +218,7 @@ def _committing(before: TxnState, sinks: int) -> Statement:
             committed_at=given("ended_at"),
             outcome=given(f"outcome_{place}"),
             superseded=given(f"superseded_{place}"),
+            version=given(f"version_{place}"),
         )
         for place in range(sinks)
     )
@@ -228,8 +232,10 @@ def commit(
     outcomes: Mapping[str, SinkOutcome],
     steps_ms: Mapping[str, Json],
     superseded: Mapping[str, int],
+    versions: Mapping[str, int | None],
 ) -> None:
-    """Record that every sink holds the batch, how each commit ended, and how many rows of it changed nothing.
+    """Record that every sink holds the batch, how each commit ended, how many rows of it changed nothing, and in which
+    versions of the tables it is.
 
     Raises:
         Fenced: it is not `before` any more.
@@ -241,6 +247,7 @@ def commit(
             f"sink_{place}": sink,
             f"outcome_{place}": outcome.value,
             f"superseded_{place}": superseded[sink],
+            f"version_{place}": versions[sink],
         }
     changed = _committing(before, len(outcomes)).run(
         tx.connection,

@@ -134,11 +134,12 @@ class ExactlyOnce(SinkStream):
             return OnceResult(key, outcome, opened, 0, times.ms)
         written = self._write(current, frame, opened, 1, times)
         if isinstance(written, JobFailed):
-            steps.abort(opened.txid, TxnCause.JOB_FAILED, str(written))
+            steps.abort(opened.txid, TxnCause.JOB_FAILED, str(written), steps_ms=times.ms)
             return written
         if written.problems:
             problems = "; ".join(written.problems)
-            steps.abort(opened.txid, TxnCause.JOB_FAILED, f"rows that a sink cannot hold: {problems}")
+            reason = f"rows that a sink cannot hold: {problems}"
+            steps.abort(opened.txid, TxnCause.JOB_FAILED, reason, steps_ms=times.ms)
             raise SinkRefused(
                 f"{self.name!r}, key {key!r}: rows that a sink cannot hold: {problems}. Nothing was written. Mend or filter "
                 "them, and call once() with this key again",

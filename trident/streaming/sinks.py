@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,7 +33,7 @@ from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.recovery import recover
 from stormproof.trident.statistics import RecoveryReport
-from stormproof.trident.steps import Opened, Steps
+from stormproof.trident.steps import NO_TIMES, Opened, Steps
 from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, StepTimes
 from stormproof.trident.streaming.one_message import OneMessageSource, one_message, shown_message, slice_of
 from stormproof.trident.streaming.result import StreamOutcome, StreamResult
@@ -71,10 +71,17 @@ class KeepTxidSteps(OneMessageSteps):
     """A batch that is not prepared keeps its txid over restarts, since Spark hands out the same micro-batch next."""
 
     def abort(
-        self, txid: int, cause: TxnCause, reason: str, *, divide: Slice | None = None, alone: Sequence[int] = ()
+        self,
+        txid: int,
+        cause: TxnCause,
+        reason: str,
+        *,
+        divide: Slice | None = None,
+        alone: Sequence[int] = (),
+        steps_ms: Mapping[str, float] = NO_TIMES,
     ) -> None:
         """Leave the txid open; its next attempt comes with the call that hands the micro-batch out again."""
-        del cause, divide, alone
+        del cause, divide, alone, steps_ms
         failpoint("abort.in_transaction")
         log.info("txid %d of stream %s stays open: %s", txid, self.run.topology, reason)
         failpoint("abort.after")
@@ -218,6 +225,7 @@ class SinkStream(ForeachBatch):
             context = TaskContext(current.run.incarnation, opened.txid, attempt, 0)
             written = self._frames.write(self._gathered(current.plan, frame), writers, context, schema)
         except JobFailed as error:
+            times.mark("job")
             return error
         times.mark("job")
         failpoint("run.after")
@@ -226,7 +234,7 @@ class SinkStream(ForeachBatch):
     def _commit(self, steps: Steps, opened: Opened, attempt: int, written: Written, times: StepTimes) -> None:
         """Prepare, commit and finish what was written."""
         nobody: Sequence[FailedIn] = ()
-        work = steps.fix_content(opened, attempt, Guarantee.EXACTLY_ONCE, written.files, nobody, written.rows)
+        work = steps.fix_content(opened, attempt, Guarantee.EXACTLY_ONCE, written.files, nobody, written.rows, times.ms)
         times.mark("prepare")
         most = steps.rejects_max(1, None)
         results = steps.commit(opened.txid, Guarantee.EXACTLY_ONCE, work, most)

@@ -1,0 +1,209 @@
+"""`stormproof audit report` over a ledger with failures, dead letters, rejects, decisions and a prune."""
+
+from __future__ import annotations
+
+import html
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support.command_line import CommandLine, command_line_in
+
+from stormproof.core.postgres.database import Database, connect
+
+pytestmark = pytest.mark.postgres
+
+NAME: Final = "reported"
+PAYLOAD: Final = "secret-7f3a"
+FILE: Final = f"""
+from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
+
+def number(line: str) -> int:
+    return -1 if line == "refused" else int(line)
+
+def topology() -> Topology:
+    t = Topology("{NAME}")
+    source = PostgresQueue("reported", max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
+    numbers = t.stream("lines", source).map(number, "line", schema="n int")
+    numbers.into(DeltaSink("lake/numbers", name="lake"), PostgresSink("numbers", name="pg"))
+    return t
+"""
+RUN: Final = ("run", "reported_topology.py:topology", "--engine", "inline", "--until-idle")
+
+
+def sql(database: Database, statement: str) -> None:
+    with connect(database, application_name="tests", autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+@pytest.fixture
+def reported(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> CommandLine:
+    """A run with a dead letter that was dropped with a hostile reason, and an open reject; and a pair of keys."""
+    command = command_line_in(tmp_path, database, "reported_topology.py", FILE, monkeypatch, capsys)
+    monkeypatch.setenv("STORMPROOF_REJECTS_MAX_SHARE", "1")
+    command("ledger", "migrate")
+    sql(database, "create table numbers (n int check (n >= 0))")
+    Path("lines").write_text("\n".join(["1", "2", "refused", PAYLOAD]))
+    command("queue", "put", NAME, "--lines", "lines")
+    command(*RUN)
+    (letter,) = command("dead-letters", "list", NAME)["dead_letters"]
+    why = "<script>alert(1)</script>\u202e"
+    command("dead-letters", "drop", NAME, letter["id"], "--by", "ann", "--why", why)
+    key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    locked = serialization.BestAvailableEncryption(b"open")
+    Path("key").write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, locked))
+    public = serialization.PublicFormat.OpenSSH
+    Path("key.pub").write_bytes(key.public_key().public_bytes(serialization.Encoding.OpenSSH, public))
+    monkeypatch.setenv("STORMPROOF_PASSPHRASE", "open")
+    return command
+
+
+def made(command: CommandLine, *options: str, status: int = 0) -> dict[str, Any]:
+    """The record of a report that was made just now."""
+    out = f"report-{len(list(Path().glob('report-*')))}.html"
+    command("audit", "report", NAME, "--out", out, *options, status=status)
+    text = Path(out).read_text()
+    written = text.split('<pre id="stormproof-record">\n')[1].split("\n</pre>\n")[0]
+    record: dict[str, Any] = json.loads(html.unescape(written))
+    return record
+
+
+def question(record: dict[str, Any], command: str) -> dict[str, Any]:
+    (found,) = [one for one in record["questions"] if one["command"] == f"stormproof audit {command}"]
+    return dict(found)
+
+
+def a_signed_report_answers_and_is_genuine(command: CommandLine) -> None:
+    record = made(command, "--sign-key", "key", "--by", "auditor")
+    assert command("audit", "report", "--check", "report-0.html", "--public-key", "key.pub")["finding"] == "genuine"
+    assert [one["number"] for one in record["questions"]] == list(range(1, 13))
+    assert (record["verdict"]["verdict"], record["verdict"]["from"]) == ("clean", "verification")
+    assert record["verdict"]["recorded"] == command("audit", "verdicts", NAME)["rows"][0]["id"]
+    letters = question(record, "dead-letters")
+    assert {(one["what"], one["state"]) for one in letters["rows"]} == {("dead_letter", "drop"), ("reject", "open")}
+    (action,) = question(record, "actions")["rows"]
+    assert (action["by"], action["action"]) == ("ann", "drop")
+    txn = question(record, "txn")
+    assert {(one["sink"], one["outcome"]) for one in txn["by_sink"]} == {("lake", "applied"), ("pg", "applied")}
+    assert {one["step"] for one in txn["by_step"]} >= {"open", "job", "commit"}
+
+
+def told_by_the_ledger(database: Database) -> str:
+    with connect(database, application_name="tests", autocommit=True) as connection:
+        return repr(connection.execute("select error from stormproof.event where error is not null").fetchall())
+
+
+def the_file_has_no_payload_no_error_text_and_no_live_text(database: Database) -> None:
+    text = Path("report-0.html").read_text()
+    assert "invalid literal" in told_by_the_ledger(database)  # the control
+    assert [bad for bad in (PAYLOAD, "invalid literal", "<script", "\u202e", "numbers_n_check") if bad in text] == []
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;[U+202E]" in text
+
+
+def digests_of_payloads_and_histories_come_if_asked_for(command: CommandLine) -> None:
+    (letter,) = [one["message"] for one in command("audit", "dead-letters", NAME, "--what", "dead_letter")["rows"]]
+    record = made(command, "--payload-digests", "--message", letter)
+    assert {one["bytes"] for one in question(record, "dead-letters")["payloads"]} == {len(PAYLOAD), len("refused")}
+    (history,) = question(record, "message")["histories"]
+    assert (history["end"]["kind"], history["decisions"][0]["action"]) == ("dropped", "drop")
+    assert len(history["failures"]) == 2
+    assert command("audit", "report", "--check", "report-1.html", status=4)["open"] != []
+
+
+def a_verdict_on_record_counts_only_for_what_it_looked_at(command: CommandLine) -> None:
+    kept = command("audit", "verify", NAME, "--first", "1", "--last", "1")["recorded"]
+    record = made(command, "--verdict", str(kept), status=4)
+    assert (record["verdict"]["verdict"], record["verdict"]["as_kept"]) == ("cannot_tell", "clean")
+    assert any("ended before" in one for one in record["not_looked_at"])
+    assert (
+        "no verdict 999"
+        in command("audit", "report", NAME, "--out", "x", "--verdict", "999", status=2)["error"]["message"]
+    )
+
+
+def a_time_without_batches_is_not_green(command: CommandLine) -> None:
+    record = made(command, "--since", "2099-01-01T00:00:00Z", status=4)
+    assert (record["scope"]["batches"], record["verdict"]["from"]) == (0, "nothing")
+    assert question(record, "actions")["rows"] == []
+
+
+def no_file_is_written_over_and_wrong_options_are_named(command: CommandLine) -> None:
+    before = Path("report-0.html").read_bytes()
+    error = command("audit", "report", NAME, "--out", "report-0.html", status=2)["error"]
+    assert "is there already" in error["message"]
+    assert Path("report-0.html").read_bytes() == before
+    assert "--check" in command("audit", "report", NAME, status=2)["error"]["message"]
+    assert "no topology" in command("audit", "report", "nobody", "--out", "x", status=2)["error"]["message"]
+    assert not Path("x").exists()
+
+
+def a_violation_is_the_status(command: CommandLine, database: Database) -> None:
+    sql(database, "update stormproof.txn_sink set digest = 'other' where txid = 1 and sink = 'pg'")
+    record = made(command, status=1)
+    assert record["verdict"]["violations"] != []
+    sql(database, "delete from stormproof.verdict")
+
+
+def what_was_pruned_is_said(command: CommandLine) -> None:
+    command("ledger", "prune", NAME, "--older-than", "0s", "--by", "ann", "--why", "a year is over")
+    record = made(command, status=0)
+    assert record["scope"]["pruned_upto"] > 0
+    assert any("pruned" in one for one in record["not_looked_at"])
+    pruned = [one for one in question(record, "actions")["rows"] if one["action"] == "prune"]
+    assert [one["why"] for one in pruned] == ["a year is over"]
+
+
+def test_what_a_report_says(reported: CommandLine, database: Database) -> None:
+    """One test, since each run of the topology takes seconds."""
+    a_signed_report_answers_and_is_genuine(reported)
+    the_file_has_no_payload_no_error_text_and_no_live_text(database)
+    digests_of_payloads_and_histories_come_if_asked_for(reported)
+    a_verdict_on_record_counts_only_for_what_it_looked_at(reported)
+    a_time_without_batches_is_not_green(reported)
+    no_file_is_written_over_and_wrong_options_are_named(reported)
+    what_was_pruned_is_said(reported)
+    a_violation_is_the_status(reported, database)
+
+
+def test_a_large_ledger_makes_a_small_report(reported: CommandLine, database: Database) -> None:
+    sql(
+        database,
+        "insert into stormproof.txn (incarnation, txid, state, guarantee, epoch, attempt, source, position, messages,"
+        " failed, bytes, retry, opened_at, ended_at, cause)"
+        " select incarnation, 1000 + g, 'aborted', 'exactly-once', 1, 1, source, '{}', 1, 0, 1, false,"
+        " now() - interval '1 day', now(), 'driver_ended' from stormproof.topology, generate_series(1, 20000) g",
+    )
+    kept = reported("audit", "verify", NAME, "--first", "1", "--last", "1")["recorded"]
+    record = made(reported, "--verdict", str(kept), "--rows", "10", status=4)
+    aborted = question(record, "aborted")
+    assert (len(aborted["rows"]), aborted["left_out"]) == (10, 20_000 - 10 + aborted["number_of_rows"] - 20_000)
+    assert aborted["number_of_rows"] >= 20_000
+    assert any("question 10" in one for one in record["not_looked_at"])
+    assert record["digest"]["lines"] >= 20_000
+    assert Path("report-0.html").stat().st_size < 400_000
+
+
+def test_two_reports_of_one_time_have_one_digest_and_any_change_another(
+    reported: CommandLine, database: Database
+) -> None:
+    first, second = made(reported), made(reported)
+    assert first["digest"] == second["digest"]
+    sql(database, "update stormproof.txn_sink set rows = rows + 1 where txid = 1 and sink = 'lake'")
+    assert made(reported, status=1)["digest"] != first["digest"]
+
+
+def test_the_page_opens_in_a_browser_and_asks_nobody_for_anything(reported: CommandLine) -> None:
+    chromium = Path("/usr/bin/chromium")
+    if not chromium.exists():
+        pytest.skip("there is no Chromium here")
+    made(reported, "--sign-key", "key")
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=1000")
+    shown = subprocess.run([str(chromium), *flags, "report-0.html"], capture_output=True, check=True, timeout=120)
+    assert b"Audit report" in shown.stdout
+    assert b"stormproof-seal" in shown.stdout

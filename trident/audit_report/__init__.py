@@ -1,0 +1,21 @@
+"""The report file of `stormproof audit report`: what an auditor is handed, and how it is checked without the ledger.
+
+| module | question that it answers |
+| --- | --- |
+| `record` | what does a report say: scope, verdict, the twelve answers, and what was not looked at |
+| `summaries` | what do 100,000 batches come to: states, days, steps, runs of the driver, one digest of all |
+| `page` | how is the record made into one page of HTML |
+| `inert` | how is a stranger's text shown, so that it does nothing |
+| `keys` | how is an Ed25519 key read, for signing and for checking |
+| `seal` | how are record and page joined in one file, signed, and taken apart again |
+| `check` | is a file as it was signed, by whom, and what differs |
+"""
+
+from __future__ import annotations
+
+from stormproof.trident.audit_report.check import Checked, Finding, check
+from stormproof.trident.audit_report.keys import PublicKey, SigningKey
+from stormproof.trident.audit_report.record import Wanted, record
+from stormproof.trident.audit_report.seal import sealed
+
+__all__ = ["Checked", "Finding", "PublicKey", "SigningKey", "Wanted", "check", "record", "sealed"]

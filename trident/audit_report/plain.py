@@ -1,0 +1,45 @@
+"""Values of the ledger as a report has them: only what JSON can say in one way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final
+
+from stormproof.core.errors import Json
+
+TEXT_MAX: Final = 1_000
+"""Characters of one text that a report has."""
+_WHOLE_MAX: Final = 2**53 - 1
+
+
+def plain(value: Any) -> Json:
+    """A value as JSON: times in ISO 8601 and UTC, numbers beyond 2^53 as text, long texts cut with their length said."""
+    match value:
+        case None | bool():
+            return value
+        case Enum():
+            return plain(value.value)
+        case str():
+            return value if len(value) <= TEXT_MAX else f"{value[:TEXT_MAX]} [cut: {len(value)} characters]"
+        case int():
+            return value if abs(value) <= _WHOLE_MAX else str(value)
+        case Decimal():
+            return plain(int(value)) if value == value.to_integral_value() else plain(float(value))
+        case float():
+            return round(value, 3)
+        case datetime():
+            return value.astimezone(UTC).isoformat(timespec="milliseconds")
+        case date():
+            return value.isoformat()
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        case Mapping():
+            return {str(key): plain(one) for key, one in value.items()}
+        case Iterable() if not isinstance(value, bytes):
+            return [plain(one) for one in value]
+        case _:
+            raise TypeError(f"{type(value).__name__} has no place in a report")
