@@ -103,7 +103,7 @@ def the_file_has_no_payload_no_error_text_and_no_live_text(database: Database) -
     text = Path("report-0.html").read_text()
     assert "invalid literal" in told_by_the_ledger(database)  # the control
     assert [bad for bad in (PAYLOAD, "invalid literal", "<script", "\u202e", "numbers_n_check") if bad in text] == []
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;[U+202E]" in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
 
 
 def digests_of_payloads_and_histories_come_if_asked_for(command: CommandLine) -> None:
@@ -144,10 +144,10 @@ def no_file_is_written_over_and_wrong_options_are_named(command: CommandLine) ->
 
 
 def a_violation_is_the_status(command: CommandLine, database: Database) -> None:
-    sql(database, "update stormproof.txn_sink set digest = 'other' where txid = 1 and sink = 'pg'")
+    sql(database, "update stormproof.txn_sink set digest = digest || 'x' where sink = 'pg'")
     record = made(command, status=1)
     assert record["verdict"]["violations"] != []
-    sql(database, "delete from stormproof.verdict")
+    sql(database, "update stormproof.txn_sink set digest = left(digest, 64) where sink = 'pg'")
 
 
 def what_was_pruned_is_said(command: CommandLine) -> None:
@@ -167,8 +167,8 @@ def test_what_a_report_says(reported: CommandLine, database: Database) -> None:
     a_verdict_on_record_counts_only_for_what_it_looked_at(reported)
     a_time_without_batches_is_not_green(reported)
     no_file_is_written_over_and_wrong_options_are_named(reported)
-    what_was_pruned_is_said(reported)
     a_violation_is_the_status(reported, database)
+    what_was_pruned_is_said(reported)
 
 
 def test_a_large_ledger_makes_a_small_report(reported: CommandLine, database: Database) -> None:

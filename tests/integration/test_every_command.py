@@ -45,6 +45,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "audit pending": (NAME,),
     "audit recovered": (NAME,),
     "audit replays": (NAME,),
+    "audit report": ("--check", "no-such-report.html"),
     "audit txn": (NAME, "1"),
     "audit verdicts": (NAME,),
     "audit verify": (NAME,),

@@ -4,7 +4,8 @@
 | --- | --- |
 | `record` | what does a report say: scope, verdict, the twelve answers, and what was not looked at |
 | `summaries` | what do 100,000 batches come to: states, days, steps, runs of the driver, one digest of all |
-| `page` | how is the record made into one page of HTML |
+| `plain` | how is a value of the ledger said in JSON |
+| `page`, `style` | how is the record made into one page of HTML; how does that look |
 | `inert` | how is a stranger's text shown, so that it does nothing |
 | `keys` | how is an Ed25519 key read, for signing and for checking |
 | `seal` | how are record and page joined in one file, signed, and taken apart again |
