@@ -50,6 +50,36 @@ far the record had been pruned. A verdict says nothing of what it did not look a
 none: the command says so, and its exit status is the verdict's all the same. A role of the kind auditor may add a verdict and
 change none.
 
+## The report file
+
+`stormproof audit report TOPOLOGY --out FILE` writes one page of HTML for an auditor (`pip install 'stormproof[report]'`). It opens offline,
+prints, and runs nothing. `--since` and `--until` choose batches by when they were opened; `--message ID` adds the history of a message;
+`--rows` is how many rows each list has, and what a list left out is said.
+
+| part | what it has |
+| --- | --- |
+| verdict | of `audit verify`, run for the report's batches; or with `--verdict N` one on record. A clean one that did not look at all of the batches counts as "cannot tell" |
+| not looked at | all that a reader might take for said |
+| topology | its sinks and tables, the shapes of its graph, the runs of its driver, take-overs and recoveries |
+| questions 1 to 12 | counts by group, and the newest rows; of batches those that did not simply commit, and sums by state, sink, step and day |
+| digest | one SHA-256 of all batches and of what they wrote: two reports of one time have the same |
+| record | the same as JSON, from which the page is made |
+| seal | the SHA-256 of record and page, and the signature |
+
+No payload is in it, and no text of an error. With `--payload-digests` it has the SHA-256 and the length of the payloads of dead letters and
+rejects; a short payload can be guessed from its digest.
+
+`--sign-key KEY` signs with Ed25519: a key of `ssh-keygen -t ed25519`, or PEM. A passphrase comes from `STORMPROOF_PASSPHRASE`, or is asked
+for. Without a key the report says in its first line that nobody signed it.
+
+`stormproof audit report --check FILE --public-key KEY` needs no ledger. It makes the page again from the record, compares every byte,
+and checks the signature. Exit status 0: as it was signed with that key. 1: not so, and each thing that differs is named. 4: it agrees with
+itself, and nothing shows who made it. An unsigned report is checked with `--sha256`, the digest that its maker was shown.
+
+Other programs can check it, too. The signature is over the line `stormproof audit report 1` and, behind it, the seal without its
+`signature` as canonical JSON (RFC 8785). `page_sha256` is over every byte before `<pre id="stormproof-seal">`; `record_sha256` is over the
+record as canonical JSON.
+
 ## What is not on record
 
 - A message that succeeded at its first attempt has no row of its own, so that a message costs the ledger nothing:
