@@ -6,6 +6,7 @@
 | `reports` | `status`; `audit verify`, `txn`, `message`, `replays` |
 | `metrics` | `metrics` |
 | `audit_app`, `questions` | `audit ...`: what a view of the ledger answers |
+| `audit_report` | `audit report`: the file for an auditor, and its check |
 | `canary` | `--canary` of `dead-letters requeue` and `rejects retry` |
 | `rejects`, `rejects_app` | `rejects list`, `show`, `retry`, `drop` |
 | `letters`, `letters_decided`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
