@@ -19,9 +19,9 @@ from stormproof.trident.audit.verdicts import keep
 from stormproof.trident.audit_report import Checked, Finding, PublicKey, SigningKey, Wanted, check, record, sealed
 from stormproof.trident.audit_report.seal import sha256
 from stormproof.trident.cli.output import emit, finish, note, say
-from stormproof.trident.cli.questions import parse_time
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.stores import Stores
+from stormproof.trident.wording import parse_time
 
 _STATUS: Final = {"clean": 0, "violation": 1, "cannot_tell": 4}
 
