@@ -6,15 +6,16 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
-from support.command_line import CommandLine, command_line_in
+from support.command_line import CommandLine
+from support.shown import NAME, PAYLOAD, shown_in, sql
 from support.web import OPERATOR, READER, Elements, client, inert_faults, page_of, post
 
-from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.database import Database
 from stormproof.trident.audit.questions import Question
 from stormproof.trident.web.app import WebApp
 from stormproof.trident.web.options import WebOptions
@@ -23,50 +24,13 @@ from stormproof.trident.web.routes import ROUTES
 
 pytestmark = pytest.mark.postgres
 
-NAME: Final = "shown"
-PAYLOAD: Final = "secret-7f3a"
-FILE: Final = f"""
-from pathlib import Path
-
-from stormproof import PostgresQueue, PostgresSink, Topology
-
-def number(line: str) -> int:
-    if line == "once" and not Path("tried").exists():
-        Path("tried").touch()
-        raise ValueError("the first time, of " + line)
-    if line == "refused":
-        return -1
-    return 7 if line == "once" else int(line)
-
-def topology(name: str = "{NAME}") -> Topology:
-    t = Topology(name)
-    source = PostgresQueue("shown", max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
-    t.stream("lines", source).map(number, "line", schema="n int").into(PostgresSink("numbers"))
-    return t
-"""
-TARGET: Final = "shown.py:topology"
-
-
-def sql(database: Database, statement: str, *values: object) -> list[tuple[Any, ...]]:
-    with connect(database, application_name="tests", autocommit=True) as connection:
-        found = connection.execute(statement.encode(), values or None)
-        return [] if found.description is None else found.fetchall()
-
 
 @pytest.fixture
 def command(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> CommandLine:
     """A run with a message that failed once, a dead letter, a reject and a verdict."""
-    command = command_line_in(tmp_path, database, "shown.py", FILE, monkeypatch, capsys)
-    monkeypatch.setenv("STORMPROOF_REJECTS_MAX_SHARE", "1")
-    command("ledger", "migrate")
-    sql(database, "create table numbers (n int check (n >= 0))")
-    (tmp_path / "lines").write_text("\n".join(["1", "2", "once", "refused", PAYLOAD]))
-    command("queue", "put", "shown", "--lines", "lines")
-    command("run", TARGET, "--engine", "inline", "--until-idle")
-    command("audit", "verify", NAME, "--by", "auditor")
-    return command
+    return shown_in(tmp_path, database, monkeypatch, capsys)
 
 
 class Page:

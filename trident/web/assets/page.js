@@ -58,7 +58,7 @@
     if (stopped) return "paused";
     if (document.hidden) return "paused: not in view";
     if (find("input[data-choose]:checked")) return "paused: rows are chosen";
-    const holding = part() && part().contains(document.activeElement) && document.activeElement.matches("input, textarea, select");
+    const holding = part() && part().contains(document.activeElement) && document.activeElement.matches("input:not([type=checkbox]), textarea, select");
     if (holding) return "paused: a field is in use";
     if (find("[data-hold][open], dialog[open]")) return "paused: something is open";
     const chosen = document.getSelection();

@@ -1,0 +1,183 @@
+"""The page's views in a real browser: nothing leaves the host, nothing is complained of, nothing is too wide."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import pytest
+from support.brokers import until
+from support.command_line import CommandLine
+from support.shown import NAME, PAYLOAD, shown_in, sql
+
+from stormproof.core.postgres.database import Database
+from stormproof.trident.web.people import WebRole
+from stormproof.trident.web.routes import VIEWS
+
+BROWSER, BROWSERS_DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.skipif(not (BROWSER and BROWSERS_DRIVER), reason="needs Chromium and chromedriver"),
+]
+SCREENS: Final = Path(__file__).parents[2] / "build" / "screens"
+WAIT_S: Final = 60.0
+FLAGS: Final = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
+FLAGS_TOO: Final = ("--disable-component-update", "--disable-sync", "--hide-scrollbars")
+
+
+class Screen:
+    """A browser with a session of an operator's, and what it asked for and complained of."""
+
+    def __init__(self, chrome: Any, address: str) -> None:
+        self.chrome = chrome
+        self.address = address
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+
+    def go(self, path: str) -> None:
+        self.chrome.get(self.address + path.lstrip("/"))
+        self.note()
+
+    def note(self) -> None:
+        """Take what the browser logged since."""
+        for line in self.chrome.get_log("performance"):
+            message = json.loads(line["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                self.asked.append(str(message["params"]["request"]["url"]))
+        self.complaints += [str(x["message"]) for x in self.chrome.get_log("browser") if x["level"] == "SEVERE"]
+
+    def show(self, width: int, height: int, theme: str) -> None:
+        media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+        self.chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def run(self, script: str) -> Any:
+        return self.chrome.execute_script(script)
+
+    def text(self, selector: str) -> str:
+        return str(self.chrome.find_element("css selector", selector).text)
+
+    def press(self, key: str) -> None:
+        self.chrome.switch_to.active_element.send_keys(key)
+
+
+@pytest.fixture
+def command(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> CommandLine:
+    return shown_in(tmp_path, database, monkeypatch, capsys)
+
+
+@pytest.fixture
+def screen(command: CommandLine, tmp_path: Path) -> Generator[Screen]:
+    """`stormproof web` in a process of its own, and Chromium with its one-time address."""
+    from selenium.webdriver import Chrome, ChromeOptions
+    from selenium.webdriver.chrome.service import Service
+
+    del command
+    assert BROWSER is not None
+    options = ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in (*FLAGS, *FLAGS_TOO, f"--user-data-dir={tmp_path / 'browser'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    call = [sys.executable, "-m", "stormproof", "web", "--port", "0", "--json"]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as server:
+        try:
+            assert server.stdout is not None
+            served = json.loads(server.stdout.readline())
+            chrome = Chrome(options=options, service=Service(BROWSERS_DRIVER))
+            try:
+                chrome.get(served["url"])
+                until(lambda: "Overview" in chrome.title, "the session did not begin", WAIT_S)
+                chrome.get_log("performance")  # the browser's own first page
+                yield Screen(chrome, served["address"])
+            finally:
+                chrome.quit()
+        finally:
+            server.terminate()
+
+
+def test_every_view_stands_at_two_widths_and_in_both_themes(screen: Screen, command: CommandLine) -> None:
+    (letter,) = command("dead-letters", "list", NAME)["dead_letters"]
+    of = f"topology={NAME}"
+    queries = {
+        "topology": of,
+        "batches": of,
+        "batch": f"{of}&txid=1",
+        "message": f"{of}&id={quote(letter['id'])}",
+        "failure": f"{of}&id={quote(letter['id'])}",
+        "find": "q=nothing",
+        "replays": "span=1h",
+        "question": "name=behind",
+    }
+    SCREENS.mkdir(parents=True, exist_ok=True)
+    wide: list[object] = []
+    for route in VIEWS:
+        if route.method != "GET" or route.role is not WebRole.READER:
+            continue
+        screen.go(f"{route.path}?{queries.get(route.name, '')}")
+        for width in (1280, 380):
+            for theme in ("light", "dark"):
+                screen.show(width, 900, theme)
+                height = min(int(screen.run("return document.documentElement.scrollHeight")), 4_000)
+                found = screen.run("return document.documentElement.scrollWidth")
+                if found > width:
+                    wide.append((route.name, width, found))
+                screen.show(width, height, theme)
+                screen.chrome.save_screenshot(str(SCREENS / f"{route.name}-{width}-{theme}.png"))
+        assert screen.chrome.find_elements("css selector", "main h1"), route.name
+        assert PAYLOAD not in screen.text("main"), route.name
+        screen.note()
+    assert wide == []
+    assert screen.complaints == []
+    assert [url for url in screen.asked if not url.startswith((screen.address, "data:"))] == []
+    assert len(screen.asked) > len(VIEWS)
+
+
+def test_the_page_pauses_while_rows_are_chosen_and_is_used_by_keys(screen: Screen) -> None:
+    screen.go(f"/failures?topology={NAME}&state=undecided")
+    until(lambda: screen.text("[data-live]") == "live", "it is not live", WAIT_S)
+    screen.chrome.find_element("css selector", "[data-choose]").click()
+    assert screen.text("[data-live]") == "paused: rows are chosen"
+    assert screen.text("[data-chosen]") == "1"
+    screen.run("window.stays = document.querySelector('[data-live-part]'); document.body.focus()")
+    screen.chrome.find_element("css selector", "[data-choose]").click()
+    until(lambda: not screen.run("return document.contains(window.stays)"), "it did not look again", WAIT_S)
+    screen.go("/")
+    screen.press("\ue004")  # Tab
+    assert screen.run("return document.activeElement.className") == "skip"
+    screen.press("/")
+    assert screen.run("return document.activeElement.name") == "q"
+
+
+def test_a_chosen_theme_is_kept(screen: Screen) -> None:
+    screen.show(1280, 900, "light")
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    light = screen.run(ground)
+    button = "[data-theme-choice]"
+    for word in ("Light", "Dark"):
+        screen.chrome.find_element("css selector", button).click()
+        assert screen.text(button) == word
+    dark = screen.run(ground)
+    screen.go("/batches")
+    assert (screen.text(button), screen.run(ground)) == ("Dark", dark)
+    assert light != dark
+
+
+def test_a_ledger_that_goes_away_is_said_while_the_page_stays(screen: Screen, database: Database) -> None:
+    screen.go("/")
+    sql(database, "alter table stormproof.topology rename to away")
+    until(lambda: screen.text("[data-trouble]") != "", "nothing is said", WAIT_S)
+    assert "the page goes on asking" in screen.text("[data-trouble]")
+    assert NAME in screen.text("main")
+    sql(database, "alter table stormproof.away rename to topology")
+    until(lambda: screen.text("[data-trouble]") == "", "it is still said", WAIT_S)
