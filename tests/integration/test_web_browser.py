@@ -94,7 +94,7 @@ def screen(command: CommandLine, tmp_path: Path) -> Generator[Screen]:
         try:
             assert server.stdout is not None
             served = json.loads(server.stdout.readline())
-            chrome = Chrome(options=options, service=Service(BROWSERS_DRIVER))
+            chrome: Any = Chrome(options=options, service=Service(BROWSERS_DRIVER))
             try:
                 chrome.get(served["url"])
                 until(lambda: "Overview" in chrome.title, "the session did not begin", WAIT_S)
