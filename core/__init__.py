@@ -23,6 +23,7 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | `forks` | what may a fork of a driver or a function do |
 | `job`, `sink` | what is one attempt at one batch; what does a task know of a sink |
 | `lineage` | which transaction and which message made a row; messages' ids as columns |
+| `dataset` | what do others call a table, a topic or a folder |
 | `folds`, `ordered_rows` | how is a value merged with the one that a sink holds; which row of a group is first or last |
 | `merging`, `sketches` | which merges are functions over Arrow columns; how are distinct values counted by sketches |
 | `python_to_arrow`, `arrow_compute`, `arrays` | how do values become columns |

@@ -164,6 +164,25 @@ class Settings(BaseSettings):
         description="pass the metrics, and a span for each batch, to OpenTelemetry's API; needs the extra `otel`, and an "
         "SDK that your program sets up",
     )
+    lineage_url: SecretStr | None = Field(
+        default=None, description="OpenLineage server that is told of each batch; needs the extra `openlineage`"
+    )
+    lineage_api_key: SecretStr | None = Field(default=None, description="key for `lineage_url`")
+    lineage_file: Path | None = Field(
+        default=None, description="file that gets OpenLineage's events, one a line, in place of a server"
+    )
+    lineage_namespace: str = Field(
+        default="stormproof", min_length=1, description="OpenLineage's namespace of this machine's topologies"
+    )
+    lineage_interval_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="seconds between two committed batches that lineage tells of, the later one with the sums of those "
+        "between; what fails is told of always",
+    )
+    lineage_error_texts: bool = Field(
+        default=False, description="have lineage tell an error's text, which may quote a message, beside its kind"
+    )
     plugins: str = Field(
         default="",
         description="comma-separated modules, or FILE.py, that a command imports first; each registers your own kinds of "

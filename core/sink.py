@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
+from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import Json, TopologyError
 from stormproof.core.folds import AnyFold, ByFunction, ByOrder, Fold, SetTruncated, SetUnion, fold_to_json
 from stormproof.core.guarantee import Guarantee
@@ -130,6 +131,11 @@ class SinkSpec(Protocol):
     def target(self) -> str:
         """The table, as people see it; no secrets."""
         ...
+
+    @property
+    def dataset(self) -> DatasetName | None:
+        """The table, as others call it; None: not known. No connection is made."""
+        return None
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Raise TopologyError where this sink cannot take such rows or serve this guarantee; no connection is made."""

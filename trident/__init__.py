@@ -9,6 +9,7 @@
 | `decisions` | what can a person decide about a topology, its messages and its tables; what is refused, and recorded |
 | `audit_report` | what is an auditor handed; is such a file as it was signed |
 | `metrics` | what does a driver tell Prometheus and OpenTelemetry; what does the ledger, where none runs |
+| `openlineage` | what is a lineage server told of each batch |
 | `cli` | what does each command of `stormproof` do |
 | `web` | how are all of a ledger's topologies shown in a browser |
 

@@ -30,6 +30,8 @@ class SinkEnd:
     superseded: int = 0
     rejects: int = 0
     suppressed: bool = False
+    version: str | None = None
+    """The table's version that the batch made, where the store tells."""
 
 
 @dataclass(frozen=True, slots=True)

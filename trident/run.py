@@ -33,6 +33,7 @@ from stormproof.trident.ledger.database import ledger_engine, require_schema
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.metrics.run_metrics import exported_metrics
 from stormproof.trident.opening import attached, sinks_of
+from stormproof.trident.openlineage.exported import exported_lineage, lineage_transport
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.preflight import Preflight
@@ -138,6 +139,7 @@ def driver(
         stack.callback(sql_engine.dispose)
         require_schema(sql_engine, database, own=settings.uses_embedded)
         metrics = stack.enter_context(exported_metrics(topology.name, settings, clock))
+        transport = lineage_transport(settings)
         source = topology.source.for_run(database)
         source.begin(chosen)
         plan = placed(plan, database, settings)
@@ -151,6 +153,13 @@ def driver(
             run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), chosen_options, clock)
         if metrics is not None:
             metrics.began(run, chosen, source, sessions)
+        lineage = stack.enter_context(
+            exported_lineage(
+                *(transport, settings, plan, source, run, chosen, clock),
+                streaming=not until_idle,
+                count=(lambda _: None) if metrics is None else metrics.lineage_event,
+            )
+        )
         coordinator = Coordinator(
             plan,
             source,
@@ -164,6 +173,7 @@ def driver(
             on_batch=on_batch,
             preflight=preflight,
             metrics=metrics,
+            observers=lineage,
         )
         control_line = ControlLine(
             *(ledger_engine(database), run, coordinator.orders, lambda: coordinator.in_flight),

@@ -642,7 +642,14 @@ def _ends(
     """What each sink got of a batch, for observers."""
     counts = Counter(one.sink for one in rejected)
     return {
-        sink: SinkEnd(work[sink].rows, work[sink].bytes, result.superseded, counts[sink], result.is_suppressed)
+        sink: SinkEnd(
+            work[sink].rows,
+            work[sink].bytes,
+            result.superseded,
+            counts[sink],
+            result.is_suppressed,
+            None if result.version is None else str(result.version),
+        )
         for sink, result in results.items()
     }
 

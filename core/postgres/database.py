@@ -16,6 +16,7 @@ import sqlalchemy
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
 from stormproof.core.machine_faults import ADVICE
 from stormproof.core.postgres.owned_connection import OwnedConnection
@@ -151,6 +152,14 @@ class Database:
         known = dict(self.parameters)
         shown = ("service",) if "service" in known else ("user", "host", "port", "dbname")
         return Database.of({key: known.get(key, "") for key in shown}).url()
+
+    def dataset(self, table: str) -> DatasetName:
+        """A table (``SCHEMA.TABLE``) as others call it; neither user nor password is part of it."""
+        known = dict(self.parameters)
+        if "service" in known:
+            return DatasetName(f"postgres://{known['service']}", table)
+        place = f"{known.get('host', 'localhost')}:{known.get('port', '5432')}"
+        return DatasetName(f"postgres://{place}", f"{known.get('dbname') or known.get('user', 'postgres')}.{table}")
 
     @property
     def without_password(self) -> str:

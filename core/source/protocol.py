@@ -47,6 +47,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
+from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import ShownIds
@@ -255,6 +256,10 @@ class Source(Protocol):
         a sink that stores messages' ids (`Lineage`) is refused behind this source.
         """
         return None
+
+    def datasets(self) -> tuple[DatasetName, ...]:
+        """What it reads, as others call it; by default not known. No connection is made."""
+        return ()
 
     def probes(self) -> tuple[Probe, ...]:
         """What its readers need inside executors, for the preflight; by default nothing. No connection is made."""

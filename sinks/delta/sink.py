@@ -12,6 +12,7 @@ from deltalake.exceptions import DeltaError
 
 from stormproof.core.arguments import require_path, shown
 from stormproof.core.arguments import require_whole as require_number
+from stormproof.core.dataset import DatasetName, at_path
 from stormproof.core.errors import Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.folds import AnyFold
 from stormproof.core.guarantee import Guarantee
@@ -141,6 +142,11 @@ class DeltaSink(Sink):
     def target(self) -> str:
         """The table's folder."""
         return self._path
+
+    @property
+    def dataset(self) -> DatasetName:
+        """The table's folder."""
+        return at_path(self._path)
 
     @property
     def modes(self) -> frozenset[SinkMode]:

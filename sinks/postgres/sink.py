@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stormproof.core.arguments import require_path, require_whole
+from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import Json, SettingsError, TopologyError
 from stormproof.core.folds import AnyFold
 from stormproof.core.guarantee import Guarantee
@@ -91,6 +92,12 @@ class PostgresSink(Sink):
     def target(self) -> str:
         """The table, with its database where one is given; no secrets."""
         return str(self._table) if self._database is None else f"{self._table} at {self._database.redacted}"
+
+    @property
+    def dataset(self) -> DatasetName | None:
+        """The table; without a schema of its own it is called as in `public`."""
+        table = f"{self._table.schema or 'public'}.{self._table.table}"
+        return None if self._database is None else self._database.dataset(table)
 
     @property
     def table(self) -> str:

@@ -92,6 +92,7 @@ LABEL_VALUES: Final[dict[str, tuple[str, ...]]] = {
     "driver": tuple(DriverState),
     "problem": tuple(ProblemKind),
     "verdict": tuple(Verdict),
+    "event": ("sent", "merged", "dropped", "failed"),
 }
 """The values that a label can have, where they are words of the program. `state`: see each metric."""
 
@@ -224,6 +225,13 @@ LAG: Final = _gauge(
 BACKLOG_ASKED: Final = _gauge(
     "backlog_asked_timestamp_seconds", "When the source was asked for its backlog; between two batches.", unit="s"
 )
+LINEAGE_EVENTS: Final = _counter(
+    "lineage_events",
+    "OpenLineage events: `sent`, `merged` into a later one by throttling, `dropped` because too many waited, or `failed` "
+    "because the server did not take it.",
+    "event",
+)
+
 LEDGER_READ: Final = _ledger("read_timestamp_seconds", "When the ledger was read; alert on its age, too.", unit="s")
 LEDGER_DRIVER: Final = _ledger(
     "driver",

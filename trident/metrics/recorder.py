@@ -43,6 +43,8 @@ class Recorder(Observer):
         book.add(m.ENDED, 0, state=TxnState.COMMITTED.value, cause="")
         for cause in _CAUSES:
             book.add(m.ENDED, 0, state=TxnState.ABORTED.value, cause=cause.value)
+        for event in m.LABEL_VALUES["event"]:
+            book.add(m.LINEAGE_EVENTS, 0, event=event)
         for reason in FailureReason:
             book.add(m.MESSAGES_FAILED, 0, reason=reason.value)
         book.compute(m.IN_FLIGHT, lambda: {(): float(len(self._opened_s))})

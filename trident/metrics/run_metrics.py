@@ -14,6 +14,7 @@ from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Backlog, Source
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.metrics.book import Book
+from stormproof.trident.metrics.catalogue import LINEAGE_EVENTS
 from stormproof.trident.metrics.recorder import Recorder
 from stormproof.trident.observers import Observer
 
@@ -41,6 +42,10 @@ class RunMetrics:
     def began(self, run: Run, guarantee: Guarantee, source: Source, sinks: Iterable[str]) -> None:
         """A driver took its epoch."""
         self.recorder.began(run.incarnation, run.epoch, guarantee, source.name, tuple(sinks))
+
+    def lineage_event(self, event: str) -> None:
+        """Count what became of an event of OpenLineage; any thread may call it."""
+        self.recorder.book.add(LINEAGE_EVENTS, event=event)
 
     def ask(self, backlog: Callable[[], Backlog]) -> None:
         """Ask the source for its backlog, if it is time. An answer that takes long is asked for less often.

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from stormproof.core.arguments import error_prefix, require_path, require_seconds, require_text
 from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.dataset import DatasetName, at_path
 from stormproof.core.errors import TopologyError, UsageError
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next
@@ -68,6 +69,10 @@ class FileSource(NumberedSource):
     """
 
     KIND: ClassVar[str] = "files"
+
+    def datasets(self) -> tuple[DatasetName, ...]:
+        """The path, or the pattern."""
+        return (at_path(self._pattern),)
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from stormproof.core.arguments import error_prefix, require_seconds, require_text
 from stormproof.core.clock import Clock
+from stormproof.core.dataset import DatasetName, at_server
 from stormproof.core.errors import StoreUnavailable, StormproofError, UsageError
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece
@@ -91,6 +92,10 @@ class KafkaSource(PendingSource):
 
     KIND: ClassVar[str] = "kafka"
     SHOWN_FORM: ClassVar[str] = "PLACE-OFFSET"
+
+    def datasets(self) -> tuple[DatasetName, ...]:
+        """The topics, or the patterns, at the first of the servers."""
+        return tuple(at_server("kafka", self._cluster.servers, topic) for topic in self._topics.given)
 
     def __init__(
         self,
