@@ -258,6 +258,7 @@ class PreparedFile:
     the values that are NULL in it because their columns cannot hold them (``schema_contract="discard_value"``): a JSON
     object of numbers by column. `misfits` are the rows that are not in it because their columns cannot hold them
     (``schema_contract="discard_row"``), as `stormproof.sinks.misfits` writes them; "": none. A file may have nothing else.
+    `content` is the digest of its rows whatever file they are in, as `stormproof.sinks.content` writes it; "": none.
     """
 
     sink: str
@@ -270,6 +271,7 @@ class PreparedFile:
     partition: str = ""
     superseded: int = 0
     misfits: str = ""
+    content: str = ""
 
 
 MESSAGE_COLUMNS: Final = pa.schema(

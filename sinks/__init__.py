@@ -15,6 +15,7 @@
 | `lineage` | which transaction and which message made a row: the columns that say so |
 | `contract`, `discards`, `misfits` | where rows and table differ: is the table changed, a value left out, or a row |
 | `limits`, `leaves`, `folding` | what can a column hold, and what lies inside a nested one; what can be folded |
+| `content`, `comparison` | the digest of rows whatever file they are in; does a table hold the rows that were written |
 | `unique_keys` | does a key come twice in a batch |
 | `merging` | how are columns merged that no store can merge by itself |
 | `rejects`, `message_pairs` | which messages does a commit reject where a table refuses a row; whose row is it |

@@ -190,6 +190,8 @@ class EvidenceReport:
     last_txid: int | None
     truncated: bool = False
     problems: tuple[str, ...] = ()
+    looks_back: bool = False
+    """Of `evidence_since`: what came since changed rows of earlier txids, so that all are to be looked at."""
     rows_found: int | None = None
     uncounted: str | None = None
     """Why a count of the table's rows would prove nothing."""
@@ -227,6 +229,10 @@ class StoreRecord(Protocol):
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """The sink's own log of txids from `first` to `last`."""
         ...
+
+    def evidence_since(self, first: int) -> EvidenceReport:
+        """The same from txid `first` on, as cheaply as the store allows: earlier txids were looked at before."""
+        return self.evidence(first, None)
 
     @property
     def store_key(self) -> TableKey | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from stormproof.core.sink import (
     TaskWriter,
 )
 from stormproof.core.storage import StorageOptions, use_storage
+from stormproof.sinks.content import ContentSum, kinds_of
 from stormproof.sinks.discards import DiscardingWriter
 from stormproof.sinks.file_store import NewFile
 from stormproof.sinks.files import files_at
@@ -101,8 +102,11 @@ class ParquetTaskWriter:
         partition: str = "",
         guarded: bool = False,
         empty: bool = False,
+        hashed: Collection[str] = (),
     ) -> None:
         self._empty = empty
+        kinds = kinds_of(schema, [name for name in hashed if name not in MESSAGE_COLUMNS.names])
+        self._content = ContentSum(kinds) if kinds else None
         self._sink = sink
         self._private = private
         self._guarded = guarded and files_at(directory).is_local
@@ -159,6 +163,7 @@ class ParquetTaskWriter:
                 digest=self._file.digest,
                 statistics=self._statistics.to_json(),
                 partition=self._partition,
+                content="" if self._content is None else self._content.content.to_text(),
             ),
         )
 
@@ -192,12 +197,11 @@ class ParquetTaskWriter:
                 allow_truncated_timestamps=False,
                 write_statistics=_with_statistics(self._schema),  # pyright: ignore[reportArgumentType]
             )
-        self._parquet.write_table(
-            pa.Table.from_batches(self._pending, self._pending[0].schema if self._pending else self._schema).cast(
-                self._schema
-            ),
-            row_group_size=ROW_GROUP_ROWS_MAX,
-        )
+        rows = pa.Table.from_batches(self._pending, self._pending[0].schema if self._pending else self._schema)
+        if self._content is not None:
+            for batch in rows.to_batches() if len(self._pending) == 1 else rows.combine_chunks().to_batches():
+                self._content.add(batch)
+        self._parquet.write_table(rows.cast(self._schema), row_group_size=ROW_GROUP_ROWS_MAX)
         self._pending.clear()
         self._pending_rows = self._pending_bytes = 0
 
@@ -233,7 +237,8 @@ class FileWriter:
     (`sinks.latest`). `discards`: a value that its column cannot hold is NULL, where the column takes NULL. `leaves_out`: a
     row with such a value is left out, and the file names its messages; rows without message columns are not. `guarded` files
     have a second name, since the folder is a table's own; see `staging.guard_of`. `storage` has the options of an object
-    store, which executors have not: they travel with the job.
+    store, which executors have not: they travel with the job. `hashed` are
+    the columns that the content digests of an append's files cover; those of an upsert and a fold have none.
     """
 
     sink: str
@@ -250,6 +255,7 @@ class FileWriter:
     keeps_messages: bool = True
     guarded: bool = False
     storage: StorageOptions | None = None
+    hashed: tuple[str, ...] = ()
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that fail their messages, since this sink cannot hold them, with column, value and reason."""
@@ -296,6 +302,7 @@ class FileWriter:
             partition=partition,
             guarded=self.guarded,
             empty=empty,
+            hashed=self.hashed,
         )
 
     def files_in(self) -> str:

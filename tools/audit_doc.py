@@ -115,7 +115,9 @@ def text() -> str:
     views = newest_views()
     plans: dict[str, Any] = json.loads(PLANS.read_text(encoding="utf-8"))
     parts = [HEAD, COST] if plans else [HEAD]
-    for name, about, columns, _ in views.values():
+    added = importlib.import_module("stormproof.migrations.versions.0020_scopes_of_verdicts").COLUMNS
+    for name, about, first_columns, _ in views.values():
+        columns = (*first_columns, *(added if name == "audit_verdicts" else ()))
         question = name.removeprefix("audit_")
         parts.append(f"## `stormproof audit {question.replace('_', '-')}`\n\nView `stormproof.{name}`: {about}.\n")
         parts.append("| column | meaning |\n| --- | --- |\n" + "".join(f"| `{c}` | {told} |\n" for c, told in columns))

@@ -11,6 +11,7 @@ on or takes the lost version back.
 | `rows`, `folds`, `later` | how do rows get into the table: adoption, or one MERGE |
 | `merging` | which rows does it hold for a batch's keys, and what is made of both |
 | `log`, `newest`, `evidence` | what does the table's log say of our txids; what is its newest version |
+| `compare`, `compare_by_key` | do its files have the rows that were written |
 | `committers`, `spark`, `exclusion`, `label` | who writes, with which label, and alone where Spark does |
 | `compaction`, `rewrite` | how do small files become few large ones, and what if a power loss takes those |
 | `vacuum` | which files does the table no longer need |

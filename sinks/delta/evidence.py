@@ -20,11 +20,21 @@ from stormproof.sinks.protocol import Evidence, EvidenceReport
 
 
 def evidence_of(
-    delta_log: DeltaLog, table: DeltaTable, application: str, *, table_id: str, fold: bool, first: int, last: int | None
+    delta_log: DeltaLog,
+    table: DeltaTable,
+    application: str,
+    *,
+    table_id: str,
+    fold: bool,
+    first: int,
+    last: int | None,
+    tail: Sequence[LogEntry] | None = None,
 ) -> EvidenceReport:
-    """The log's entries of one application, as far back as the log has no gap, and what is wrong with the table."""
+    """The log's entries of one application, as far back as the log has no gap, and what is wrong with the table. With
+    `tail`, as `tail_since` gives it, only these versions and their files are looked at.
+    """
     newest = table.version()
-    entries = [entry for v in delta_log.tail(newest) if (entry := delta_log.entry(v)) is not None]
+    entries = tail or [entry for v in delta_log.tail(newest) if (entry := delta_log.entry(v)) is not None]
     undone = {undo.version for entry in entries if (undo := entry.undo(application)) is not None}
     commits = {
         entry.version: ours
@@ -42,7 +52,8 @@ def evidence_of(
         if found.pop(ours.txid, None) is not None and ours.checked:
             problems.append(f"txid {ours.txid} was committed again in version {ours.version}")
         found[ours.txid] = _evidence(entry, ours, fate, disk, fold=fold)
-    problems += disk.wrong(disk.live.keys() - disk.looked_at)
+    if tail is None:
+        problems += disk.wrong(disk.live.keys() - disk.looked_at)
     problems += _miscounted(entries)
     guard = table.transaction_version(application)
     if found and (guard is None or guard < max(found)):
@@ -54,9 +65,32 @@ def evidence_of(
         table_id=now,
         entries=tuple(found.values()),
         last_txid=_last_txid(entries, application, guard),
-        truncated=not entries or entries[0].version > 0,
+        truncated=tail is None and (not entries or entries[0].version > 0),
         problems=tuple(problems),
     )
+
+
+def tail_since(delta_log: DeltaLog, newest: int, application: str, first: int) -> list[LogEntry] | None:
+    """The versions from the last transaction of ours before txid `first` on; None where those of the whole log are needed.
+
+    They are where the log does not reach back so far, or where a later version changed rows or restored the table: it may
+    concern earlier txids.
+    """
+    tail: list[LogEntry] = []
+    for version in range(newest, -1, -1):
+        entry = delta_log.entry(version)
+        if entry is None:
+            return None
+        tail.append(entry)
+        ours = entry.ours(application)
+        if ours is not None:
+            if not ours.checked:
+                return None
+            if ours.txid < first:
+                return tail[::-1]
+        elif entry.changes_rows or entry.restored_to is not None or entry.undo(application) is not None:
+            return None
+    return tail[::-1]
 
 
 def lost_files(delta_log: DeltaLog, entry: LogEntry, log: Sequence[int], *, decode: bool) -> list[str]:
@@ -165,7 +199,7 @@ def _folded(entries: Sequence[LogEntry], commits: dict[int, OurCommit]) -> _Fate
 
 
 @dataclass(slots=True)
-class _Trail:
+class Trail:
     """Where the rows of each of our files went: `rewritten` unchanged into other files, or `away` by a version."""
 
     rewritten: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
@@ -221,7 +255,7 @@ class _Trail:
 
 
 def _appended(entries: Sequence[LogEntry], commits: dict[int, OurCommit], live: dict[str, int]) -> _Fate:
-    fate, trail = _Fate(), _Trail()
+    fate, trail = _Fate(), Trail()
     for entry in entries:
         trail.follow(entry, ours=entry.version in commits)
     for entry in entries:

@@ -17,7 +17,7 @@ from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.committers import Committers
-from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files
+from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files, tail_since
 from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part, versions_for
 from stormproof.sinks.delta.failures import is_conflict, may_pass, os_error, panics_as_errors, shown
 from stormproof.sinks.delta.features import AskedCommitter, Committer
@@ -285,6 +285,23 @@ class TableHold(StoreRecord):
             fold=self.input.is_by_key,
             first=first,
             last=last,
+        )
+
+    def evidence_since(self, first: int) -> EvidenceReport:
+        """What the log says of the txids from `first` on, read back to the one before."""
+        table = self._newest.load()
+        tail = tail_since(self.log, table.version(), self._application, first)
+        if tail is None:
+            return replace(self.evidence(first, None), looks_back=True)
+        return evidence_of(
+            self.log,
+            table,
+            self._application,
+            table_id=self._table_id,
+            fold=self.input.is_by_key,
+            first=first,
+            last=None,
+            tail=tail,
         )
 
     def keep_held(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from stormproof.core.sink import PreparedFile
 from stormproof.sinks.file_store import Files
 from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import PreparedTransaction
@@ -26,6 +27,7 @@ SUPERSEDED: Final = "stormproof.superseded"
 REJECTED: Final = "stormproof.rejected"
 REINSTATED: Final = "stormproof.reinstated"
 REFUSED: Final = "stormproof.refused"
+FILES: Final = "stormproof.files"
 """Keys of the commit's own metadata; Delta keeps them beside `operation` in `commitInfo`."""
 
 UNDOES: Final = "stormproof.undoes"
@@ -61,6 +63,8 @@ class OurCommit:
     """As in `Evidence`."""
     refused: str = ""
     """The rejected rows, as `refused.refused_rows` reads them."""
+    files: tuple[PreparedFile, ...] = ()
+    """The files that were written in place of prepared ones, without the rejected rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class LogEntry:
             rejected=int(self.info.get(REJECTED, 0)),
             reinstated=int(self.info.get(REINSTATED, 0)),
             refused=str(self.info.get(REFUSED, "")),
+            files=tuple(PreparedFile(**file) for file in json.loads(str(self.info.get(FILES, "[]")))),
         )
 
     @property

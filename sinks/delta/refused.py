@@ -12,7 +12,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -26,7 +26,7 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.message import storable_text
 from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, TaskContext
 from stormproof.sinks.delta.checks import RowRule, asking, plain_schema, rules_of
-from stormproof.sinks.delta.log import REFUSED, REINSTATED, REJECTED, ROWS, SUPERSEDED
+from stormproof.sinks.delta.log import FILES, REFUSED, REINSTATED, REJECTED, ROWS, SUPERSEDED
 from stormproof.sinks.files import files_at
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
@@ -52,6 +52,8 @@ class LeftOut:
     superseded: int
     reinstated: int
     record: str
+    written: tuple[PreparedFile, ...] = ()
+    """Those of `put`'s files that are not in the ledger."""
 
     def metadata(self) -> dict[str, str]:
         """What the commit's own metadata says of it."""
@@ -61,6 +63,7 @@ class LeftOut:
             REJECTED: str(len(self.refused)),
             REINSTATED: str(self.reinstated),
             REFUSED: self.record,
+            FILES: json.dumps([{**asdict(file), "statistics": "{}"} for file in self.written]),
         }
 
 
@@ -99,7 +102,8 @@ def leave_out(
         )
     changed = {row.file for row in refused} if not input_.is_by_key else {file.path for file in transaction.files}
     new = _Rewritten(directory, {file.path: file for file in transaction.files if file.path in changed}, input_)
-    files = new.written(rejects.kept())
+    written = new.written(rejects.kept())
+    files = written
     files += tuple(file for file in transaction.files if file.path not in changed)
     return LeftOut(
         replace(transaction, files=files, rows=sum(file.rows for file in files)),
@@ -107,6 +111,7 @@ def leave_out(
         transaction.superseded - rejects.reinstated,
         rejects.reinstated,
         record,
+        () if input_.is_by_key else written,
     )
 
 
@@ -217,6 +222,7 @@ class _Rewritten:
             private=not adopted,
             partition=file.partition,
             guarded=adopted,
+            hashed=schema.names if adopted else (),
         )
 
 

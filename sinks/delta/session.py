@@ -20,9 +20,11 @@ from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.core.storage import is_url, storage_options
 from stormproof.sinks.abilities import Compaction
+from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.checks import lacking, may_reject, require_checks, violates
 from stormproof.sinks.delta.compaction import commits_since_compaction, compact, settle_compactions
+from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.label import Label
@@ -112,6 +114,7 @@ class DeltaSession(TableHold, SinkSession):
             keeps_messages=rejects,
             guarded=not self.input.is_by_key,
             storage=storage_options(self._directory) if is_url(self._directory) else None,
+            hashed=() if self.input.is_by_key else tuple(self.input.schema.names),
         )
 
     def sweep(self, is_dead: IsDead) -> int:
@@ -146,6 +149,10 @@ class DeltaSession(TableHold, SinkSession):
         if not self.input.is_by_key:
             self._replaced[transaction.txid] = frozenset(row.file for row in result.refused)
         return result
+
+    def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
+        """See `SupportsCompareRows`."""
+        return compare(self, read, (first, last), progress)
 
     def _remove_replaced(self, transaction: PreparedTransaction) -> None:
         """Remove the prepared files in whose place others were adopted, without the rows that the table refused."""

@@ -6,6 +6,7 @@
 | `guard` | which txid does the table hold: commits a txid once |
 | `fence` | how is an older driver kept from writing |
 | `hold` | what does one driver hold: its commits, its evidence, the rows that an audit counts |
+| `compare`, `hashed` | does it have the rows that were written; which columns give values back as they came |
 | `connection`, `bookkeeping` | its connection; the sink's own tables |
 | `collations` | are a table's keys equal where a batch's are |
 | `rows`, `copying`, `folds`, `later` | how do rows get into the table: COPY, upsert, fold |

@@ -67,7 +67,7 @@ _TABLES: Final = (
     """,
 )
 
-_ADDED: Final = (("evidence", "dropped", "bigint not null default 0"),)
+_ADDED: Final = (("evidence", "dropped", "bigint not null default 0"), ("evidence", "content", "text"))
 """Columns that tables of an earlier version lack: table, name, type."""
 
 

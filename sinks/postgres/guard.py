@@ -30,6 +30,7 @@ from stormproof.sinks.protocol import (
 _LATER_WINS: Final = (
     "on conflict (topology, incarnation, sink, txid) do update "
     "set rows = excluded.rows, dropped = excluded.dropped, digest = excluded.digest, epoch = excluded.epoch, "
+    "content = excluded.content, "
     "committed_at = excluded.committed_at"
 )
 
@@ -228,19 +229,21 @@ class Guard:
         *,
         again: bool,
         dropped: int = 0,
+        content: str | None = None,
     ) -> None:
         """Record how many rows of a txid the table took, and how many its triggers dropped. `again`: evidence that is
-        there is replaced.
+        there is replaced. `content` is the rows' content digest, or why there is none.
         """
-        said = {**self._said(transaction), "rows": rows, "dropped": dropped}
+        said = {**self._said(transaction), "rows": rows, "dropped": dropped, "content": content}
         self._add_evidence(connection, said, _LATER_WINS if again else "")
 
     def _add_evidence(self, connection: psycopg.Connection, said: dict[str, Any], on_conflict: str) -> None:
         connection.execute(
             (
-                "insert into stormproof_sink.evidence (topology, incarnation, sink, txid, rows, dropped, digest, epoch) "
-                "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(dropped)s, %(digest)s, %(epoch)s) "
-                + on_conflict
+                "insert into stormproof_sink.evidence "
+                "(topology, incarnation, sink, txid, rows, dropped, digest, epoch, content) "
+                "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(dropped)s, %(digest)s, %(epoch)s, "
+                "%(content)s) " + on_conflict
             ).encode(),
             said,
         )
@@ -349,6 +352,13 @@ class Guard:
             for txid, digest, count, dropped in rows
         )
 
+    def contents(self, connection: psycopg.Connection) -> list[tuple[int, int, str | None]]:
+        """Txid, rows and content of all evidence."""
+        return connection.execute(
+            f"select txid, rows, to_jsonb(e) ->> 'content' from stormproof_sink.evidence e where {MINE} order by txid",
+            self._mine,
+        ).fetchall()
+
     def report(
         self,
         connection: psycopg.Connection,
@@ -384,6 +394,7 @@ class Guard:
             "previous": transaction.previous,
             "rows": transaction.rows,
             "dropped": 0,
+            "content": None,
             "digest": transaction.digest,
             "epoch": self._epoch,
         }

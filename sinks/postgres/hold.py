@@ -23,6 +23,7 @@ from stormproof.sinks.postgres.durable import require_durable, volatile_relation
 from stormproof.sinks.postgres.evolve import as_changed, change, changes_for, changes_of
 from stormproof.sinks.postgres.fence import Fence
 from stormproof.sinks.postgres.guard import Guard
+from stormproof.sinks.postgres.hashed import hashed_columns
 from stormproof.sinks.postgres.refusals import require_writable, what_can_refuse, why_uncounted
 from stormproof.sinks.postgres.table import (
     Table,
@@ -70,6 +71,8 @@ class TableHold(StoreRecord):
         self.where = f"sink {identity.sink!r} (table {name} at {database.redacted})"
         self.limits = Limits()
         self.undecided: tuple[str, ...] = ()
+        self.hashed: tuple[str, ...] = ()
+        self.database = database
         self.guard = Guard(identity, name, epoch, self.where)
         self._fence = Fence(identity, epoch, self.where)
         self.link = Link(database, identity.sink, self.where, None if epoch is None else self._fence.enter)
@@ -120,6 +123,8 @@ class TableHold(StoreRecord):
             refusing = what_can_refuse(connection, table.oid, self.input)
             self.limits = column_limits(table, self.input)
             self.undecided = kept_otherwise(table, self.input)
+            if self.input.mode is SinkMode.APPEND:
+                self.hashed = hashed_columns(table.columns, self.input.schema)
             self._table_id = self.guard.table_id(connection)
         if refusing:
             log.warning("%s: %s", self.where, warning_of(refusing))

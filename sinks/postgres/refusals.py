@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 import psycopg
+from psycopg import sql
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
+from stormproof.sinks.postgres.table import TableName
 
 _CONSTRAINTS: Final = """
     with recursive tree as (
@@ -57,6 +59,11 @@ _DROPPING: Final = """
       and t.tgenabled in ('A', case current_setting('session_replication_role') when 'replica' then 'R' else 'O' end)
     order by 1
 """
+
+# Those AFTER the insert may update the row that was inserted.
+_CHANGING: Final = _DROPPING.replace(
+    "t.tgtype & 3 = 3 and (t.tgtype & 4 <> 0 or (%(updates)s and t.tgtype & 16 <> 0))", "t.tgtype & 4 <> 0"
+)
 
 _REFERS_TO_ITSELF: Final = """
     with recursive tree as (
@@ -117,6 +124,11 @@ def triggers_that_drop(connection: psycopg.Connection, oid: int, input_: SinkInp
     return [str(name) for (name,) in connection.execute(_DROPPING, known).fetchall()]
 
 
+def triggers_that_change(connection: psycopg.Connection, oid: int) -> list[str]:
+    """The triggers of the table and its partitions that run at an insert, and so may change what was inserted."""
+    return [str(name) for (name,) in connection.execute(_CHANGING.encode(), {"oid": oid}).fetchall()]
+
+
 def refers_to_itself(connection: psycopg.Connection, oid: int) -> bool:
     """Whether the table has a foreign key to itself, so that a row may be refused for lack of another row of its batch."""
     return connection.execute(_REFERS_TO_ITSELF, {"oid": oid}).fetchone() == (True,)
@@ -141,6 +153,14 @@ def why_uncounted(connection: psycopg.Connection, oid: int) -> str | None:
         return "it is a queue's, whose messages are dropped once all of its readers have read them"
     may = connection.execute("select has_table_privilege(%s::oid, 'select')", (oid,)).fetchone()
     return None if may == (True,) else "the role may not SELECT from the table"
+
+
+def is_empty(connection: psycopg.Connection, oid: int, name: TableName) -> bool:
+    """Whether the table is certain to have no row; False where the role cannot see them all."""
+    if why_uncounted(connection, oid) is not None:
+        return False
+    query = sql.SQL("select not exists (select from {})").format(name.identifier)
+    return connection.execute(query).fetchone() == (True,)
 
 
 def require_writable(connection: psycopg.Connection, oid: int, input_: SinkInput, where: str) -> None:

@@ -14,14 +14,24 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
+from stormproof.sinks.comparison import Comparison, Progress, ReadRecord, content_of_files
+from stormproof.sinks.content import Content, ContentSum
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.copying import copy_rows
 from stormproof.sinks.postgres.durable import require_durable
+from stormproof.sinks.postgres.hashed import known_content, unknown_content
 from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.parallel import Loads
-from stormproof.sinks.postgres.refusals import has_row_security, refers_to_itself, triggers_that_drop
+from stormproof.sinks.postgres.refusals import (
+    has_row_security,
+    is_empty,
+    refers_to_itself,
+    triggers_that_change,
+    triggers_that_drop,
+)
 from stormproof.sinks.postgres.row_by_row import is_about_rows, move_without_rejects
 from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, insert_rows
 from stormproof.sinks.postgres.table import Table, TableName, kept_otherwise, wire_schema
@@ -86,6 +96,7 @@ class PostgresSession(TableHold, SinkSession):
             leaves_out=self.contract is SchemaContract.DISCARD_ROW,
             names_messages=True,
             undecided=self.undecided,
+            hashed=self.hashed,
         )
         return self._loads.writer(files)
 
@@ -110,11 +121,14 @@ class PostgresSession(TableHold, SinkSession):
             table = self._begin(connection, transaction, where, checked=checked)
             if table is None:
                 return self._held(connection, transaction)
+            began_empty = transaction.previous is None and is_empty(connection, table.oid, self.name)
             rows = self._rows(connection, table, wire_schema(table, self.input), where)
             taken = self._move_rows(rows, connection, table, transaction, where)
             dropped = transaction.rows - taken
             superseded = transaction.superseded + rows.superseded
-            self.guard.add_evidence(connection, transaction, taken, again=not checked, dropped=dropped)
+            content = content_of_files(transaction.files)
+            said = self._said(connection, table, content, checked=checked, dropped=dropped, began_empty=began_empty)
+            self.guard.add_evidence(connection, transaction, taken, again=not checked, dropped=dropped, content=said)
             self.guard.add_rejected(connection, transaction.txid, (), again=not checked)
             self.guard.add_superseded(connection, transaction.txid, superseded, again=not checked)
             changed = self.changed(connection, transaction.txid)
@@ -146,6 +160,7 @@ class PostgresSession(TableHold, SinkSession):
             # All rows are read from the files, those that a task loaded too.
             require_files(self._staging, transaction.files, where=where, digests=True)
             schema = wire_schema(table, self.input)
+            began_empty = transaction.previous is None and is_empty(connection, table.oid, self.name)
             rejects = Rejects(
                 *(self._staging, transaction, most, where, self.input, schema.names),
                 undecided=kept_otherwise(table, self.input),
@@ -162,7 +177,13 @@ class PostgresSession(TableHold, SinkSession):
             refused, back = rejects.rows(), rejects.reinstated
             superseded = transaction.superseded - back + moved.superseded
             _require_all(moved.sent + len(refused), transaction.rows + back, transaction.rows + back, where)
-            guard.add_evidence(connection, transaction, moved.taken, again=not checked, dropped=moved.dropped)
+            content = self._content_of(transaction, rejects)
+            said = self._said(
+                connection, table, content, checked=checked, dropped=moved.dropped, began_empty=began_empty
+            )
+            guard.add_evidence(
+                connection, transaction, moved.taken, again=not checked, dropped=moved.dropped, content=said
+            )
             guard.add_rejected(connection, transaction.txid, refused, again=not checked)
             guard.add_superseded(connection, transaction.txid, superseded, back, again=not checked)
             changed = self.changed(connection, transaction.txid)
@@ -172,6 +193,40 @@ class PostgresSession(TableHold, SinkSession):
         failpoint("postgres.after_commit")
         return CommitResult(CommitOutcome.APPLIED, superseded, refused, moved.dropped, changed)
 
+    def _said(
+        self,
+        connection: psycopg.Connection,
+        table: Table,
+        content: Content | None,
+        *,
+        checked: bool,
+        dropped: int,
+        began_empty: bool,
+    ) -> str | None:
+        """What the evidence says of the rows' content, for a later comparison with the table; None: nothing."""
+        if self.input.mode is not SinkMode.APPEND:
+            return unknown_content("rows are overwritten by key", began_empty=True) if began_empty else None
+        if not checked:
+            return unknown_content("under its guarantee, a row may be in the table more than once, or not at all")
+        if dropped:
+            return unknown_content(f"triggers of the table dropped {dropped} of its rows", began_empty=began_empty)
+        changing = triggers_that_change(connection, table.oid)
+        if changing:
+            return unknown_content(
+                f"trigger {changing[0]!r} of the table may have changed its rows", began_empty=began_empty
+            )
+        return None if content is None else known_content(content, began_empty=began_empty)
+
+    def _content_of(self, transaction: PreparedTransaction, rejects: Rejects) -> Content | None:
+        """The content of the rows that are not rejected."""
+        prepared = content_of_files(transaction.files)
+        if prepared is None or self.input.mode is not SinkMode.APPEND:
+            return None
+        total = ContentSum(prepared.kinds)
+        for part in rejects.kept():
+            total.add(part.rows)
+        return total.content
+
     def _held(self, connection: psycopg.Connection, transaction: PreparedTransaction) -> CommitResult:
         """The result for a transaction that the sink holds, with what was refused and dropped then."""
         dropped, refused = self.guard.dropped(connection, transaction.txid), tuple[RefusedRow, ...]()
@@ -180,6 +235,10 @@ class PostgresSession(TableHold, SinkSession):
         superseded = self.guard.superseded(connection, transaction.txid)
         changed = self.changed(connection, transaction.txid)
         return CommitResult(CommitOutcome.ALREADY_HELD, superseded, refused, dropped, changed)
+
+    def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
+        """See `SupportsCompareRows`."""
+        return compare(self, self.database, read, (first, last), progress)
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files and staging tables of dead attempts."""

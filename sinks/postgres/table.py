@@ -310,7 +310,7 @@ def _require_comparable(field: pa.Field, column: Column, input_: SinkInput, wher
             "make it text[]",
             column=field.name,
         )
-    if isinstance(fold, SetUnion) and _step_us(column) > 1:
+    if isinstance(fold, SetUnion) and step_us(column) > 1:
         raise SinkRefused(
             f"{where}: column {field.name!r} is {column.type} in the table, which rounds the values of a set; make it "
             f"{column.base}",
@@ -337,7 +337,7 @@ def _is_spelled_anew(field: pa.Field, column: Column) -> bool:
     return is_string(field.type) and column.base in ("uuid", "jsonb")
 
 
-def _step_us(column: Column) -> int:
+def step_us(column: Column) -> int:
     """The microseconds to which the column rounds a timestamp."""
     return 10 ** (6 - column.modifier) if column.base.startswith("timestamp") and 0 <= column.modifier < 6 else 1
 
@@ -354,7 +354,7 @@ def kept_otherwise(table: Table, input_: SinkInput) -> tuple[str, ...]:
         for field in input_.schema
         if field.name not in input_.order_by
         and field.name in there
-        and (_is_spelled_anew(field, there[field.name]) or _step_us(there[field.name]) > 1)
+        and (_is_spelled_anew(field, there[field.name]) or step_us(there[field.name]) > 1)
     )
 
 
@@ -437,7 +437,7 @@ def column_limits(table: Table, input_: SinkInput) -> Limits:
                 low=None if bits is None else -(2 ** (bits - 1)),
                 high=None if bits is None else 2 ** (bits - 1) - 1,
                 pattern=UUID_PATTERN if base == "uuid" else None,
-                step_us=_step_us(column) if field.name in decisive else 1,
+                step_us=step_us(column) if field.name in decisive else 1,
             )
         )
     return Limits(tuple(limits))

@@ -63,8 +63,8 @@ class Case:
         del ledger, topology
         return evidence_of(self.world.source)
 
-    def verify(self, **more: int) -> VerifyReport:
-        return verify(self.ledger, "words", self.opener, source=self.source, **more)
+    def verify(self, first: int = 1, last: int | None = None) -> VerifyReport:
+        return verify(self.ledger, "words", self.opener, source=self.source, first=first, last=last)
 
     def kinds(self) -> set[ViolationKind]:
         return {violation.kind for violation in self.verify().violations}

@@ -6,6 +6,8 @@
 | `verify_ledger` | do the ledger's rows agree with each other |
 | `verify_messages` | is every opened message in exactly one place; how much may at-most-once have lost |
 | `verify_sinks` | does each sink hold exactly the committed txids |
+| `since` | what may a check build on that looks at what came since another (`--since`) |
+| `verify_rows` | are the rows in the tables those that were written (`--deep`) |
 | `message`, `txn`, `replays` | what became of a message, of a txid; what was tried again, and why |
 | `batches`, `figures`, `letters` | the list of batches; a graph with its figures; one failed message with its payload |
 | `questions` | the questions that a view of the ledger answers: filters, groups, limits |
@@ -26,9 +28,11 @@ from stormproof.trident.audit.report import NoticeKind, VerifyReport, ViolationK
 from stormproof.trident.audit.status import StatusReport, status
 from stormproof.trident.audit.txn import TxnReport, txn
 from stormproof.trident.audit.verify import verify
+from stormproof.trident.audit.verify_rows import Deep
 
 __all__ = [
     "AuditLedger",
+    "Deep",
     "MessageReport",
     "NoticeKind",
     "ReplaysReport",

@@ -69,6 +69,14 @@ class SourceEvidence(Protocol):
         del txns
         return ()
 
+    def continues(self, anchors: Sequence[Txn], txn: Txn) -> bool:
+        """Whether a batch of new messages reads as far as those that read furthest before, or further."""
+        return txn.txid in self.furthest([*anchors, txn])
+
+    def gives_back(self) -> bool:
+        """Whether slices were given back and wait to be opened again."""
+        return False
+
     @abstractmethod
     def slice_findings(self, txns: Sequence[Txn], forgotten: Sequence[Txn] = ()) -> list[Finding]:
         """Overlaps and holes between the slices of these batches.

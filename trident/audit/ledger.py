@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -12,13 +12,14 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from stormproof.core.errors import Json, UsageError
+from stormproof.core.sink import PreparedFile
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.database import known_error
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
 from stormproof.trident.ledger.rows import Event, Reject, SinkWork, Txn, to_event, to_reject, to_txn, to_work
-from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnCause, TxnState
+from stormproof.trident.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnCause, TxnState
 
 T = TypeVar("T")
 
@@ -196,6 +197,18 @@ class LedgerSnapshot:
         query = sa.select(t.txn_sink).where(c.incarnation == incarnation, *_between(c.txid, first, last))
         return self._read("txn_sink", lambda row: Work(row.txid, to_work(row)), query.order_by(c.txid))
 
+    def files(self, incarnation: str, sink: str, first: int, last: int | None) -> dict[int, tuple[PreparedFile, ...]]:
+        """The prepared files of those batches at one sink by txid, without their statistics; not of skipped batches."""
+        c = t.txn_sink.c
+        query = sa.select(c.txid, c.files).where(
+            c.incarnation == incarnation,
+            c.sink == sink,
+            c.outcome.is_distinct_from(SinkOutcome.SKIPPED.value),
+            *_between(c.txid, first, last),
+        )
+        rows = self.connection.execute(query, execution_options={"yield_per": 1000})
+        return {row.txid: tuple(replace(PreparedFile(**file), statistics="{}") for file in row.files) for row in rows}
+
     def rejects(
         self,
         incarnation: str,
@@ -275,6 +288,16 @@ class LedgerSnapshot:
             return found, 0
         number = self.connection.execute(sa.select(sa.func.count()).select_from(t.txn).where(*conditions))
         return found, int(number.scalar_one()) - len(found)
+
+    def events_of(self, incarnation: str, messages: Collection[str]) -> list[Event]:
+        """All events of these messages, in the order in which they were written."""
+        c = t.event.c
+        found: list[Event] = []
+        names = sorted(messages)
+        for at in range(0, len(names), 1000):
+            query = sa.select(t.event).where(c.incarnation == incarnation, c.message.in_(names[at : at + 1000]))
+            found += self._read("event", to_event, query.order_by(c.id))
+        return found
 
     def newest_event(self, incarnation: str, kind: EventKind) -> Event | None:
         """The last event of a kind."""

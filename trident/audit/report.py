@@ -7,12 +7,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from stormproof.core.errors import Json
 from stormproof.trident.transaction_states import Verdict
 
 PROVES: Final = (
     "each txid that the ledger calls committed was applied once, in order, to every sink that the topology had then, by "
     "the sink's own record; every message that was opened ended in one place. It does not prove that nobody changed the "
     "tables since."
+)
+
+
+PROVES_DEEP: Final = (
+    "each txid that the ledger calls committed was applied once, in order, to every sink that the topology had then, by "
+    "the sink's own record; every message that was opened ended in one place; and the rows that are said to be compared are "
+    "in the tables as they were written, each once. It says nothing of the rows that are said not to be compared."
 )
 
 
@@ -42,6 +50,11 @@ class ViolationKind(StrEnum):
     MESSAGE_TWICE = "message_twice"
     MESSAGE_LOST = "message_lost"
     MESSAGE_UNKNOWN = "message_unknown"
+    ROWS_CHANGED = "rows_changed"
+    ROWS_MISSING = "rows_missing"
+    ROWS_ADDED = "rows_added"
+    FILE_CHANGED = "file_changed"
+    """These four by ``--deep``, as in `stormproof.sinks.comparison.RowProblem`."""
     UNREACHABLE = "unreachable"
     """Messages wait that no reader can open: the queue is from another server, and was not adopted."""
 
@@ -66,6 +79,12 @@ class NoticeKind(StrEnum):
     """A streaming query ran before it was joined to this topology: what it had read by then is not in the sinks."""
     DROPPED = "dropped"
     """The table's own triggers dropped rows without an error, as its owner wants it."""
+    NOT_COMPARED = "not_compared"
+    """Rows of a sink's table that ``--deep`` did not compare, and why."""
+    ALL_CHECKED = "all_checked"
+    """A check of what came since a verdict looked at everything, and why."""
+    OTHERS_WRITE = "others_write"
+    """Other writers' rows are in a sink's table, as the caller expects."""
     NOT_COUNTED = "not_counted"
     """The rows of a sink's table were not counted against its record."""
 
@@ -119,6 +138,29 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
+class Chain:
+    """How a verdict continues others: it is of what came behind verdict `basis`, and together with the verdicts before it
+    covers every txid from `chain_from` on. The next one may begin behind `settled_upto` (None: none may continue it), and
+    builds on the batches that had read `furthest` into the source.
+    """
+
+    basis: int | None = None
+    chain_from: int | None = None
+    settled_upto: int | None = None
+    furthest: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowsCompared:
+    """What ``--deep`` did with one sink's table: how many rows were compared, how, and what was not compared, and why."""
+
+    sink: str
+    rows: int
+    compared: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
     """The verdict on one topology, from txid `first` to `last`."""
 
@@ -131,6 +173,14 @@ class VerifyReport:
     notices: tuple[Notice, ...]
     checked: Checked
     proves: str = PROVES
+    deep: bool = False
+    """Whether the sinks' tables were read, too."""
+    scope: dict[str, Json] | None = None
+    """How the tables were read; None: they were not."""
+    tables: tuple[RowsCompared, ...] = ()
+    """What was read of them."""
+    chain: Chain = Chain()
+    """What the verdict covers together with those that it continues."""
     pruned_upto: int = 0
     """Batches up to here were no longer on record."""
     recorded: int | None = None

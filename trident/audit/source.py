@@ -218,6 +218,11 @@ class PendingEvidence(SourceEvidence):
             )
         return number
 
+    def gives_back(self) -> bool:
+        """Whether the store has slices that nobody owns."""
+        with self._rows() as rows:
+            return any(row.owner is None for row in rows.unresolved())
+
     def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
         """The txid of the batch of new messages that reaches furthest into the source."""
         with self._rows() as rows:

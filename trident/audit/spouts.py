@@ -85,6 +85,18 @@ class GroupEvidence(SourceEvidence):
             findings += [replace(f, text=f"spout {spout}: {f.text}") for f in of_spout]
         return findings
 
+    def continues(self, anchors: Sequence[Txn], txn: Txn) -> bool:
+        """Whether each of its parts does."""
+        return all(
+            member.continues(self._parts(spout, anchors), part)
+            for spout, member in self._members.items()
+            for part in self._parts(spout, [txn])
+        )
+
+    def gives_back(self) -> bool:
+        """Whether one of the spouts' stores has."""
+        return any(member.gives_back() for member in self._members.values())
+
     def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
         """For each spout the batch that reaches furthest into its source."""
         return tuple(

@@ -37,6 +37,12 @@ def keep(engine: sa.Engine, report: VerifyReport, *, at: datetime, by: str, took
         "evidence": report.checked.evidence,
         "messages": report.checked.messages_opened,
         "took_ms": took_ms,
+        "deep": report.deep,
+        "tables": report.scope,
+        "basis": report.chain.basis,
+        "chain_from": report.chain.chain_from,
+        "settled_upto": report.chain.settled_upto,
+        "furthest": [*report.chain.furthest],
     }
     try:
         with LedgerDatabase(engine, on_lost=lambda: None).begin() as connection:

@@ -13,6 +13,7 @@ from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, le
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
+from stormproof.trident.audit.since import LookAtAll
 from stormproof.trident.audit.verify_ledger import LedgerRows
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.transaction_states import OperatorAction, SinkOutcome, TxnState
@@ -50,9 +51,20 @@ def verify_sinks(
     first: int,
     last: int | None,
     findings: Findings,
+    since: bool = False,
 ) -> int:
-    """Compare every sink; returns the number of evidence entries. `last_held` has the ledger's last txid of each sink."""
-    reports = {binding.sink: _evidence(rows, binding, opener, (first, last), findings) for binding in rows.bindings}
+    """Compare every sink; returns the number of evidence entries. `last_held` has the ledger's last txid of each sink.
+
+    Raises:
+        LookAtAll: with `since`, a sink's table was changed in what an earlier check had looked at.
+    """
+    reports = {
+        binding.sink: _evidence(rows, binding, opener, (first, last), findings, since=since)
+        for binding in rows.bindings
+    }
+    for sink, report in reports.items():
+        if since and report is not None and report.looks_back:
+            raise LookAtAll(f"the table of sink {sink!r} was changed by other means, or its log does not reach back")
     # The ledger is read again after the sinks, so that what a driver does meanwhile is no violation.
     later = read_later()
     for binding in rows.bindings:
@@ -63,12 +75,18 @@ def verify_sinks(
 
 
 def _evidence(
-    rows: LedgerRows, binding: SinkBinding, opener: SinkOpener, span: tuple[int, int | None], findings: Findings
+    rows: LedgerRows,
+    binding: SinkBinding,
+    opener: SinkOpener,
+    span: tuple[int, int | None],
+    findings: Findings,
+    *,
+    since: bool,
 ) -> EvidenceReport | None:
     identity = SinkIdentity(rows.topology.name, rows.topology.incarnation, binding.sink)
     try:
         with closing(opener(identity, binding)) as session:
-            return session.evidence(*span)
+            return session.evidence_since(span[0]) if since else session.evidence(*span)
     except (TransientError, CannotTell, UsageError) as error:
         findings.unknown(f"sink {binding.sink!r}: {error}", sink=binding.sink)
     except (FatalError, StormproofError) as error:

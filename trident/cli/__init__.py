@@ -3,7 +3,8 @@
 | module | commands |
 | --- | --- |
 | `run`, `run_text`, `logs` | `run`: what it prints and logs |
-| `reports` | `status`; `audit verify`, `txn`, `message`, `replays` |
+| `verify` | `audit verify` |
+| `reports` | `status`; `audit txn`, `message`, `replays` |
 | `metrics` | `metrics` |
 | `audit_app`, `questions` | `audit ...`: what a view of the ledger answers |
 | `audit_report` | `audit report`: the file for an auditor, and its check |

@@ -37,17 +37,40 @@ def verify(
     topology: TopologyName,
     first: Annotated[int, typer.Option(min=1, help="The first txid.")] = 1,
     last: Annotated[int | None, typer.Option(min=1, help="The last txid; default: the newest.")] = None,
+    *,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="POINT",
+            help="Check what came since: last (the last clean verdict of the same scope), a txid, or a time.",
+        ),
+    ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read the sinks' tables, too, and compare their rows with what was written.")
+    ] = False,
+    sink: Annotated[
+        list[str] | None,
+        typer.Option("--sink", help="With --deep: read the table of this sink alone; may be repeated."),
+    ] = None,
+    others_write: Annotated[
+        bool, typer.Option("--others-write", help="With --deep: rows that other writers added are no violation.")
+    ] = False,
     by: By = "",
     as_json: AsJson = False,
 ) -> None:
     """Check ledger, sinks and source against each other. The verdict is kept, with its scope: audit verdicts shows it.
 
+    With --deep it also finds rows that were changed, deleted, added or doubled by other means, and names what it cannot
+    compare. With --since last it is cheap enough to run every minute; its verdict is of what came since alone.
+
     Exit status: 0 if all was compared and agrees, 1 if there is a violation, 4 if the evidence for an answer is gone.
     Example: stormproof audit verify orders --first 100
     """
-    from stormproof.trident.cli.reports import show_verify
+    from stormproof.trident.cli.verify import VerifyOptions, show_verify
 
-    show_verify(topology, first, last, by=by, as_json=as_json)
+    asked = VerifyOptions(first, last, since=since, deep=deep, sinks=sink, others_write=others_write)
+    show_verify(topology, asked, by=by, as_json=as_json)
 
 
 @app.command()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from stormproof.core.clock import SystemClock
 from stormproof.trident import audit
 from stormproof.trident.audit.inspect import committer_of
 from stormproof.trident.audit.lifecycle import EndState
 from stormproof.trident.audit.message import MessageReport, Opening
 from stormproof.trident.audit.pace import Pace
 from stormproof.trident.audit.replays import ReplaysReport
-from stormproof.trident.audit.report import VerifyReport
 from stormproof.trident.audit.status import Asked, DriverState, StatusReport, TopologyStatus
 from stormproof.trident.audit.txn import TxnReport
-from stormproof.trident.audit.verdicts import keep
 from stormproof.trident.cli.layout import cell_text
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
 from stormproof.trident.cli.run_text import recovery_text
@@ -183,40 +180,6 @@ def _pace_text(of: str, p: Pace) -> str:
         f"{p.steps_ms['job']:.0f} ms, wait for its turn {p.steps_ms['wait']:.0f} ms, commit {p.steps_ms['commit']:.0f} ms; "
         f"back-pressure {p.back_pressure:.0%}"
     )
-
-
-def show_verify(topology: str, first: int, last: int | None, *, by: str, as_json: bool) -> None:
-    """Verify a topology, keep the verdict, and end with it as exit status."""
-    clock = SystemClock()
-    with opened() as stores:
-        began_s = clock.monotonic_s()
-        opener = audit.opener_for(stores.database)
-        found = audit.verify(stores.audit, topology, opener, first=first, last=last)
-        took_ms = round((clock.monotonic_s() - began_s) * 1000)
-        report = keep(stores.engine, found, at=clock.now(), by=by, took_ms=took_ms)
-    emit(report, as_json=as_json, text=lambda: _verify_text(report))
-    finish(report.exit_status)
-
-
-def _verify_text(report: VerifyReport) -> None:
-    for violation in report.violations:
-        say(f"VIOLATION {violation.kind}: {violation.text}")
-    for unknown in report.unknowns:
-        say(f"CANNOT TELL: {unknown.text}")
-    for notice in report.notices:
-        say(f"note {notice.kind}: {notice.text}")
-    c = report.checked
-    left_open = "1 question that" if len(report.unknowns) == 1 else f"{len(report.unknowns) or 'no'} questions that"
-    say(
-        f"{report.topology}: {counted(len(report.violations), 'violation')}, {left_open} the evidence leaves open; checked "
-        f"{counted(c.txids, 'txid')} ({c.committed} committed), {counted(c.sinks, 'sink')}, "
-        f"{counted(c.evidence, 'entry', 'entries')} of their own logs, {counted(c.messages_opened, 'opening')} of messages, "
-        f"{counted(c.failures, 'message')} that failed"
-    )
-    if report.clean:
-        say(f"proves: {report.proves}")
-    if report.not_recorded is not None:
-        say(f"the verdict was not kept: {report.not_recorded}")
 
 
 def show_replays(topology: str, limit: int, *, as_json: bool) -> None:

@@ -1,0 +1,151 @@
+"""What a sink's table holds, compared with what is on record of its txids: rows changed, deleted, added or doubled since.
+
+A sink whose rows can be told from others' compares them by content digests (`sinks.content`). What it cannot look at, it
+names, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from stormproof.core.sink import PreparedFile
+from stormproof.sinks.content import Content
+
+Progress: TypeAlias = Callable[[int, int | None], None]
+"""Told how many rows of how many were looked at by now; None: their number is not known."""
+
+
+class RowProblem(StrEnum):
+    """What is wrong with a table's rows; append-only."""
+
+    ROWS_CHANGED = "rows_changed"
+    """As many rows as were written, and others."""
+    ROWS_MISSING = "rows_missing"
+    """Fewer rows than were written."""
+    ROWS_ADDED = "rows_added"
+    """Rows that no txid on record has written, or that are there more than once."""
+    FILE_CHANGED = "file_changed"
+    """A file is not as it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongRows:
+    """One difference."""
+
+    problem: RowProblem
+    text: str
+    txid: int | None = None
+    by_others: bool = False
+    """They are other writers' own rows, beside those that the topology wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOnRecord:
+    """What the ledger has of a sink's txids, read after the table was.
+
+    `files` has the prepared files by txid, without those of batches that were skipped. Txids up to `pruned` may lack there.
+    The rows of txids up to `given_up` were given up by a person, with the table that held them.
+    """
+
+    files: Mapping[int, tuple[PreparedFile, ...]]
+    pruned: int = 0
+    given_up: int = 0
+
+
+ReadRecord: TypeAlias = Callable[[], RowsOnRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of it. `rows` were compared, in the way that `compared` says; `left_out` says what was not, and why."""
+
+    rows: int = 0
+    compared: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    wrong: tuple[WrongRows, ...] = ()
+
+
+@dataclass(slots=True)
+class Compared:
+    """Collects a `Comparison`."""
+
+    rows: int = 0
+    compared: list[str] = field(default_factory=list[str])
+    left_out: list[str] = field(default_factory=list[str])
+    wrong: list[WrongRows] = field(default_factory=list[WrongRows])
+
+    def differs(self, what: str, expected: Content, found: Content, txid: int | None = None) -> bool:
+        """Note the difference of two contents, if there is one."""
+        if expected.rows == found.rows:
+            if expected.total == found.total:
+                return False
+            problem, text = (
+                RowProblem.ROWS_CHANGED,
+                f"{found.rows} rows are there as written, and not with their values",
+            )
+        elif found.rows < expected.rows:
+            problem, text = (
+                RowProblem.ROWS_MISSING,
+                f"{found.rows} rows are there of the {expected.rows} that were written",
+            )
+        else:
+            problem, text = RowProblem.ROWS_ADDED, f"{found.rows} rows are there, {expected.rows} were written"
+        self.add(problem, f"{what}: {text}", txid)
+        return True
+
+    def add(self, problem: RowProblem, text: str, txid: int | None = None, *, by_others: bool = False) -> None:
+        """Note something that is wrong."""
+        self.wrong.append(WrongRows(problem, text, txid, by_others))
+
+    @property
+    def comparison(self) -> Comparison:
+        """All of it."""
+        return Comparison(self.rows, tuple(self.compared), tuple(self.left_out), tuple(self.wrong))
+
+
+@runtime_checkable
+class SupportsCompareRows(Protocol):
+    """A session that can read its table again."""
+
+    def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
+        """Compare the rows of txids from `first` to `last` (None: the newest) with what is on record of them.
+
+        The table and its own evidence are read at one instant; then `read` is called once. Memory is bounded: rows are
+        read in batches. A driver is not disturbed.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+            SinkRefused: the table is gone or cannot be read.
+        """
+        ...
+
+
+def content_of_files(files: Collection[PreparedFile]) -> Content | None:
+    """The content of prepared files; None where one of them has no digest, or their columns differ in kind."""
+    total: Content | None = None
+    for file in files:
+        if not file.rows:
+            continue
+        content = Content.of_text(file.content)
+        if content is None:
+            return None
+        try:
+            total = content if total is None else total + content
+        except ValueError:
+            return None
+    return Content(0, 0) if total is None else total
+
+
+def spans(txids: Collection[int]) -> str:
+    """Txids as people write them: 1-3, 7."""
+    parts: list[list[int]] = []
+    for number in sorted(txids):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    shown = [f"{low}" if low == high else f"{low}-{high}" for low, high in parts]
+    return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")

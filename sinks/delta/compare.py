@@ -1,0 +1,404 @@
+"""Compares the files of a Delta table with the prepared files on record.
+
+An adopted file that is live still is compared by its SHA-256. Files that were rewritten without a change of data (OPTIMIZE,
+or a commit by Spark, which copies the prepared files) are compared by content: the rows of all files that went into some
+files, with the rows of those. Of an upsert and a fold the files are the table's own, and hold rows of many txids: with a
+lineage column it is compared how many rows name each txid, else nothing but the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from stormproof.core.sink import PreparedFile, SinkMode
+from stormproof.sinks.comparison import (
+    Compared,
+    Comparison,
+    Progress,
+    ReadRecord,
+    RowProblem,
+    RowsOnRecord,
+    content_of_files,
+    spans,
+)
+from stormproof.sinks.content import NOTHING, Content, ContentSum, joined
+from stormproof.sinks.delta.compare_by_key import compare_by_key
+from stormproof.sinks.delta.evidence import Trail, live_files
+from stormproof.sinks.delta.log import LogEntry, OurCommit
+from stormproof.sinks.files import files_at
+from stormproof.sinks.staging import file_digest, parse_prepared_name
+
+if TYPE_CHECKING:
+    from stormproof.sinks.delta.hold import TableHold
+
+_BATCH_ROWS: Final = 64 * 1024
+_MAPPING: Final = "delta.columnMapping.mode"
+
+
+def compare(hold: TableHold, read: ReadRecord, span: tuple[int, int | None], progress: Progress) -> Comparison:
+    """See `SupportsCompareRows.compare_rows`."""
+    found = Compared()
+    table = hold.load()
+    entries = [entry for v in hold.log.tail(table.version()) if (entry := hold.log.entry(v)) is not None]
+    if hold.input.mode is SinkMode.APPEND:
+        one = _Files(hold, table, entries, span, progress, found)
+        one.against(read())
+    else:
+        compare_by_key(hold, table, entries, read, span, found)
+    return found.comparison
+
+
+@dataclass(slots=True)
+class _Source:
+    """What a txid wrote, as far as it can be told apart in the table: one adopted file, or all that a commit copied."""
+
+    txid: int
+    rows: int
+    partition: str
+    content: Content | None
+    path: str = ""
+    digest: str = ""
+    files: set[str] = field(default_factory=set[str])
+    """The live files that have its rows now."""
+
+
+class _Files:
+    """The files of an append."""
+
+    def __init__(
+        self,
+        hold: TableHold,
+        table: DeltaTable,
+        entries: Sequence[LogEntry],
+        span: tuple[int, int | None],
+        progress: Progress,
+        found: Compared,
+    ) -> None:
+        self._hold, self._entries, self._span, self._progress, self._found = hold, entries, span, progress, found
+        self._live = live_files(table)
+        self._partitions = _partitions(table)
+        self._is_partitioned = bool(table.metadata().partition_columns)
+        self._operations = {entry.version: entry.operation for entry in entries}
+        configuration = table.metadata().configuration
+        self._mapped = configuration.get(_MAPPING, "none") != "none"
+        application = hold.identity.application_id
+        undone = {undo.version for entry in entries if (undo := entry.undo(application)) is not None}
+        self._commits: dict[int, OurCommit] = {
+            entry.version: ours
+            for entry in entries
+            if entry.version not in undone and (ours := entry.ours(application)) is not None
+        }
+        self._trail = Trail()
+        self._origins = _Origins()
+        for entry in entries:
+            self._trail.follow(entry, ours=entry.version in self._commits)
+            self._origins.follow(entry, ours=entry.version in self._commits)
+        self._unrecorded = set[str]()
+        self._rows_done = 0
+        self._rows_of = _rows_of(table)
+
+    def _within(self, txid: int) -> bool:
+        first, last = self._span
+        return txid >= first and (last is None or txid <= last)
+
+    def against(self, record: RowsOnRecord) -> None:
+        """Compare them with what is on record."""
+        sources = self._sources(record)
+        traced = set[str]()
+        plain: list[_Source] = []
+        moved: list[_Source] = []
+        for source in sources:
+            traced |= source.files
+            if not self._within(source.txid):
+                continue
+            (plain if source.files == {source.path} else moved).append(source)
+        self._plain(plain)
+        self._moved(moved, sources)
+        self._others(traced, record)
+
+    # -- where the rows are ------------------------------------------------------------------------------------------
+
+    def _sources(self, record: RowsOnRecord) -> list[_Source]:
+        """What each txid wrote, and the live files that have its rows."""
+        names = {file.path: (txid, file) for txid, files in record.files.items() for file in files if file.rows}
+        sources: list[_Source] = []
+        unchecked: list[int] = []
+        seen = set[str]()
+        for entry in self._entries:
+            ours = self._commits.get(entry.version)
+            if ours is None:
+                continue
+            seen |= {file.path for file in entry.added}
+            own = {file.path: file for file in ours.files}
+            copied: list[str] = []
+            for file in entry.added:
+                prepared = own.get(file.path) or (names[file.path][1] if file.path in names else None)
+                if (
+                    not ours.checked
+                    or ours.txid <= record.given_up
+                    or (prepared is None and ours.txid not in record.files)
+                ):
+                    self._unrecorded |= self._trail.end(file.path, self._live)[0]
+                elif prepared is None:
+                    copied.append(file.path)
+                else:
+                    sources.append(self._source(ours.txid, prepared, file.path))
+            if copied:
+                sources.append(self._copied(ours, record.files[ours.txid], copied))
+            if not ours.checked and self._within(ours.txid):
+                unchecked.append(ours.txid)
+        # Live files whose entries are older than the log.
+        older = [(path, *found) for path, found in names.items() if path in self._live and path not in seen]
+        sources += [self._source(txid, prepared, path) for path, txid, prepared in older if txid > record.given_up]
+        if unchecked:
+            self._found.left_out.append(
+                f"txids {spans(unchecked)}: under their guarantee, a row may be in the table more than once, or not at all"
+            )
+        return sources
+
+    def _source(self, txid: int, file: PreparedFile, path: str) -> _Source:
+        """One adopted file."""
+        partition = _spelled(json.loads(file.partition)) if file.partition and self._partitions else "{}"
+        content, (files, _, _) = Content.of_text(file.content), self._trail.end(path, self._live)
+        return _Source(txid, file.rows, partition, content, file.path, file.digest, files)
+
+    def _copied(self, ours: OurCommit, prepared: Sequence[PreparedFile], paths: Sequence[str]) -> _Source:
+        """What a commit of Spark's wrote in place of the prepared files."""
+        content = content_of_files(prepared)
+        if self._is_partitioned or content is None or content.rows != ours.rows:
+            content = None  # its files have fewer columns, or fewer rows, than the prepared ones
+        files = set[str]().union(*(self._trail.end(path, self._live)[0] for path in paths))
+        return _Source(ours.txid, ours.rows, "{}", content, files=files)
+
+    # -- comparing ---------------------------------------------------------------------------------------------------
+
+    def _plain(self, sources: Sequence[_Source]) -> None:
+        """Files that are as they were adopted."""
+        good, rows = set[int](), 0
+        for source in sources:
+            path = self._hold.log.local_path(source.path)
+            if path is None or files_at(path).stat(path) is None:
+                continue  # the log's own check names a file that is missing
+            try:
+                same = file_digest(path) == source.digest
+            except FileNotFoundError:
+                continue
+            self._told(source.rows)
+            if same and self._partitions.get(source.path, "{}") == source.partition:
+                good.add(source.txid)
+                rows += source.rows
+            elif same:
+                self._found.add(
+                    RowProblem.FILE_CHANGED,
+                    f"txid {source.txid}: {path} is as it was written, and in partition {self._partitions.get(source.path)} "
+                    f"instead of {source.partition}",
+                    source.txid,
+                )
+            else:
+                self._found.add(
+                    RowProblem.FILE_CHANGED,
+                    f"txid {source.txid}: {path} is not the file that was written: its SHA-256 differs",
+                    source.txid,
+                )
+        self._found.rows += rows
+        if good:
+            self._found.compared.append(f"{rows} rows of txids {spans(good)}, file by file")
+
+    def _moved(self, moved: Sequence[_Source], sources: Sequence[_Source]) -> None:
+        """Rows that were written into other files since, without a change."""
+        wanted = [source for source in moved if source.files]
+        good, rows = set[int](), 0
+        for files, group in _groups(wanted, sources):
+            txids = {source.txid for source in group}
+            why = self._why_not(group, files)
+            if why is not None:
+                self._found.left_out.append(f"txids {spans(txids)}: {why}")
+                continue
+            try:
+                same = self._compare_group(group, files, txids)
+            except (FileNotFoundError, pa.ArrowException, ValueError) as error:
+                self._found.left_out.append(f"txids {spans(txids)}: their rows cannot be read: {error}")
+                continue
+            if same:
+                good |= txids
+                rows += sum(source.rows for source in group)
+        self._found.rows += rows
+        if good:
+            self._found.compared.append(
+                f"{rows} rows of txids {spans(good)}, which were moved to other files, by content digests of those files"
+            )
+
+    def _why_not(self, group: Sequence[_Source], files: set[str]) -> str | None:
+        if self._mapped:
+            return "their rows were moved to other files, whose columns have other names (column mapping)"
+        if files & self._unrecorded:
+            return "their rows were moved into files with rows of txids that are not on record, or not in the range"
+        if files & self._trail.mixed:
+            return "their rows were moved into files that hold other writers' rows, too"
+        if files & self._trail.cut.keys():
+            return "rows of their files were deleted"
+        if any(source.content is None for source in group):
+            return "their rows were moved to other files, and no content digest of them is on record"
+        paths = [path for path in files if self._hold.log.local_path(path) is None]
+        return "their files are not on this machine's file systems" if paths else None
+
+    def _compare_group(self, group: Sequence[_Source], files: set[str], txids: set[int]) -> bool:
+        expected: dict[str, Content] = {}
+        kinds: tuple[tuple[str, str], ...] = ()
+        for source in group:
+            assert source.content is not None
+            expected[source.partition] = _sum(expected.get(source.partition, NOTHING), source.content)
+            kinds = joined(kinds, source.content.kinds)
+        found: dict[str, Content] = {}
+        for path in sorted(files):
+            partition = self._partitions.get(path, "{}")
+            found[partition] = _sum(found.get(partition, NOTHING), self._read(path, kinds))
+        differs = False
+        for partition in sorted({*expected, *found}):
+            where = "" if partition == "{}" else f", partition {partition}"
+            what = f"txids {spans(txids)}{where}, in files that they were moved to"
+            only = next(iter(txids)) if len(txids) == 1 else None
+            differs |= self._found.differs(what, expected.get(partition, NOTHING), found.get(partition, NOTHING), only)
+        return not differs
+
+    def _read(self, path: str, kinds: Sequence[tuple[str, str]]) -> Content:
+        local = self._hold.log.local_path(path)
+        assert local is not None
+        total = ContentSum(kinds)
+        with files_at(local).open_native(local) as opened, pq.ParquetFile(opened) as parquet:
+            names = [name for name, _ in kinds if name in parquet.schema_arrow.names]
+            for batch in parquet.iter_batches(_BATCH_ROWS, columns=names or None):
+                total.add(batch)
+                self._told(batch.num_rows)
+        return total.content
+
+    def _told(self, rows: int) -> None:
+        self._rows_done += rows
+        self._progress(self._rows_done, self._rows_of)
+
+    # -- others' rows ------------------------------------------------------------------------------------------------
+
+    def _others(self, traced: set[str], record: RowsOnRecord) -> None:
+        """Live files with rows that no txid of this topology has written."""
+        first_ours, since = min(self._commits, default=None), self._since()
+        before = unrecorded = 0
+        for path in sorted(self._live):
+            strangers = self._origins.of(path)
+            later = [v for v in strangers if v is not None and first_ours is not None and v > first_ours]
+            for version in sorted(v for v in later if v >= since):
+                self._found.add(
+                    RowProblem.ROWS_ADDED,
+                    f"{path} has rows that {self._operations[version]} wrote in version {version}: they are not this "
+                    "topology's",
+                    by_others=True,
+                )
+            name = parse_prepared_name(os.path.basename(path))
+            mine = name is not None and name.incarnation == self._hold.identity.incarnation
+            if path in traced or later:
+                continue
+            if mine or (path in self._trail.known and not strangers):
+                unrecorded += 1
+            else:
+                before += 1
+        if self._span[0] > 1:
+            return
+        if unrecorded:
+            self._found.left_out.append(
+                f"{unrecorded} files of txids that the ledger has no record of any more (pruned)"
+            )
+        if before:
+            self._found.left_out.append(
+                f"{before} files that others wrote before this topology's first version on record"
+            )
+
+    def _since(self) -> int:
+        """The version from which on other writers' rows are looked for."""
+        earlier = [version for version, ours in self._commits.items() if ours.txid < self._span[0]]
+        return max(earlier) + 1 if earlier else 0
+
+
+@dataclass(slots=True)
+class _Origins:
+    """For each file, the versions of other writers that wrote rows of it; None: not known, or another life's."""
+
+    versions: dict[str, frozenset[int | None]] = field(default_factory=dict[str, frozenset[int | None]])
+
+    def follow(self, entry: LogEntry, *, ours: bool) -> None:
+        """Take one more version into account."""
+        for file in entry.added:
+            if ours:
+                self.versions[file.path] = frozenset()
+            elif file.path in self.versions:
+                continue  # put back by a RESTORE, or listed again with a deletion vector
+            elif entry.removed and not entry.changes_rows:
+                origins = (self.versions.get(path, _UNKNOWN) for path, _ in entry.removed)
+                self.versions[file.path] = frozenset[int | None]().union(*origins)
+            else:
+                self.versions[file.path] = _UNKNOWN if entry.is_stormproofs else frozenset({entry.version})
+
+    def of(self, path: str) -> frozenset[int | None]:
+        """The versions."""
+        return self.versions.get(path, _UNKNOWN)
+
+
+_UNKNOWN: Final = frozenset[int | None]({None})
+
+
+def _groups(wanted: Sequence[_Source], sources: Sequence[_Source]) -> list[tuple[set[str], list[_Source]]]:
+    """The live files with rows of the wanted ones, with those that share a source's rows; and all sources of each."""
+    parent: dict[str, str] = {}
+
+    def root(path: str) -> str:
+        while (up := parent.setdefault(path, path)) != path:
+            parent[path] = path = parent[up]
+        return path
+
+    for source in sources:
+        first, *others = sorted(source.files) or [""]
+        for path in others:
+            parent[root(path)] = root(first)
+    roots = {root(path) for source in wanted for path in source.files}
+    groups: dict[str, tuple[set[str], list[_Source]]] = {one: (set(), []) for one in roots}
+    for source in sources:
+        found = next((root(path) for path in source.files), "")
+        if found in roots:
+            groups[found][0].update(source.files)
+            groups[found][1].append(source)
+    return [groups[one] for one in sorted(groups)]
+
+
+def _sum(one: Content, other: Content) -> Content:
+    return other if one is NOTHING else one + other
+
+
+def _spelled(values: Mapping[str, Any]) -> str:
+    """A partition's values, in order of the columns' names."""
+    return json.dumps(dict(sorted(values.items())))
+
+
+def _partitions(table: DeltaTable) -> dict[str, str]:
+    """The partition of each live file; empty where writers may spell one value in several ways."""
+    columns = table.metadata().partition_columns
+    actions = table.get_add_actions(flatten=True)
+    values = [pa.chunked_array(actions.column(f"partition.{name}")).combine_chunks() for name in columns]
+    spelled_alike = (pa.types.is_string, pa.types.is_integer, pa.types.is_date)
+    if not columns or not all(any(test(value.type) for test in spelled_alike) for value in values):
+        return {}
+    texts = [value.cast(pa.string()).to_pylist() for value in values]
+    paths = map(unquote, actions.column("path").to_pylist())
+    rows = zip(*texts, strict=True)
+    return {path: _spelled(dict(zip(columns, row, strict=True))) for path, row in zip(paths, rows, strict=True)}
+
+
+def _rows_of(table: DeltaTable) -> int | None:
+    counted = table.get_add_actions(flatten=True).column("num_records").to_pylist()
+    return None if None in counted else sum(counted)

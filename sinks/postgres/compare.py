@@ -1,0 +1,364 @@
+"""Compares a Postgres table's rows with the contents that the sink's evidence has on record.
+
+With a lineage column each txid's rows are compared by themselves; without one all rows of the table at once, which is
+possible only where every batch has a digest. Of an upsert and a fold, rows are overwritten as they should be: with a lineage
+column it is compared how many rows name each txid, else nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import adbc_driver_manager
+import psycopg
+import pyarrow as pa
+from adbc_driver_postgresql import dbapi
+from psycopg import sql
+
+from stormproof.core.arrow_compute import pc
+from stormproof.core.errors import StoreUnavailable
+from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.session import started
+from stormproof.core.sink import SinkMode
+from stormproof.sinks.comparison import Compared, Comparison, Progress, ReadRecord, RowProblem, content_of_files, spans
+from stormproof.sinks.content import NOTHING, Content, ContentSum, content_by, joined
+from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.hashed import keeps
+from stormproof.sinks.postgres.refusals import why_uncounted
+from stormproof.sinks.postgres.table import Column, find_oid, read_table
+
+if TYPE_CHECKING:
+    from stormproof.sinks.postgres.hold import TableHold
+
+_DIGITS: Final = 38
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    rows: int
+    content: Content | None
+    why: str = ""
+    """Why there is no content."""
+    began_empty: bool = False
+    """Whether the table was empty before it."""
+
+    @staticmethod
+    def of(rows: int, text: str | None) -> _Entry:
+        said: dict[str, Any] = json.loads(text) if text else {"why": "it has no digest: an earlier version wrote it"}
+        return _Entry(rows, Content.of_text(text), str(said.get("why", "")), bool(said.get("began_empty", False)))
+
+
+def compare(
+    hold: TableHold, database: Database, read: ReadRecord, span: tuple[int, int | None], progress: Progress
+) -> Comparison:
+    """See `SupportsCompareRows.compare_rows`."""
+    found = Compared()
+    with hold.link.snapshot() as connection:
+        if not bookkeeping.is_made(connection):
+            return found.comparison
+        entries = {txid: _Entry.of(rows, text) for txid, rows, text in hold.guard.contents(connection)}
+        oid = find_oid(connection, hold.name)
+        why = "its table is gone" if oid is None else why_uncounted(connection, oid)
+        others = hold.guard.other_lives(connection, hold.table_id, committed=True) if oid is not None else ()
+        if why is None and others:
+            why = f"its table holds rows of other lives, too ({', '.join(others)})"
+        if oid is None or why is not None:
+            found.left_out.append(why or "")
+            return found.comparison
+        one = _Reading(hold, database, connection, read_table(connection, oid).columns, entries, span, progress, found)
+        if hold.input.mode is SinkMode.APPEND:
+            one.append()
+        else:
+            one.by_key()
+    one.judge(read)
+    return found.comparison
+
+
+class _Reading:
+    """One comparison; what is read of the table is kept as sums."""
+
+    def __init__(
+        self,
+        hold: TableHold,
+        database: Database,
+        connection: psycopg.Connection,
+        columns: Sequence[Column],
+        entries: Mapping[int, _Entry],
+        span: tuple[int, int | None],
+        progress: Progress,
+        found: Compared,
+    ) -> None:
+        self._hold, self._database, self._connection = hold, database, connection
+        self._columns = {column.name: column for column in columns}
+        self._entries, self._span, self._progress, self._found = entries, span, progress, found
+        lineage = hold.input.lineage
+        self._txid_column = None if lineage is None or lineage.txid not in self._columns else lineage.txid
+        self._sums: dict[int | None, Content] = {}
+        self._whole: Content | None = None
+        self._rows: int | None = None
+        self._counts: dict[int | None, int] | None = None
+        first = min(entries, default=None)
+        self._began_empty = first is not None and entries[first].began_empty
+
+    def _within(self, txid: int) -> bool:
+        first, last = self._span
+        return txid >= first and (last is None or txid <= last)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def append(self) -> None:
+        """Read the rows of an append."""
+        wanted = [e for txid, e in self._entries.items() if self._within(txid)]
+        kinds: tuple[tuple[str, str], ...] = ()
+        try:
+            for entry in wanted:
+                if entry.content is not None:
+                    kinds = joined(kinds, entry.content.kinds)
+        except ValueError as error:
+            self._found.left_out.append(f"its rows cannot be hashed as one: {error}")
+            return
+        for name, kind in kinds:
+            column = self._columns.get(name)
+            if column is None or not keeps(column, kind):
+                now = "gone" if column is None else f"{column.type} now"
+                self._found.left_out.append(f"its rows cannot be hashed as they were: column {name!r} is {now}")
+                return
+        uncovered = [n for n in self._hold.input.schema.names if n not in dict(kinds)]
+        if kinds and uncovered:
+            names = ", ".join(repr(name) for name in uncovered)
+            self._found.left_out.append(f"columns whose values the table keeps otherwise than they came: {names}")
+        if self._txid_column is not None:
+            self._by_txid(kinds)
+        elif self._span != (1, None):
+            self._found.left_out.append(
+                "some txids' rows cannot be told from others' without lineage columns (lineage=True): only the whole table"
+            )
+        elif all(entry.content is not None for entry in wanted):
+            self._all(kinds)
+        else:
+            self._rows = self._count()
+
+    def by_key(self) -> None:
+        """Count the rows of an upsert or a fold by txid."""
+        if self._txid_column is None:
+            self._found.left_out.append(
+                "rows are overwritten by key, and without a lineage column (lineage=True) no row says which txid wrote it"
+            )
+            return
+        query = sql.SQL("select {0}, count(*) from {1} group by {0}").format(
+            sql.Identifier(self._txid_column), self._hold.name.identifier
+        )
+        self._counts = dict(self._connection.execute(query).fetchall())
+
+    def _by_txid(self, kinds: Sequence[tuple[str, str]]) -> None:
+        assert self._txid_column is not None
+        name = sql.Identifier(self._txid_column)
+        first, last = self._span
+        bounds = [sql.SQL("{} >= {}").format(name, sql.Literal(first))] if first > 1 else []
+        bounds += [sql.SQL("{} <= {}").format(name, sql.Literal(last))] if last is not None else []
+        inside = sql.SQL(" and ").join(bounds) if bounds else sql.SQL("true")
+        where = sql.SQL("{} is null or ({})").format(name, inside)
+        key = [sql.SQL("{}::bigint as stormproof_txid").format(name)]
+        for batch in self._batches(kinds, key, where):
+            for txid, content in content_by(batch, kinds, "stormproof_txid").items():
+                self._sums[txid] = self._sums.get(txid, Content(0, 0, content.kinds)) + content
+
+    def _all(self, kinds: Sequence[tuple[str, str]]) -> None:
+        total = ContentSum(kinds)
+        for batch in self._batches(kinds, [], sql.SQL("true")):
+            total.add(batch)
+        self._whole = total.content
+
+    def _count(self) -> int:
+        query = sql.SQL("select count(*) from {}").format(self._hold.name.identifier)
+        row = self._connection.execute(query).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def _batches(
+        self, kinds: Sequence[tuple[str, str]], more: Sequence[sql.Composable], where: sql.Composable
+    ) -> Iterator[pa.RecordBatch]:
+        """The table's rows, in bounded memory, at the instant of the connection's snapshot; columns by their kinds."""
+        chosen = [_expression(self._columns[name], kind) for name, kind in kinds]
+        values = sql.SQL(", ").join([*chosen, *more] or [sql.SQL("1")])
+        query = sql.SQL("select {} from {} where {}").format(values, self._hold.name.identifier, where)
+        snapshot = self._connection.execute("select pg_export_snapshot()").fetchone()
+        assert snapshot is not None
+        done, decimals = 0, {n: kind for n, kind in kinds if kind.startswith("decimal")}
+        for batch in _rows(self._database, str(snapshot[0]), query.as_string(self._connection)):
+            done += batch.num_rows
+            self._progress(done, None)
+            yield _with_decimals(batch, decimals)
+
+    # -- judging -----------------------------------------------------------------------------------------------------
+
+    def judge(self, read: ReadRecord) -> None:
+        """Compare what was read with what is on record."""
+        record = read()
+        self._against_ledger(record.files)
+        if self._counts is not None:
+            self._judge_counts(self._counts, record.given_up)
+        elif self._whole is not None or self._rows is not None:
+            self._judge_whole(record.given_up)
+        elif self._txid_column is not None and self._hold.input.mode is SinkMode.APPEND:
+            self._judge_txids(record.given_up)
+
+    def _against_ledger(self, files: Mapping[int, Any]) -> None:
+        """The sink's evidence has the content that the ledger fixed, unless rows were refused or dropped."""
+        for txid, prepared in files.items():
+            entry = self._entries.get(txid)
+            if entry is None or entry.content is None or not self._within(txid):
+                continue
+            content = content_of_files(prepared)
+            if content is not None and content.rows == entry.content.rows and content.digest != entry.content.digest:
+                self._found.add(
+                    RowProblem.ROWS_CHANGED,
+                    f"txid {txid}: the sink's record has content {entry.content.digest}, the ledger {content.digest}",
+                    txid,
+                )
+
+    def _judge_txids(self, given_up: int) -> None:
+        undigested: list[int] = []
+        compared: list[int] = []
+        for txid, entry in sorted(self._entries.items()):
+            if not self._within(txid) or txid <= given_up:
+                continue
+            there = self._sums.get(txid, NOTHING)
+            expected = entry.content
+            if expected is None:
+                undigested.append(txid)
+                if entry.why.startswith("it has no digest") and there.rows != entry.rows:
+                    self._found.differs(f"txid {txid}", Content(entry.rows, 0), Content(there.rows, 0), txid)
+                continue
+            compared.append(txid)
+            self._found.rows += there.rows
+            self._found.differs(f"txid {txid}", expected, there, txid)
+        if compared:
+            self._found.compared.append(f"{self._found.rows} rows of txids {spans(compared)}, txid by txid")
+        self._not_digested(undigested)
+        self._given_up(given_up)
+        strangers = {t: c.rows for t, c in self._sums.items() if t is None or (t > given_up and t not in self._entries)}
+        self._strangers(strangers)
+
+    def _judge_whole(self, given_up: int) -> None:
+        if given_up:
+            self._given_up(given_up)
+            return
+        expected = NOTHING
+        rows = sum(entry.rows for entry in self._entries.values())
+        for entry in self._entries.values():
+            if entry.content is not None:
+                expected += entry.content
+        if self._whole is None:
+            self._not_digested([txid for txid, entry in self._entries.items() if entry.content is None])
+            there = Content(self._rows or 0, 0)
+            if there.rows < rows or (there.rows > rows and self._began_empty):
+                self._found.differs("the table", Content(rows, 0), there)
+            return
+        there = self._whole
+        if there.digest == expected.digest:
+            self._found.rows += there.rows
+            self._found.compared.append(
+                f"all of its {there.rows} rows, as one sum: a difference could not be laid to a txid"
+            )
+        elif there.rows < expected.rows or self._began_empty:
+            self._found.differs("the table", expected, there)
+        else:
+            self._found.left_out.append(
+                f"its rows: it has {there.rows} and was written {expected.rows}, and it is not on record that it was empty "
+                "before; without lineage columns (lineage=True) these cannot be told from others"
+            )
+
+    def _judge_counts(self, counts: Mapping[int | None, int], given_up: int) -> None:
+        more = 0
+        for txid, rows in counts.items():
+            if txid is None or txid <= given_up or not self._within(txid) or txid not in self._entries:
+                continue
+            more += rows
+            if rows > self._entries[txid].rows:
+                self._found.add(
+                    RowProblem.ROWS_ADDED,
+                    f"txid {txid}: {rows} rows name it, it wrote {self._entries[txid].rows}",
+                    txid,
+                )
+        self._strangers({t: n for t, n in counts.items() if t is None or (t > given_up and t not in self._entries)})
+        self._found.left_out.append(
+            "the values of its rows, and rows that were deleted: rows are overwritten by key. That no txid has more rows "
+            f"than it wrote was checked, by the lineage column of {more} rows"
+        )
+
+    def _strangers(self, rows: Mapping[int | None, int]) -> None:
+        for txid, number in rows.items():
+            if txid is not None and not self._within(txid):
+                continue
+            text = (
+                f"{number} rows name {'no txid' if txid is None else f'txid {txid}, which the sink has no record of'}"
+            )
+            if self._began_empty:
+                self._found.add(RowProblem.ROWS_ADDED, text, txid, by_others=True)
+            else:
+                self._found.left_out.append(
+                    f"{text}: it is not on record that the table was empty before the first txid"
+                )
+
+    def _not_digested(self, txids: Sequence[int]) -> None:
+        by_why: dict[str, list[int]] = {}
+        for txid in txids:
+            by_why.setdefault(self._entries[txid].why, []).append(txid)
+        self._found.left_out += [f"txids {spans(some)}: {why}" for why, some in by_why.items()]
+
+    def _given_up(self, txid: int) -> None:
+        if txid:
+            self._found.left_out.append(f"txids up to {txid}: their rows were given up with the table that held them")
+
+
+def _expression(column: Column, kind: str) -> sql.Composed:
+    """A column's value in the form in which its kind is hashed."""
+    name = sql.Identifier(column.name)
+    if kind.startswith("decimal"):
+        scale = int(kind[len("decimal(") : -1])
+        # NULL where it is no value that can have been written: the digest then differs.
+        return sql.SQL(
+            "case when {0} = round({0}, {1}) and abs({0}) < 1e{2} then round({0}, {1})::text end as {0}"
+        ).format(name, sql.Literal(scale), sql.Literal(_DIGITS - scale))
+    cast = {"integer": "::bigint", "float": "::double precision", "text": "::text"}.get(kind, "")
+    if column.base == "boolean":
+        cast = "::integer::bigint"
+    return sql.SQL("{0}" + cast + " as {0}").format(name)  # pyright: ignore[reportArgumentType]
+
+
+def _with_decimals(batch: pa.RecordBatch, decimals: Mapping[str, str]) -> pa.RecordBatch:
+    if not decimals:
+        return batch
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    for name, kind in decimals.items():
+        text = pc.cast(columns[name], pa.string())
+        columns[name] = pc.cast(text, pa.decimal128(_DIGITS, int(kind[len("decimal(") : -1])))
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _rows(database: Database, snapshot: str, query: str) -> Generator[pa.RecordBatch]:
+    """A query's rows by COPY, at the instant of a snapshot that another connection holds."""
+    try:
+        made = started(
+            dict(database.parameters),
+            lambda known: dbapi.connect(Database.of(known).adbc_uri, autocommit=False),
+            adbc_driver_manager.Error,
+        )
+        with closing(made) as connection:
+            with closing(connection.cursor()) as cursor:
+                cursor.execute("set transaction isolation level repeatable read, read only")
+                cursor.execute(f"set transaction snapshot '{snapshot}'")
+                cursor.execute(query)
+                reader = cursor.fetch_record_batch()
+                yield from reader
+            connection.rollback()
+    except adbc_driver_manager.Error as error:
+        raise StoreUnavailable(
+            f"the rows could not be read from {database.redacted}: {database.without_secrets(str(error))}",
+            database=database.redacted,
+            sqlstate=error.sqlstate,
+        ) from error

@@ -1,0 +1,48 @@
+"""Which columns of a table give values back as they came, and what the evidence of a txid says of its rows' content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from stormproof.sinks.content import Content, kind_of
+from stormproof.sinks.postgres.table import Column, step_us
+
+_BASES: Final[Mapping[str, frozenset[str]]] = {
+    "integer": frozenset({"smallint", "integer", "bigint", "boolean"}),
+    "float": frozenset({"real", "double precision"}),
+    "text": frozenset({"text", "character varying"}),
+    "bytes": frozenset({"bytea"}),
+    "date": frozenset({"date"}),
+    "timestamp": frozenset({"timestamp without time zone", "timestamp with time zone"}),
+    "decimal": frozenset({"numeric"}),
+}
+"""The types, by the kind of the rows' column, that keep a value as it came."""
+
+
+def hashed_columns(columns: Sequence[Column], schema: pa.Schema) -> tuple[str, ...]:
+    """The rows' columns whose values the table gives back as they came."""
+    there = {column.name: column for column in columns}
+    kinds = {field.name: kind_of(field.type) for field in schema}
+    return tuple(n for n, kind in kinds.items() if kind is not None and n in there and keeps(there[n], kind))
+
+
+def keeps(column: Column, kind: str) -> bool:
+    """Whether a column gives values of this kind back as they came."""
+    if kind == "timestamp" and step_us(column) > 1:
+        return False
+    citext = kind == "text" and (column.is_enum or column.base.rpartition(".")[2] == "citext")
+    return citext or column.base in _BASES[kind.partition("(")[0]]
+
+
+def known_content(content: Content, *, began_empty: bool) -> str:
+    """The evidence's `content` of a txid; `began_empty`: it is the first one, and the table was empty before it."""
+    return json.dumps({**json.loads(content.to_text()), **({"began_empty": True} if began_empty else {})})
+
+
+def unknown_content(why: str, *, began_empty: bool = False) -> str:
+    """The evidence's `content` of a txid whose rows cannot be compared."""
+    return json.dumps({"v": 0, "why": why, **({"began_empty": True} if began_empty else {})})
