@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -44,9 +44,6 @@ _WORD_BITS: Final = np.uint64(64)
 _SHIFTS: Final = np.array([0, *range(56, -1, -8)], np.uint64)
 """By how much a word is shifted that has so many bytes of a text: the others are not its own."""
 _DECIMAL: Final = re.compile(r"decimal\((\d+)\)")
-
-Kinds = Mapping[str, str]
-"""The kind of each column of a digest: two types of one kind hold a value as the same bits."""
 
 
 @dataclass(frozen=True, slots=True)

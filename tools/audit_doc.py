@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,6 +111,70 @@ def newest_views() -> dict[str, tuple[str, str, tuple[tuple[str, str], ...], str
     return found
 
 
+VERIFY: Final = """## Verify
+
+| command | what is compared |
+| --- | --- |
+| `stormproof audit verify orders` | ledger, source, and each sink's own record: each txid once, in order; no table is read |
+| `... --deep` | the rows of the sinks' tables, too: changed, deleted, added and doubled rows |
+| `... --since last` | what came since the last clean verdict of the same scope; cheap enough for every minute |
+| `... --since TXID` or `--since TIME` | from a txid on, or from the first one that had not ended at a time |
+
+A verdict says its scope, and no more than was looked at. Exit status: 0 clean, 1 a violation, 4 evidence is gone.
+
+### `--deep`
+
+Each file that a task prepares for an append has a content digest: the number of its rows and the sum of their hashes, which is
+the same for the same rows in any order and in any files. An accidental change goes unnoticed with a probability of about 2^-64.
+It is no defence against somebody who computes rows to fit it.
+
+| table | how its rows are compared |
+| --- | --- |
+| Delta, append | each live file by its SHA-256; rows that OPTIMIZE or Spark moved to other files, by the content of those files |
+| Postgres, append, with `lineage=True` | txid by txid |
+| Postgres, append, without it | all rows of the table as one sum, if every batch has a digest; a difference cannot be laid to a txid |
+| upsert and fold, with `lineage=True` | that no txid has more rows than it wrote, and no row a txid that is not on record |
+| upsert and fold, without it | of Delta, that no other writer added rows; of Postgres, nothing |
+
+The report names, as `not_compared`, what was not compared and why; its verdict may be clean all the same, and is of the rest:
+
+- rows of a batch that an earlier version wrote, that the ledger has pruned (Delta), or whose guarantee is weaker than exactly-once;
+- rows of a Postgres table with triggers on INSERT, which may change them, and rows of which triggers dropped some;
+- columns whose values Postgres keeps otherwise than they came (jsonb, uuid, arrays, rounded timestamps), and nested columns;
+- rows that were moved to files with rows of other writers, or of txids that are not on record;
+- rows that were there before the first txid, and tables that hold rows of other lives.
+
+Rows that another writer added are a violation; with `--others-write` they are not. `--sink NAME` reads one sink's table alone.
+Rows are read in batches, at one instant of each table; a driver may run meanwhile.
+
+Changes that the tests plant, and in which tables they are found. Elsewhere the report says what it did not compare.
+
+TABLE
+
+### `--since last`
+
+The check begins behind the last txid up to which, at the verdict before, every batch had ended and no message waited for a
+retry. So a chain of clean verdicts has no gap: `chain_from` is its first txid. A verdict that is not clean is not continued, so
+the next check looks at the same txids again. What was checked before is not looked at again; that is what a check without
+`--since` is for, once a day perhaps.
+
+It checks everything, and says so (`all_checked`), where there is no such verdict, where a table was restored or changed by other
+means since, where a batch reads again what was given back, and where the ledger was pruned beyond the verdict.
+"""
+
+
+def planted() -> str:
+    """Which planted change is found in which table: a table of the page."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    plants = importlib.import_module("support.plants")
+    names = list(plants.TABLES)
+    lines = ["| change | " + " | ".join(f"`{name}`" for name in names) + " |", "| --- |" + " --- |" * len(names)]
+    for what, found in plants.FOUND.items():
+        cells = ["found" if n in found else "-" if not plants.can_be(what, n) else "no" for n in names]
+        lines.append(f"| {what} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n\n`-`: there is no such change there.\n"
+
+
 def text() -> str:
     """The page."""
     views = newest_views()
@@ -117,6 +182,10 @@ def text() -> str:
     parts = [HEAD, COST] if plans else [HEAD]
     added = importlib.import_module("stormproof.migrations.versions.0020_scopes_of_verdicts").COLUMNS
     for name, about, first_columns, _ in views.values():
+
+
+    parts.insert(1, VERIFY.replace("TABLE\n", planted()))
+    for name, about, first_columns, _ in views:
         columns = (*first_columns, *(added if name == "audit_verdicts" else ()))
         question = name.removeprefix("audit_")
         parts.append(f"## `stormproof audit {question.replace('_', '-')}`\n\nView `stormproof.{name}`: {about}.\n")

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.crashes import Cell
+from support.crashes import KILLED, Cell, run_driver
 from support.operated import Operated
-from support.plants import DELTA, POSTGRES, plant
+from support.plants import APPENDS, EVERY, FOUND, TABLES, can_be, plant
 from support.topologies import source_of
 
 from stormproof import DeltaSink, PostgresSink, Topology
 from stormproof.core.postgres.database import Database
+from stormproof.sinks import content
+from stormproof.sinks.comparison import Compared
+from stormproof.sinks.content import Content
+from stormproof.sinks.delta import compare, compare_by_key
+from stormproof.sinks.postgres import compare as postgres_compare
 from stormproof.sinks.protocol import Sink
+from stormproof.sinks.staging import file_digest
 
 pytestmark = [pytest.mark.postgres]
 NAME = "deep"
@@ -57,35 +65,6 @@ def run(operated: Operated) -> Operated:
     return found
 
 
-TABLES = {
-    "delta": "plain",
-    "delta-lineage": "traced",
-    "delta-upsert": "newest",
-    "delta-upsert-lineage": "newest_traced",
-    "postgres": "plain",
-    "postgres-lineage": "traced",
-    "postgres-upsert": "newest",
-    "postgres-upsert-lineage": "newest_traced",
-}
-EVERY = frozenset(TABLES)
-APPENDS = frozenset(name for name in TABLES if "upsert" not in name)
-DELTAS = frozenset(name for name in TABLES if "delta" in name)
-FOUND = {
-    "a row is changed": APPENDS | DELTAS,
-    "a row is deleted": APPENDS | DELTAS,
-    "a row is added": EVERY - {"postgres-upsert"},
-    "a row is doubled": APPENDS | DELTAS,
-    "a row is doubled and another deleted": APPENDS - DELTAS,
-    "two rows swap a value": APPENDS - DELTAS,
-    "a file is replaced": APPENDS & DELTAS,
-    "an OPTIMIZE changes a row": APPENDS & DELTAS,
-    "an OPTIMIZE doubles a row and drops another": APPENDS & DELTAS | {"delta-upsert-lineage"},
-    "an older version is restored": DELTAS,
-    "an older copy is restored": APPENDS - DELTAS,
-}
-"""The tables in which a change is found. Where it is not, the sink says so: what it did not compare."""
-
-
 def test_an_untouched_run_is_clean(run: Operated) -> None:
     report = run.command("audit", "verify", NAME, "--deep")
     assert report["violations"] == []
@@ -98,15 +77,128 @@ def test_an_untouched_run_is_clean(run: Operated) -> None:
 def test_a_planted_change_is_found_or_said_not_to_be_looked_for(run: Operated, what: str) -> None:
     planted = set[str]()
     for name, table in TABLES.items():
-        store = name.partition("-")[0]
-        if what not in (DELTA if store == "delta" else POSTGRES) or (
-            "doubled" in what and name.startswith("postgres-up")
-        ):
-            continue  # its key is unique
-        plant(run, store, table, what)
+        if not can_be(what, name):
+            continue
+        plant(run, name.partition("-")[0], table, what)
         planted.add(name)
     report = run.command("audit", "verify", NAME, "--deep", status=1)
     found = {violation["sink"] for violation in report["violations"]}
     assert found == FOUND[what] & planted
     left_out = {table["sink"] for table in report["tables"] if table["left_out"]}
     assert planted - found <= left_out
+
+
+CONTROLS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = {
+    "values are not hashed": (
+        lambda patch: patch.setattr(content, "mix64", lambda words: words * 0),
+        "two rows swap a value",
+        "postgres-lineage",
+    ),
+    "rows are hashed, and not counted": (
+        lambda patch: patch.setattr(Compared, "differs", _by_sum_alone),
+        "a row is deleted",
+        "postgres",
+    ),
+    "bytes are not compared": (
+        lambda patch: patch.setattr(compare, "file_digest", _as_on_record),
+        "a file is replaced",
+        "delta",
+    ),
+    "files that rows were moved to are not read": (
+        lambda patch: patch.setattr(compare._Files, "_moved", lambda *_: None),
+        "an OPTIMIZE changes a row",
+        "delta",
+    ),
+    "other writers' files are not looked for": (
+        lambda patch: patch.setattr(compare._Files, "_others", lambda *_: None),
+        "a row is doubled",
+        "delta",
+    ),
+    "rows of no txid are not looked for": (
+        lambda patch: patch.setattr(postgres_compare._Reading, "_strangers", lambda *_: None),
+        "a row is added",
+        "postgres-lineage",
+    ),
+    "rows of a fold or upsert are not counted": (
+        lambda patch: patch.setattr(compare_by_key, "_foreign_versions", lambda *_: None),
+        "a row is added",
+        "delta-upsert",
+    ),
+}
+
+
+def _by_sum_alone(self: Compared, what: str, expected: Content, found: Content, txid: int | None = None) -> bool:
+    """As `differs`, of a digest that a sum of all hashes would be if it were 0."""
+    del self, what, txid
+    return expected.rows * 0 != found.rows * 0
+
+
+def _as_on_record(path: str) -> str:
+    """The digest that the file had."""
+    return DIGESTS[os.path.basename(path)]
+
+
+DIGESTS: dict[str, str] = {}
+
+
+@pytest.mark.parametrize("broken", sorted(CONTROLS))
+def test_with_a_check_taken_out_the_change_goes_unnoticed(
+    run: Operated, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks, what, sink = CONTROLS[broken]
+    lake = run.cell.folder / "lake" / "plain"
+    DIGESTS.update({path.name: file_digest(str(path)) for path in lake.glob("*.parquet")})
+    plant(run, sink.partition("-")[0], TABLES[sink], what)
+    options = ("--deep", "--sink", sink)
+    found = run.command("audit", "verify", NAME, *options, status=1)["violations"]
+    assert {violation["sink"] for violation in found} == {sink}
+    breaks(monkeypatch)
+    assert run.command("audit", "verify", NAME, *options)["violations"] == []
+
+
+def test_rows_of_other_writers_may_be_expected(run: Operated) -> None:
+    plant(run, "delta", "plain", "a row is added")
+    report = run.command("audit", "verify", NAME, "--deep", "--others-write")
+    assert "others_write" in {notice["kind"] for notice in report["notices"]}
+
+
+def test_one_sinks_table_may_be_read_alone_and_the_report_says_so(run: Operated) -> None:
+    plant(run, "postgres", "plain", "a row is changed")
+    report = run.command("audit", "verify", NAME, "--deep", "--sink", "delta")
+    assert [table["sink"] for table in report["tables"]] == ["delta"]
+    assert {notice["sink"] for notice in report["notices"] if "--sink" in notice["text"]} == EVERY - {"delta"}
+    assert (
+        "no sink 'nowhere'"
+        in run.command("audit", "verify", NAME, "--deep", "--sink", "nowhere", status=2)["error"]["message"]
+    )
+
+
+def test_rows_without_a_digest_are_said_and_no_alarm(run: Operated) -> None:
+    """As an earlier version wrote them."""
+    run.sql("update stormproof_sink.evidence set content = null where txid <= 2")
+    report = run.command("audit", "verify", NAME, "--deep")
+    left_out = {table["sink"]: table["left_out"] for table in report["tables"]}
+    assert left_out["postgres-lineage"] == ["txids 1-2: it has no digest: an earlier version wrote it"]
+    assert left_out["postgres"] == left_out["postgres-lineage"]
+    run.sql("delete from traced where _txid = 1 and at = 0")
+    assert run.command("audit", "verify", NAME, "--deep", status=1)["violations"][0]["kind"] == "rows_missing"
+
+
+def test_a_trigger_that_changes_rows_is_no_alarm(run: Operated) -> None:
+    run.sql(
+        "create function louder() returns trigger language plpgsql as "
+        "'begin new.made := upper(new.made) || new.made; return new; end'"
+    )
+    run.sql("create trigger louder before insert on traced for each row execute function louder()")
+    run.put(b"90|k1,900", b"91|k2,901")
+    run.run(build(run.cell))
+    report = run.command("audit", "verify", NAME, "--deep")
+    left_out = {table["sink"]: table["left_out"] for table in report["tables"]}
+    assert left_out["postgres-lineage"] == ["txids 5: trigger 'louder' of the table may have changed its rows"]
+
+
+def test_a_driver_that_ends_within_a_commit_is_no_alarm(run: Operated) -> None:
+    for place in ("delta.after_log_entry", "postgres.after_commit"):
+        run.put(b"95|k1,950", b"96|k2,951")
+        assert run_driver(run.cell, f"{place}=kill@1") == KILLED
+        assert run.command("audit", "verify", NAME, "--deep")["violations"] == []

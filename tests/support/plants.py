@@ -116,3 +116,38 @@ def plant(run: Operated, store: str, table: str, what: str) -> None:
         DELTA[what](run, table)
     else:
         run.sql(POSTGRES[what].format(table))
+
+
+TABLES: Final[Mapping[str, str]] = {
+    "delta": "plain",
+    "delta-lineage": "traced",
+    "delta-upsert": "newest",
+    "delta-upsert-lineage": "newest_traced",
+    "postgres": "plain",
+    "postgres-lineage": "traced",
+    "postgres-upsert": "newest",
+    "postgres-upsert-lineage": "newest_traced",
+}
+EVERY: Final = frozenset(TABLES)
+APPENDS: Final = frozenset(name for name in TABLES if "upsert" not in name)
+DELTAS: Final = frozenset(name for name in TABLES if "delta" in name)
+FOUND: Final[Mapping[str, frozenset[str]]] = {
+    "a row is changed": APPENDS | DELTAS,
+    "a row is deleted": APPENDS | DELTAS,
+    "a row is added": EVERY - {"postgres-upsert"},
+    "a row is doubled": APPENDS | DELTAS,
+    "a row is doubled and another deleted": APPENDS - DELTAS,
+    "two rows swap a value": APPENDS - DELTAS,
+    "a file is replaced": APPENDS & DELTAS,
+    "an OPTIMIZE changes a row": APPENDS & DELTAS,
+    "an OPTIMIZE doubles a row and drops another": APPENDS & DELTAS | {"delta-upsert-lineage"},
+    "an older version is restored": DELTAS,
+    "an older copy is restored": APPENDS - DELTAS,
+}
+"""The tables in which a change is found. Where it is not, the sink says so: what it did not compare."""
+
+
+def can_be(what: str, name: str) -> bool:
+    """Whether there is such a change in the table of this sink: a key is unique in Postgres."""
+    plants = DELTA if name.startswith("delta") else POSTGRES
+    return what in plants and not ("doubled" in what and name.startswith("postgres-upsert"))
