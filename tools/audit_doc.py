@@ -181,11 +181,8 @@ def text() -> str:
     plans: dict[str, Any] = json.loads(PLANS.read_text(encoding="utf-8"))
     parts = [HEAD, COST] if plans else [HEAD]
     added = importlib.import_module("stormproof.migrations.versions.0020_scopes_of_verdicts").COLUMNS
-    for name, about, first_columns, _ in views.values():
-
-
     parts.insert(1, VERIFY.replace("TABLE\n", planted()))
-    for name, about, first_columns, _ in views:
+    for name, about, first_columns, _ in views.values():
         columns = (*first_columns, *(added if name == "audit_verdicts" else ()))
         question = name.removeprefix("audit_")
         parts.append(f"## `stormproof audit {question.replace('_', '-')}`\n\nView `stormproof.{name}`: {about}.\n")

@@ -19,7 +19,6 @@ from stormproof.core.postgres.database import Database
 from stormproof.sinks.comparison import Compared, RowProblem
 from stormproof.sinks.content import Content
 from stormproof.sinks.delta import compare, compare_by_key
-from stormproof.sinks.postgres import compare as postgres_compare
 from stormproof.sinks.protocol import Sink
 from stormproof.sinks.staging import file_digest
 
@@ -104,17 +103,17 @@ CONTROLS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = {
         "delta",
     ),
     "files that rows were moved to are not read": (
-        lambda patch: patch.setattr(compare._Files, "_moved", lambda *_: None),
+        lambda patch: patch.setattr("stormproof.sinks.delta.compare._Files._moved", lambda *_: None),
         "an OPTIMIZE changes a row",
         "delta",
     ),
     "other writers' files are not looked for": (
-        lambda patch: patch.setattr(compare._Files, "_others", lambda *_: None),
+        lambda patch: patch.setattr("stormproof.sinks.delta.compare._Files._others", lambda *_: None),
         "a row is doubled",
         "delta",
     ),
     "rows of no txid are not looked for": (
-        lambda patch: patch.setattr(postgres_compare._Reading, "_strangers", lambda *_: None),
+        lambda patch: patch.setattr("stormproof.sinks.postgres.compare._Reading._strangers", lambda *_: None),
         "a row is added",
         "postgres-lineage",
     ),

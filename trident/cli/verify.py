@@ -16,9 +16,8 @@ from stormproof.trident.audit.verdicts import keep
 from stormproof.trident.audit.verify import Since
 from stormproof.trident.audit.verify_rows import Deep, RowsProgress
 from stormproof.trident.cli.output import emit, finish, say
-from stormproof.trident.cli.questions import parse_time
 from stormproof.trident.cli.stores import opened
-from stormproof.trident.wording import counted
+from stormproof.trident.wording import counted, parse_time
 
 
 @dataclass(frozen=True, slots=True)
