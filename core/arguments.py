@@ -43,6 +43,12 @@ def require_seconds(where: str, argument: str, value: object) -> None:
         raise _wrong(where, argument, value, "a number of seconds, at least 0")
 
 
+def require_flag(where: str, argument: str, value: object) -> None:
+    """Raise UsageError unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise _wrong(where, argument, value, "True or False")
+
+
 def require_choice(where: str, argument: str, value: object, choices: Sequence[str]) -> None:
     """Raise UsageError unless the value is one of these texts."""
     if not isinstance(value, str) or value not in choices:

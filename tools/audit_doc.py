@@ -117,7 +117,7 @@ VERIFY: Final = """## Verify
 | --- | --- |
 | `stormproof audit verify orders` | ledger, source, and each sink's own record: each txid once, in order; no table is read |
 | `... --deep` | the rows of the sinks' tables, too: changed, deleted, added and doubled rows |
-| `... --since last` | what came since the last clean verdict of the same scope; cheap enough for every minute |
+| `... --since last` | what came since the last clean verdict of the same scope; a chain of such verdicts has no gap |
 | `... --since TXID` or `--since TIME` | from a txid on, or from the first one that had not ended at a time |
 
 A verdict says its scope, and no more than was looked at. Exit status: 0 clean, 1 a violation, 4 evidence is gone.
@@ -156,7 +156,8 @@ TABLE
 The check begins behind the last txid up to which, at the verdict before, every batch had ended and no message waited for a
 retry. So a chain of clean verdicts has no gap: `chain_from` is its first txid. A verdict that is not clean is not continued, so
 the next check looks at the same txids again. What was checked before is not looked at again; that is what a check without
-`--since` is for, once a day perhaps.
+`--since` is for, once a day perhaps. That one alone finds a batch that reads again a part of what an older batch read, and one
+partition of Kafka that was moved back while the others went on.
 
 It checks everything, and says so (`all_checked`), where there is no such verdict, where a table was restored or changed by other
 means since, where a batch reads again what was given back, and where the ledger was pruned beyond the verdict.

@@ -222,7 +222,7 @@ class _Rewritten:
             private=not adopted,
             partition=file.partition,
             guarded=adopted,
-            hashed=schema.names if adopted else (),
+            hashed=schema.names if adopted and file.content else (),
         )
 
 

@@ -76,6 +76,7 @@ class DeltaSession(TableHold, SinkSession):
         contract: SchemaContract = SchemaContract.FREEZE,
         committer: AskedCommitter = "auto",
         compact_every: int | None = None,
+        content_digests: bool = True,
     ) -> None:
         rows = _PreparedRows(directory, input_, committer, f"sink {identity.sink!r} ({path})")
         super().__init__(
@@ -92,6 +93,7 @@ class DeltaSession(TableHold, SinkSession):
         self._reading = reading
         self._epoch_held = epoch
         self._compact_every = compact_every
+        self._content_digests = content_digests
         self._uncompacted: int | None = None
         self._replaced: dict[int, frozenset[str]] = {}
 
@@ -114,7 +116,7 @@ class DeltaSession(TableHold, SinkSession):
             keeps_messages=rejects,
             guarded=not self.input.is_by_key,
             storage=storage_options(self._directory) if is_url(self._directory) else None,
-            hashed=() if self.input.is_by_key else tuple(self.input.schema.names),
+            hashed=tuple(self.input.schema.names) if self._content_digests and not self.input.is_by_key else (),
         )
 
     def sweep(self, is_dead: IsDead) -> int:

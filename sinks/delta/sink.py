@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from deltalake.exceptions import DeltaError
 
-from stormproof.core.arguments import require_path, shown
+from stormproof.core.arguments import require_flag, require_path, shown
 from stormproof.core.arguments import require_whole as require_number
 from stormproof.core.dataset import DatasetName, at_path
 from stormproof.core.errors import Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
@@ -81,6 +81,9 @@ class DeltaSink(Sink):
     `path` may be the URL of a folder in an object store (docs/sinks.md), which `storage_options` reach, as delta-rs names
     them. This process reaches everything below that URL with them from then on; they are in no text of this object.
 
+    `content_digests`: appended rows are hashed as they are written, so that `audit verify --deep` can compare them also once
+    a compaction has moved them to other files. That takes 10 to 300 nanoseconds a row and column, texts the longest.
+
     Guarantee:
         Exactly-once with one driver a topology, by the transaction identifier in the table's log. Delta's own conflict
         check guards against a second writer that also commits through delta-rs. Spark on a local disk may overwrite a log
@@ -108,6 +111,7 @@ class DeltaSink(Sink):
         committer: AskedCommitter = "auto",
         compact_every: int | None = None,
         storage_options: Mapping[str, str] | None = None,
+        content_digests: bool = True,
     ) -> None:
         require_path("DeltaSink", "path", path)
         if compact_every is not None:
@@ -132,6 +136,8 @@ class DeltaSink(Sink):
         self._properties = {} if properties is None else _table_properties(where, properties)
         self._committer: AskedCommitter = committer
         self._compact_every = compact_every
+        require_flag(where, "content_digests", content_digests)
+        self._content_digests = content_digests
 
     @property
     def name(self) -> str:
@@ -301,6 +307,7 @@ class DeltaSink(Sink):
             contract=self._contract,
             committer=self._committer,
             compact_every=self._compact_every,
+            content_digests=self._content_digests,
         )
 
 

@@ -69,9 +69,11 @@ class PostgresSession(TableHold, SinkSession):
         epoch: int | None,
         parallel_load_rows: int | None = None,
         contract: SchemaContract = SchemaContract.FREEZE,
+        content_digests: bool = True,
     ) -> None:
         super().__init__(database, name, identity, input_, epoch, contract)
         self._staging = staging
+        self._content_digests = content_digests
         self._loads = Loads(identity, database, parallel_load_rows)
 
     def take_over(self, *, create: bool) -> None:
@@ -96,7 +98,7 @@ class PostgresSession(TableHold, SinkSession):
             leaves_out=self.contract is SchemaContract.DISCARD_ROW,
             names_messages=True,
             undecided=self.undecided,
-            hashed=self.hashed,
+            hashed=self.hashed if self._content_digests else (),
         )
         return self._loads.writer(files)
 

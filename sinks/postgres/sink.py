@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stormproof.core.arguments import require_path, require_whole
+from stormproof.core.arguments import require_flag, require_path, require_whole
 from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import Json, SettingsError, TopologyError
 from stormproof.core.folds import AnyFold
@@ -32,7 +32,8 @@ class PostgresSink(Sink):
     """Appends to, upserts or folds into, a Postgres table; made where it is missing.
 
     For `mode` and the arguments of an upsert see `DeltaSink`. A table that is upserted into, or folded into, has a primary
-    key or a unique index on exactly the key's columns. For `schema_contract` see there, too.
+    key or a unique index on exactly the key's columns. For `schema_contract` and `content_digests` see there, too:
+    without the latter, `audit verify --deep` compares no appended row.
 
     `parallel_load_rows`: a task that has at least this many rows to append copies them into a staging table itself, and the
     commit moves them inside the server, so that the driver's own work does not grow with the batch. By default no task
@@ -64,6 +65,7 @@ class PostgresSink(Sink):
         database: Database | str | None = None,
         staging: str | Path | None = None,
         parallel_load_rows: int | None = None,
+        content_digests: bool = True,
     ) -> None:
         where = f"PostgresSink({table!r})"
         if parallel_load_rows is not None:
@@ -81,6 +83,8 @@ class PostgresSink(Sink):
             require_path(where, "staging", staging)
         self._name = f"postgres.{table}" if name is None else name
         self._database = Database.given(where, database)
+        require_flag(where, "content_digests", content_digests)
+        self._content_digests = content_digests
         self._staging = None if staging is None else Path(staging).absolute()
 
     @property
@@ -186,6 +190,7 @@ class PostgresSink(Sink):
             database=self._database or database,
             staging=staging / self._name if self._staging is None else self._staging,
             parallel_load_rows=self._parallel_load_rows,
+            content_digests=self._content_digests,
         )
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
@@ -229,6 +234,7 @@ class PostgresSink(Sink):
             epoch=epoch,
             parallel_load_rows=self._parallel_load_rows,
             contract=self._contract,
+            content_digests=self._content_digests,
         )
 
     def _known_database(self) -> Database:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
+from support.brokers.s3_server import S3Server
 from support.crashes import KILLED, Cell, run_driver
 from support.operated import Operated
 from support.plants import APPENDS, EVERY, FOUND, TABLES, can_be, plant
 from support.topologies import source_of
 
-from stormproof import DeltaSink, PostgresSink, Topology
+from stormproof import DeltaSink, MemorySource, PostgresSink, Topology
 from stormproof.core.postgres.database import Database
+from stormproof.core.storage import use_storage
 from stormproof.sinks.comparison import Compared, RowProblem
 from stormproof.sinks.content import Content
 from stormproof.sinks.delta import compare, compare_by_key
@@ -52,6 +56,23 @@ def build(cell: Cell) -> Topology:
     t = Topology(NAME)
     rows = t.stream("lines", source_of(cell.queue, cell.database)).flat_map(rows_of, "line", schema=SCHEMA)
     rows.into(*sinks_of(cell.folder, cell.database))
+    return t
+
+
+def build_without_digests(cell: Cell) -> Topology:
+    t = Topology(cell.name)
+    rows = t.stream("lines", MemorySource("lines", LINES)).flat_map(rows_of, "line", schema=SCHEMA)
+    rows.into(
+        DeltaSink(cell.folder / "lake" / "undigested", name="delta", content_digests=False),
+        PostgresSink("undigested", name="postgres", database=cell.database, content_digests=False),
+    )
+    return t
+
+
+def build_in_store(cell: Cell, url: str) -> Topology:
+    t = Topology(cell.name)
+    rows = t.stream("lines", MemorySource("lines", LINES)).flat_map(rows_of, "line", schema=SCHEMA)
+    rows.into(DeltaSink(f"{url}/plain", name="delta"))
     return t
 
 
@@ -178,10 +199,31 @@ def test_rows_without_a_digest_are_said_and_no_alarm(run: Operated) -> None:
     run.sql("update stormproof_sink.evidence set content = null where txid <= 2")
     report = run.command("audit", "verify", NAME, "--deep")
     left_out = {table["sink"]: table["left_out"] for table in report["tables"]}
-    assert left_out["postgres-lineage"] == ["txids 1-2: it has no digest: an earlier version wrote it"]
+    assert left_out["postgres-lineage"] == [
+        "txids 1-2: it has no digest: content_digests was off, or an earlier version wrote it"
+    ]
     assert left_out["postgres"] == left_out["postgres-lineage"]
     run.sql("delete from traced where _txid = 1 and at = 0")
     assert run.command("audit", "verify", NAME, "--deep", status=1)["violations"][0]["kind"] == "rows_missing"
+
+
+def test_rows_of_sinks_that_make_no_digests_are_said_and_files_are_compared_all_the_same(run: Operated) -> None:
+    run.run(build_without_digests(replace(run.cell, name="undigested")))
+    report = run.command("audit", "verify", "undigested", "--deep", status=4)  # the source cannot be asked
+    left_out = {table["sink"]: table["left_out"] for table in report["tables"]}
+    why = "it has no digest: content_digests was off, or an earlier version wrote it"
+    assert left_out == {"delta": [], "postgres": [f"txids 1-4: {why}"]}
+
+
+def test_tables_in_an_object_store_are_compared(run: Operated, s3_server: S3Server) -> None:
+    url = f"{s3_server.url}/{uuid.uuid4().hex}"
+    use_storage(url, s3_server.options())
+    run.run(build_in_store(replace(run.cell, name="stored"), url))
+    report = run.command("audit", "verify", "stored", "--deep", status=4)  # the source cannot be asked
+    assert [(table["sink"], table["left_out"]) for table in report["tables"]] == [("delta", [])]
+    found = DeltaTable(f"{url}/plain", storage_options=s3_server.options())
+    found.update(predicate="at = 0", updates={"made": "'forged'"})
+    assert run.command("audit", "verify", "stored", "--deep", status=1)["violations"]
 
 
 def test_a_trigger_that_changes_rows_is_no_alarm(run: Operated) -> None:

@@ -1165,6 +1165,10 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             for w in (0, True, "3")
         ],
         "staging": [(lambda: DeltaSink("x", staging=""), r"DeltaSink\('x'\): staging is ''; it must be a path")],
+        "content_digests": [
+            (lambda w=w: DeltaSink("x", content_digests=w), r"content_digests is .*; it must be True or False")
+            for w in (1, "yes", None)
+        ],
         "storage_options": [
             (lambda w=w: DeltaSink("s3://b/x", storage_options=w), r"DeltaSink\('s3://b/x'\): storage_options")
             for w in ("aws_region=x", {"aws_region": 3}, {"": "x"}, ["aws_region"])
@@ -1185,6 +1189,10 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
         ],
     },
     PostgresSink: {
+        "content_digests": [
+            (lambda w=w: PostgresSink("x", content_digests=w), r"content_digests is .*; it must be True or False")
+            for w in (1, "yes", None)
+        ],
         "table": [
             (lambda w=w: PostgresSink(w), "is not a table's name; write TABLE or SCHEMA.TABLE")
             for w in ("", "a.b.c", 3, None)

@@ -62,7 +62,7 @@ def verify(
     """Check ledger, sinks and source against each other. The verdict is kept, with its scope: audit verdicts shows it.
 
     With --deep it also finds rows that were changed, deleted, added or doubled by other means, and names what it cannot
-    compare. With --since last it is cheap enough to run every minute; its verdict is of what came since alone.
+    compare. With --since last it looks at what came since the last clean verdict; its verdict is of that alone.
 
     Exit status: 0 if all was compared and agrees, 1 if there is a violation, 4 if the evidence for an answer is gone.
     Example: stormproof audit verify orders --first 100
