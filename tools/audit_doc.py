@@ -49,7 +49,7 @@ No view shows a payload, or the text of an error, which may quote one: errors ar
 `stormproof audit verify` keeps each verdict with its time and its scope: the first and the last txid that it looked at, and how
 far the record had been pruned. A verdict says nothing of what it did not look at. A role that may only read, or a standby, keeps
 none: the command says so, and its exit status is the verdict's all the same. A role of the kind auditor may add a verdict and
-change none.
+change none. `stormproof ledger prune` removes verdicts that are older than its horizon; the newest of each kind and scope stays.
 
 ## The report file
 

@@ -4,7 +4,8 @@ A prune removes a prefix of the txids, up to the first that has not ended, or en
 behind it and says so. These rows of the prefix stay: each sink's last committed one (it is PREV of the next one, and the
 sink is compared with it), those of a message that waits, is a dead letter or was opened again since, the batches whose
 slices say how far the source was read, and every reject and decision of an operator. Of a streaming query's micro-batches
-the first and the last stay: see `stormproof.trident.ledger.streams.Forgettable`.
+the first and the last stay: see `stormproof.trident.ledger.streams.Forgettable`. Of the audit's verdicts the
+newest of each kind and scope stays.
 """
 
 from __future__ import annotations
@@ -134,6 +135,8 @@ def prune(
     while after is not None:
         with job.transaction() as tx:
             after = job.micro_batches(tx, upto, files, after, chunk_txids, removed)
+    with job.transaction() as tx:
+        job.verdicts(tx, upto, removed)
     return PruneReport(topology, upto, before, ended_before, dict(removed), len(job.kept), dry_run, by)
 
 
@@ -248,6 +251,19 @@ class _Job:
         self._add_to_record(tx, upto, counts)
         removed += counts
         return after_these
+
+    def verdicts(self, tx: Tx, upto: int, removed: Counter[str]) -> None:
+        """Remove verdicts that were given before the horizon. The newest of each kind and scope stays: the next check with
+        `--since last` may continue it.
+        """
+        c = t.verdict.c
+        scope = (c.deep, sa.cast(c.tables, sa.Text), c.verdict, c.settled_upto.is_(None))
+        newest = sa.select(sa.func.max(c.id)).where(c.incarnation == self._incarnation).group_by(*scope)
+        gone = self._delete(tx, t.verdict, c.at < self._ended_before, c.id.not_in(newest))
+        if gone:
+            counts = Counter(verdict=gone)
+            self._add_to_record(tx, upto, counts)
+            removed += counts
 
     def _lowest_message_behind(self, tx: Tx, upto: int) -> int:
         """The lowest message of the batches whose record is complete."""

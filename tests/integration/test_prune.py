@@ -95,6 +95,21 @@ def test_a_topology_that_is_pruned_goes_on_and_verifies(operated: Operated) -> N
     operated.verify()
 
 
+def test_of_old_verdicts_the_newest_of_each_scope_stays(operated: Operated) -> None:
+    operated.put(*messages(3))
+    operated.run()
+    for options in ((), ("--deep",), (), ("--deep",), ("--since", "last")):
+        operated.command("audit", "verify", NAME, *options)
+    newest = operated.sql("select max(id) from stormproof.verdict group by deep order by 1")
+    assert "verdict" not in operated.command("ledger", "prune", NAME, "--older-than", "1d")["topologies"][0]["removed"]
+    dry = operated.command("ledger", "prune", NAME, "--older-than", "0s", "--dry-run")["topologies"][0]
+    done = operated.command("ledger", "prune", NAME, "--older-than", "0s")["topologies"][0]
+    assert done["removed"]["verdict"] == dry["removed"]["verdict"] == 3
+    assert operated.sql("select id from stormproof.verdict order by 1") == newest
+    report = operated.command("audit", "verify", NAME, "--since", "last")
+    assert report["violations"] == []
+
+
 @pytest.mark.parametrize("point", ["open.after", "prepare.after", "commit.after_sink", "finish.before_commit"])
 def test_what_is_not_resolved_stays(operated: Operated, point: str) -> None:
     payloads = messages(9)
