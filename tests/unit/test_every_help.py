@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from typing import Final
@@ -26,6 +27,9 @@ def test_each_command_and_each_of_its_words_says_what_it_is() -> None:
         assert what[:1].isupper(), path
         for parameter in command.params:
             assert getattr(parameter, "help", None), f"{path}: {parameter.name} is not explained"
+        # The terminal's markup would swallow it.
+        texts = [command.help or "", *(str(getattr(parameter, "help", "")) for parameter in command.params)]
+        assert not any(re.search(r"\[[a-z]+\]", text) for text in texts), f"{path}: words in brackets are not shown"
         named = {option for parameter in command.params for option in parameter.opts}
         assert "--json" in named, f"{path} prints no JSON"
 

@@ -206,8 +206,8 @@ def web(
 ) -> None:
     """Serve the page: every topology, its batches, messages, failures and decisions, in a browser.
 
-    It prints an address with a token that works once, and another one when that was used. Needs the extra: pip install
-    'stormproof[web]'. Example: stormproof web --port 8420 --read-only
+    It prints an address with a token that works once, and another one when that was used. Needs the extra web of the
+    package. Example: stormproof web --port 8420 --read-only
     """
     from stormproof.trident.cli.web import serve_page
 

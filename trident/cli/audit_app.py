@@ -64,7 +64,7 @@ def verify(
     With --deep it also finds rows that were changed, deleted, added or doubled by other means, and names what it cannot
     compare. With --since last it looks at what came since the last clean verdict; its verdict is of that alone.
 
-    Exit status: 0 if all was compared and agrees, 1 if there is a violation, 4 if the evidence for an answer is gone.
+    Exit status: 0 if all that was compared agrees, 1 if there is a violation, 4 if the evidence for an answer is gone.
     Example: stormproof audit verify orders --first 100
     """
     from stormproof.trident.cli.verify import VerifyOptions, show_verify
