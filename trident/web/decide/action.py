@@ -133,7 +133,5 @@ class Action:
     choice: Sequence[Field] = ()
     given: Sequence[Field] = ()
     warning: str = ""
-    keeps_why: bool = True
-    """Whether the record has a place for the reason."""
     about: str = ""
     """One sentence: what it does."""

@@ -60,7 +60,7 @@ def _release(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
 def _look_prune(stores: Stores, choice: Choice) -> Look:
     age = choice.text("older_than") or PRUNED
     now = SystemClock().now()
-    report = _pruned(stores, choice, now - parse_age(age), now, by="", dry_run=True)
+    report = _pruned(stores, choice, now - parse_age(age), now, by="", why="", dry_run=True)
     rows = sum(report.removed.values())
     return Look(
         {},
@@ -75,11 +75,14 @@ def _look_prune(stores: Stores, choice: Choice) -> Look:
 
 def _prune(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
     before, now = look.pinned
-    return Done(tuple(_pruned(stores, choice, before, now, by=given.by, dry_run=False).lines()))
+    return Done(tuple(_pruned(stores, choice, before, now, by=given.by, why=given.why, dry_run=False).lines()))
 
 
-def _pruned(stores: Stores, choice: Choice, before: datetime, now: datetime, *, by: str, dry_run: bool) -> PruneReport:
-    return prune(stores.ledger, stores.audit, choice.topology, ended_before=before, now=now, by=by, dry_run=dry_run)
+def _pruned(
+    stores: Stores, choice: Choice, before: datetime, now: datetime, *, by: str, why: str, dry_run: bool
+) -> PruneReport:
+    what = (stores.ledger, stores.audit, choice.topology)
+    return prune(*what, ended_before=before, now=now, by=by, why=why, dry_run=dry_run)
 
 
 ACTIONS: Final = (
@@ -109,7 +112,6 @@ ACTIONS: Final = (
         _look_prune,
         _prune,
         (Field("older_than", "Older than", hint="as 30d, 12h, 2w; default 30d"),),
-        keeps_why=False,
         warning="The record of these batches is removed; the audit then begins after them, and says so.",
         about="What a sink, a waiting message or an open batch needs stays, as do rejects and decisions.",
     ),
