@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(f"broker {mark.args[0]}"))
 
 
-SHARES: Final = {"conformance": 0.3, "integration": 0.4, "property": 0.5}
+SHARES: Final = {"conformance": 0.25, "integration": 0.36, "property": 0.45}
 """The share of a folder's tests that a run takes, unless they are marked otherwise, or their file is named."""
 
 
