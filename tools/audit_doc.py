@@ -124,13 +124,15 @@ A verdict says its scope, and no more than was looked at. Exit status: 0 clean, 
 
 ### `--deep`
 
-Each file that a task prepares for an append has a content digest: the number of its rows and the sum of their hashes, which is
-the same for the same rows in any order and in any files. An accidental change goes unnoticed with a probability of about 2^-64.
-It is no defence against somebody who computes rows to fit it.
+With `content_digests` of the sink (`PostgresSink`: on; `DeltaSink`: off) each file that a task prepares for an append has a content
+digest: the number of its rows and the sum of their hashes, which is the same for the same rows in any order and in any files. An
+accidental change goes unnoticed with a probability of about 2^-64. It is no defence against somebody who computes rows to fit it.
+It takes a task 10 to 200 nanoseconds a row, by the columns: up to a third of the time of writing the file, and as much again for
+lines of 100 bytes.
 
 | table | how its rows are compared |
 | --- | --- |
-| Delta, append | each live file by its SHA-256; rows that OPTIMIZE or Spark moved to other files, by the content of those files |
+| Delta, append | each live file by its SHA-256; rows that OPTIMIZE or Spark moved to other files, by the content of those files, with `content_digests` |
 | Postgres, append, with `lineage=True` | txid by txid |
 | Postgres, append, without it | all rows of the table as one sum, if every batch has a digest; a difference cannot be laid to a txid |
 | upsert and fold, with `lineage=True` | that no txid has more rows than it wrote, and no row a txid that is not on record |

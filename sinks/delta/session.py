@@ -76,7 +76,7 @@ class DeltaSession(TableHold, SinkSession):
         contract: SchemaContract = SchemaContract.FREEZE,
         committer: AskedCommitter = "auto",
         compact_every: int | None = None,
-        content_digests: bool = True,
+        content_digests: bool = False,
     ) -> None:
         rows = _PreparedRows(directory, input_, committer, f"sink {identity.sink!r} ({path})")
         super().__init__(

@@ -32,8 +32,10 @@ class PostgresSink(Sink):
     """Appends to, upserts or folds into, a Postgres table; made where it is missing.
 
     For `mode` and the arguments of an upsert see `DeltaSink`. A table that is upserted into, or folded into, has a primary
-    key or a unique index on exactly the key's columns. For `schema_contract` and `content_digests` see there, too:
-    without the latter, `audit verify --deep` compares no appended row.
+    key or a unique index on exactly the key's columns. For `schema_contract` see there, too.
+
+    `content_digests`: appended rows are hashed as they are written, in the tasks. Without it `audit verify --deep` compares
+    no appended row.
 
     `parallel_load_rows`: a task that has at least this many rows to append copies them into a staging table itself, and the
     commit moves them inside the server, so that the driver's own work does not grow with the batch. By default no task

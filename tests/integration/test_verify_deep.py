@@ -41,8 +41,8 @@ def rows_of(line: str) -> list[tuple[str, int, str]]:
 def sinks_of(folder: Path, database: Database) -> list[Sink]:
     lake = folder / "lake"
     return [
-        DeltaSink(lake / "plain", name="delta"),
-        DeltaSink(lake / "traced", name="delta-lineage", lineage=True),
+        DeltaSink(lake / "plain", name="delta", content_digests=True),
+        DeltaSink(lake / "traced", name="delta-lineage", lineage=True, content_digests=True),
         DeltaSink(lake / "newest", name="delta-upsert", **UPSERT),
         DeltaSink(lake / "newest_traced", name="delta-upsert-lineage", **UPSERT, lineage=True),
         PostgresSink("plain", name="postgres", database=database),

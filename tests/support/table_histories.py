@@ -52,7 +52,7 @@ def rows_of(line: str) -> list[tuple[Any, ...]]:
 def sinks_of(folder: Path, database: Database) -> list[Sink]:
     lake = folder / "lake"
     return [
-        DeltaSink(lake / "plain", name="delta"),
+        DeltaSink(lake / "plain", name="delta", content_digests=True),
         DeltaSink(lake / "parts", name="delta-parts", partition_by="g", lineage=True),
         DeltaSink(lake / "newest", name="delta-upsert", **UPSERT, lineage=True),
         PostgresSink("plain", name="postgres", database=database),
