@@ -123,7 +123,7 @@ class FolderProbe:
                 )
             write_and_sync(os.path.join(self.folder, f"{PREFIX}{uuid.uuid4().hex}"))
         except OSError as error:
-            raise _at(error, f"{self.what} ({self.folder})") from error
+            raise faulty_place(error, f"{self.what} ({self.folder})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,8 @@ class DatabaseProbe:
             ) from error
 
 
-def _at(error: OSError, what: str) -> StormproofError:
+def faulty_place(error: OSError, what: str) -> StormproofError:
+    """The fault that an operating system's error is, with the place where it was met."""
     fault = classified(error, what)
     return type(fault)(f"{what}: {fault.message}", **dict(fault.details))
 
@@ -187,7 +188,7 @@ def marked(folders: Iterable[tuple[str, str | Path]]) -> Generator[tuple[FolderP
             try:
                 os.close(os.open(os.path.join(folder, marker), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
             except OSError as error:
-                raise _at(error, f"{what} ({folder})") from error
+                raise faulty_place(error, f"{what} ({folder})") from error
             probes[folder] = FolderProbe(what, folder, marker)
         yield tuple(probes.values())
     finally:

@@ -6,7 +6,7 @@ names, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -139,13 +139,18 @@ def content_of_files(files: Collection[PreparedFile]) -> Content | None:
     return Content(0, 0) if total is None else total
 
 
-def spans(txids: Collection[int]) -> str:
-    """Txids as people write them: 1-3, 7."""
+def ranges(numbers: Iterable[int]) -> list[str]:
+    """Numbers as people write them: 1-3, 7."""
     parts: list[list[int]] = []
-    for number in sorted(txids):
+    for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:
             parts[-1][1] = number
         else:
             parts.append([number, number])
-    shown = [f"{low}" if low == high else f"{low}-{high}" for low, high in parts]
+    return [f"{low}" if low == high else f"{low}-{high}" for low, high in parts]
+
+
+def spans(txids: Collection[int]) -> str:
+    """The first ten ranges of txids, and how many more there are."""
+    shown = ranges(txids)
     return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")

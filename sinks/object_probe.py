@@ -9,9 +9,8 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from stormproof.core.errors import MachineUnfit, StormproofError
-from stormproof.core.machine_faults import classified
-from stormproof.core.preflight import PREFIX
+from stormproof.core.errors import MachineUnfit
+from stormproof.core.preflight import PREFIX, faulty_place
 from stormproof.core.storage import StorageOptions, storage_options, use_storage
 from stormproof.sinks.files import files_at
 
@@ -42,7 +41,7 @@ class ObjectProbe:
             files.put_new(path, b"")
             files.remove(path)
         except OSError as error:
-            raise _at(error, f"{self.what} ({self.folder}) on {host}") from error
+            raise faulty_place(error, f"{self.what} ({self.folder}) on {host}") from error
 
 
 @contextmanager
@@ -59,15 +58,10 @@ def marked_objects(folders: Iterable[tuple[str, str]]) -> Generator[tuple[Object
             try:
                 files_at(folder).put_new(os.path.join(folder, marker), b"")
             except OSError as error:
-                raise _at(error, f"{what} ({folder})") from error
+                raise faulty_place(error, f"{what} ({folder})") from error
             probes.append(ObjectProbe(what, folder, marker, storage_options(folder)))
         yield tuple(probes)
     finally:
         for probe in probes:
             with suppress(OSError):
                 files_at(probe.folder).remove(os.path.join(probe.folder, probe.marker))
-
-
-def _at(error: OSError, what: str) -> StormproofError:
-    fault = classified(error, what)
-    return type(fault)(f"{what}: {fault.message}", **dict(fault.details))

@@ -237,8 +237,8 @@ class FileWriter:
     (`sinks.latest`). `discards`: a value that its column cannot hold is NULL, where the column takes NULL. `leaves_out`: a
     row with such a value is left out, and the file names its messages; rows without message columns are not. `guarded` files
     have a second name, since the folder is a table's own; see `staging.guard_of`. `storage` has the options of an object
-    store, which executors have not: they travel with the job. `hashed` are
-    the columns that the content digests of an append's files cover; those of an upsert and a fold have none.
+    store, which executors have not: they travel with the job. `hashed` are the columns that
+    the content digests of an append's files cover; those of an upsert and a fold have none.
     """
 
     sink: str

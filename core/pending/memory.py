@@ -478,7 +478,8 @@ class MemoryRows:
         """Retries and undecided dead letters among these."""
         dead = {(one.id, one.origin): True for one in self._sub.dead.values() if one.disposal is None}
         waiting = {(id_, retry.origin): retry.times_failed > 0 for id_, retry in self._sub.retries.items()}
-        return {number: found for number in numbers if (found := {**dead, **waiting}.get(number)) is not None}
+        found = dead | waiting
+        return {number: found[number] for number in numbers if number in found}
 
     def forget_lapses(self) -> None:
         """Remove what is known of leases that ran out more than a week ago."""

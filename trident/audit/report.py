@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from stormproof.core.errors import Json
+from stormproof.sinks import comparison
 from stormproof.trident.transaction_states import Verdict
 
 PROVES: Final = (
@@ -245,10 +246,4 @@ class Findings:
 
 def ranges(numbers: Iterable[int]) -> str:
     """Numbers as people write them: 1-3, 7."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in parts)
+    return ", ".join(comparison.ranges(numbers))

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from stormproof.core.errors import UsageError
 from stormproof.core.source.files.rows import editable
 from stormproof.trident.cli.canary import progress, show_canary
 from stormproof.trident.cli.letters import classes_text, note_elsewhere
-from stormproof.trident.cli.output import Exit, emit, finish, note, say
+from stormproof.trident.cli.output import Exit, confirmed, emit, finish, note, say
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.decisions import dead_letters
 from stormproof.trident.decisions.canaries import requeue_canary
@@ -121,7 +122,8 @@ def dispose(
             found = letters.all(where, undecided=True)
             chosen = [one.id for one in found]
             if found and not yes:
-                _ask(topology, verb, found, every=every, as_json=as_json)
+                show = partial(classes_text, found, classes_of(found))
+                confirmed(topology, verb, "dead letter", len(found), every=every, as_json=as_json, show=show)
         if careful is not None:
             show_canary(
                 requeue_canary(stores, topology, chosen, careful, by=by, why=why, told=progress()), as_json=as_json
@@ -160,21 +162,4 @@ def _count(topology: str, ids: Sequence[str], where: LetterFilter, verb: str, *,
     emit(report, as_json=as_json, text=text)
     if missed:
         note(f"stormproof: not dead letters, or decided about already: {', '.join(missed[:10])}")
-        finish(Exit.FAILED)
-
-
-def _ask(topology: str, verb: str, found: Sequence[Letter], *, every: bool, as_json: bool) -> None:
-    """Have a person confirm what a filter chose. A script passes `--yes`, or `--all`, which leaves nothing to confirm."""
-    number = counted(len(found), "dead letter")
-    if as_json or not sys.stdin.isatty():
-        if not every:
-            raise UsageError(
-                f"the filter chooses {number} of {topology}, and there is nobody to ask: add --yes to {verb} them",
-                chosen=len(found),
-            )
-        return
-    classes_text(found, classes_of(found))
-    note(f"{verb} {number} of {topology}? [y/N] ", end="")
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        note("nothing was done")
         finish(Exit.FAILED)

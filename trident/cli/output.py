@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, TextIO
 from stormproof.core.errors import CannotTell, Fenced, StormproofError, UsageError
 from stormproof.core.message import storable_text
 from stormproof.trident.cli.layout import cell_text, print_table, terminal_width, wrapped
+from stormproof.trident.wording import counted
 
 TRACEBACK_VARIABLE: Final = "PYTHONFAULTHANDLER"
 """Python's own variable; if it is set, errors are shown with their tracebacks."""
@@ -114,6 +115,36 @@ def note(text: str, end: str = "\n") -> None:
     """Print lines on standard error, wrapped between words if that is a terminal."""
     sys.stderr.write("\n".join(_fitted(text, sys.stderr)) + end)
     sys.stderr.flush()
+
+
+def confirmed(
+    topology: str,
+    verb: str,
+    noun: str,
+    chosen: int,
+    *,
+    every: bool,
+    as_json: bool,
+    show: Callable[[], None] | None = None,
+) -> None:
+    """Have a person confirm what a filter chose. A script passes `--yes`, or `--all`, which leaves nothing to confirm.
+
+    `show` prints what was chosen, before the question. Ends the program where the answer is no.
+    """
+    number = counted(chosen, noun)
+    if as_json or not sys.stdin.isatty():
+        if not every:
+            raise UsageError(
+                f"the filter chooses {number} of {topology}, and there is nobody to ask: add --yes to {verb} them",
+                chosen=chosen,
+            )
+        return
+    if show is not None:
+        show()
+    note(f"{verb} {number} of {topology}? [y/N] ", end="")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        note("nothing was done")
+        finish(Exit.FAILED)
 
 
 def _fitted(text: str, stream: TextIO) -> Iterator[str]:

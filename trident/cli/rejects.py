@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from stormproof.core.message import storable_text
 from stormproof.core.source.files.rows import editable, shown_payload
 from stormproof.trident.cli.canary import progress, show_canary
 from stormproof.trident.cli.layout import cell_text
-from stormproof.trident.cli.output import Exit, emit, finish, note, say, table, written
+from stormproof.trident.cli.output import Exit, confirmed, emit, finish, note, say, table, written
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.decisions.canaries import retry_canary
 from stormproof.trident.decisions.canary import CanaryRules
@@ -192,7 +191,8 @@ def decide_rejects(
             _count(topology, ids, found, "retry" if retry else "drop", as_json=as_json)
             return
         if found and not ids and not yes:
-            _ask(topology, "retry" if retry else "drop", found, every=every, as_json=as_json)
+            verb = "retry" if retry else "drop"
+            confirmed(topology, verb, "reject", len(found), every=every, as_json=as_json)
         if careful is not None:
             show_canary(
                 retry_canary(stores, topology, found, careful, by=by, why=why, told=progress()), as_json=as_json
@@ -238,20 +238,4 @@ def _count(topology: str, ids: Sequence[str], found: Sequence[Reject], verb: str
     emit(report, as_json=as_json, text=text)
     if missed:
         note(f"stormproof: no undecided rejects: {', '.join(missed[:10])}")
-        finish(Exit.FAILED)
-
-
-def _ask(topology: str, verb: str, found: Sequence[Reject], *, every: bool, as_json: bool) -> None:
-    """Have a person confirm what a filter chose. A script passes `--yes`, or `--all`, which leaves nothing to confirm."""
-    number = counted(len(found), "reject")
-    if as_json or not sys.stdin.isatty():
-        if not every:
-            raise UsageError(
-                f"the filter chooses {number} of {topology}, and there is nobody to ask: add --yes to {verb} them",
-                chosen=len(found),
-            )
-        return
-    note(f"{verb} {number} of {topology}? [y/N] ", end="")
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        note("nothing was done")
         finish(Exit.FAILED)
