@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, TaskContext
-from stormproof.sinks.file_store import FileState
-from stormproof.sinks.files import files_at
+from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import FileState
 from stormproof.sinks.protocol import SinkProblem
 
 log = logging.getLogger("stormproof.sink")

@@ -9,23 +9,22 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from stormproof.core.errors import UsageError
 from stormproof.core.extras import required
-from stormproof.core.storage import StorageOptions, storage_options
-from stormproof.sinks.file_store import Files, FileState
+from stormproof.core.storage.address import StorageOptions, storage_options
+from stormproof.core.storage.protocol import Files, FileState, Names
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-
-Names: TypeAlias = list[str]
 
 EXTRA: Final = "object-store"
 PART_BYTES: Final = 8 * 1024 * 1024
@@ -93,6 +92,10 @@ class ObjectFiles(Files):
         """Open for Arrow's readers."""
         return pa.PythonFile(_Ranges(self._reader(path), path), mode="r")
 
+    def open_at(self, path: str) -> OpenObject:
+        """Open for reading by ranges, a GET each."""
+        return OpenObject(self, path)
+
     def bring(self, path: str, to: str) -> None:
         """Copy it."""
         with self.open(path) as source, open(to, "xb") as copy:
@@ -101,10 +104,18 @@ class ObjectFiles(Files):
     def stat(self, path: str) -> FileState | None:
         """By size, the store's tag and its time of the last PUT."""
         try:
-            with _errors(path):
-                found = _obstore().head(self.store(path), key_of(path))
+            return self.state_of(path)
         except FileNotFoundError:
             return None
+
+    def state_of(self, path: str) -> FileState:
+        """The same of an object that must be there.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        with _errors(path):
+            found = _obstore().head(self.store(path), key_of(path))
         modified_ns = int(found["last_modified"].timestamp() * 1_000_000) * 1_000
         return FileState(found["size"], modified_ns, (str(found.get("e_tag")), str(found.get("version"))))
 
@@ -131,6 +142,20 @@ class ObjectFiles(Files):
                 name = meta["path"][len(key) + 1 :]
                 if "/" not in name:
                     names.append(name)
+        return names
+
+    def find(self, pattern: str) -> Names:
+        """By the names of all objects below the pattern's first `*`. What a star stands for begins with no dot."""
+        if "*" not in pattern:
+            if self.stat(pattern) is not None:
+                return [pattern]
+            pattern = f"{pattern.rstrip('/')}/*"
+        folder = pattern.partition("*")[0].rpartition("/")[0]
+        matches = re.compile(_expression(key_of(pattern))).fullmatch
+        names: Names = []
+        with _errors(folder):
+            for chunk in _obstore().list(self.store(folder), prefix=key_of(folder)):
+                names += [f"{self._root}/{meta['path']}" for meta in chunk if matches(meta["path"])]
         return names
 
     def remove(self, path: str) -> None:
@@ -213,6 +238,33 @@ class NewObject:
         self._writer = None
 
 
+class OpenObject:
+    """An object that is read at any place. Whether it was replaced meanwhile is for its reader to find by the content."""
+
+    def __init__(self, files: ObjectFiles, path: str) -> None:
+        self._files = files
+        self._path = path
+        self.state = files.state_of(path)
+
+    def read_at(self, begin: int, size: int) -> bytes:
+        """By one GET."""
+        end = min(begin + size, self.state.size)
+        if begin >= end:
+            return b""
+        with _errors(self._path):
+            store = self._files.store(self._path)
+            return bytes(_obstore().get_range(store, key_of(self._path), start=begin, end=end))
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
 class _Ranges(io.RawIOBase):
     """An object as a file that is read by ranges."""
 
@@ -261,9 +313,20 @@ def key_of(url: str) -> str:
     return urlsplit(url).path.lstrip("/")
 
 
+def _expression(pattern: str) -> str:
+    """A pattern as a regular expression."""
+    names = ["(?:[^/.][^/]*/)*" if name == "**" else _name(name) + "/" for name in pattern.split("/")]
+    return "".join(names).removesuffix("/") if not pattern.endswith("**") else "".join(names) + "[^/.][^/]*"
+
+
+def _name(pattern: str) -> str:
+    text = "[^/]*".join(map(re.escape, pattern.split("*")))
+    return f"(?![.]){text}" if pattern.startswith("*") else text
+
+
 def _obstore() -> Any:
-    obstore = required("obstore", EXTRA, "a table in an object store")
-    required("obstore.store", EXTRA, "a table in an object store")
+    obstore = required("obstore", EXTRA, "an address in an object store")
+    required("obstore.store", EXTRA, "an address in an object store")
     return obstore
 
 

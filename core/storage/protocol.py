@@ -1,13 +1,15 @@
-"""What sinks, staging and states ask of the place that has prepared files and tables, whatever it is."""
+"""What sinks, staging, states and sources ask of the place that has files, whatever it is."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from io import BufferedReader
-from typing import Protocol
+from typing import Protocol, Self, TypeAlias
 
 import pyarrow as pa
+
+Names: TypeAlias = list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,27 @@ class NewFile(Protocol):
     def close(self) -> None:
         """End writing."""
         ...
+
+
+class OpenFile(Protocol):
+    """A file that is read at any place. To be closed, as a context manager does."""
+
+    @property
+    def state(self) -> FileState:
+        """What the file was when it was opened."""
+        ...
+
+    def read_at(self, begin: int, size: int) -> bytes:
+        """`size` bytes from `begin` on, or fewer where the file ends."""
+        ...
+
+    def close(self) -> None:
+        """End reading."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
 
 
 class Files(Protocol):
@@ -79,6 +102,14 @@ class Files(Protocol):
         """
         ...
 
+    def open_at(self, path: str) -> OpenFile:
+        """Open for reading at any place.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        ...
+
     def bring(self, path: str, to: str) -> None:
         """Have the file under a local path that is free: by a link, or a copy.
 
@@ -93,6 +124,14 @@ class Files(Protocol):
 
     def list(self, folder: str, prefix: str = "") -> list[str]:
         """The names in a folder that begin with `prefix`, in no particular order; none where there is no such folder."""
+        ...
+
+    def find(self, pattern: str) -> Names:
+        """The paths of the files that a pattern matches, in no particular order.
+
+        A folder stands for all that lies directly in it. `*` matches within a name, `**` any folders; on a disk `?` and
+        `[...]` match, too.
+        """
         ...
 
     def remove(self, path: str) -> None:

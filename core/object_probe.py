@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from stormproof.core.errors import MachineUnfit
-from stormproof.core.preflight import PREFIX, faulty_place
-from stormproof.core.storage import StorageOptions, storage_options, use_storage
-from stormproof.sinks.files import files_at
+from stormproof.core.preflight import PREFIX, Probe, faulty_place, marked
+from stormproof.core.storage.address import StorageOptions, is_url, storage_options, use_storage
+from stormproof.core.storage.files import files_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,20 @@ class ObjectProbe:
             files.remove(path)
         except OSError as error:
             raise faulty_place(error, f"{self.what} ({self.folder}) on {host}") from error
+
+
+@contextmanager
+def marked_places(folders: Iterable[tuple[str, str]]) -> Generator[tuple[Probe, ...]]:
+    """Probes of these folders (what each is, and its path or URL), with a mark of the driver's in each meanwhile.
+
+    Raises:
+        StormproofError: the driver itself cannot write there; names the folder.
+    """
+    wanted = list(folders)
+    local = [(what, folder) for what, folder in wanted if not is_url(folder)]
+    stored = [(what, folder) for what, folder in wanted if is_url(folder)]
+    with marked(local) as paths, marked_objects(stored) as objects:
+        yield (*paths, *objects)
 
 
 @contextmanager

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import pyarrow as pa
 
-from stormproof.sinks.file_store import Files, FileState
+from stormproof.core.storage.protocol import Files, FileState, Names
 
 PRIVATE_FILE: Final = 0o600
 PRIVATE_FOLDER: Final = 0o700
@@ -46,6 +47,10 @@ class LocalFiles(Files):
         """Open for Arrow's readers."""
         return pa.OSFile(path, "rb")
 
+    def open_at(self, path: str) -> OpenLocalFile:
+        """Open for reading by pread(2)."""
+        return OpenLocalFile(path)
+
     def bring(self, path: str, to: str) -> None:
         """Link it."""
         os.symlink(os.path.abspath(path), to)
@@ -53,14 +58,18 @@ class LocalFiles(Files):
     def stat(self, path: str) -> FileState | None:
         """By device, inode, size and time of the last write."""
         try:
-            found = os.stat(path)
+            return _state(os.stat(path))
         except FileNotFoundError:
             return None
-        return FileState(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
 
     def list(self, folder: str, prefix: str = "") -> list[str]:
         """The names in the folder."""
         return [name for name in os.listdir(folder) if name.startswith(prefix)] if os.path.isdir(folder) else []
+
+    def find(self, pattern: str) -> Names:
+        """By `glob`."""
+        wanted = os.path.join(pattern, "*") if os.path.isdir(pattern) else pattern
+        return [path for path in glob.iglob(wanted, recursive=True) if os.path.isfile(path)]
 
     def remove(self, path: str) -> None:
         """Unlink; the folder is not synced."""
@@ -122,6 +131,38 @@ class LocalFiles(Files):
             yield
         finally:
             os.close(fd)
+
+
+def _state(found: os.stat_result) -> FileState:
+    return FileState(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
+
+
+class OpenLocalFile:
+    """An open file on a local disk."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.state = _state(os.fstat(self._fd))
+
+    def read_at(self, begin: int, size: int) -> bytes:
+        """By as many reads as it takes."""
+        parts: list[bytes] = []
+        while size > 0 and (part := os.pread(self._fd, size, begin)):
+            parts.append(part)
+            begin, size = begin + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Close it, once."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 class NewLocalFile:
