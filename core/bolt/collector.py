@@ -19,7 +19,7 @@ from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
 from stormproof.core.bolt.tuples import Tuple, text_of
 from stormproof.core.errors import JobFailed, UsageError
 from stormproof.core.message import FailureReason, storable_text
-from stormproof.core.pulse import Pulse
+from stormproof.core.pulse.task import Pulse
 from stormproof.core.user_errors import CAUGHT, blame
 
 # A tuple's `_links` is the number of links from it to its children while it is open, and one of these when it is not.

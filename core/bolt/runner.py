@@ -1,6 +1,7 @@
 """Runs one bolt in one task of one batch: record batches in, record batches and the links between tuples out.
 
-The loops over a bolt's `execute` do as little as possible: what an error needs is looked up only when something went wrong.
+What a `BasicBolt` emitted for a tuple is taken back where it raises; an `ArrowBolt` that raises is called with halves. The
+loops over a bolt's `execute` do as little as possible: what an error needs is looked up only when something went wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
 from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of
 from stormproof.core.errors import BoltUnavailable, UsageError
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
-from stormproof.core.pulse import Pulse
+from stormproof.core.pulse.task import Pulse
 from stormproof.core.python_to_arrow import arrow_result, nulls_refused
 from stormproof.core.user_errors import CAUGHT, blame
 

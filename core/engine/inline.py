@@ -16,9 +16,11 @@ from stormproof.core.errors import JobFailed, StormproofError, UsageError
 from stormproof.core.job import Job, JobKey
 from stormproof.core.machine_faults import classified
 from stormproof.core.preflight import Probe, first_fault
+from stormproof.core.pulse.listener import DriverAddress
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader
 from stormproof.core.task.cut import StageJob, stage_jobs
+from stormproof.core.task.in_turn import rows_for
 from stormproof.core.task.passage import Observer
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task
@@ -68,6 +70,11 @@ class InlineEngine:
         """The number of source tasks that a job should have."""
         return self._parallelism
 
+    @property
+    def driver_address(self) -> DriverAddress | None:
+        """None: all tasks run in this process."""
+        return None
+
     def run(self, job: Job) -> JobReport:
         """Run one attempt to its end.
 
@@ -111,7 +118,7 @@ class InlineEngine:
         order = self._shuffled(list(range(part.tasks[part.stage])))
         results: dict[int, list[pa.RecordBatch]] = {}
         for task in order:
-            results[task] = self._run_task(part, task, _rows_for(rows, task) if part.stage else [])
+            results[task] = self._run_task(part, task, rows_for(rows, task) if part.stage else [])
         return [batch for task in order for batch in results[task]]
 
     def _run_task(self, part: StageJob, task: int, incoming: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -169,14 +176,3 @@ def _watched(reader: SliceReader, go_on: Callable[[], None]) -> SliceReader:
     if isinstance(reader, SpoutReader):
         return replace(reader, reader=_WatchedReader(reader.reader, go_on))
     return _WatchedReader(reader, go_on)
-
-
-def _rows_for(rows: list[pa.RecordBatch], task: int) -> list[pa.RecordBatch]:
-    found: list[pa.RecordBatch] = []
-    for batch in rows:
-        mine = batch.column(0).to_numpy() == task
-        if mine.all():
-            found.append(batch)
-        elif mine.any():
-            found.append(batch.filter(pa.array(mine)))
-    return found

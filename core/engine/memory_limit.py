@@ -8,7 +8,9 @@ counts there, and PySpark prints a line for each task.
 from __future__ import annotations
 
 import os
+import re
 import resource
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +23,38 @@ _STATUS: Final = Path("/proc/self/status")
 _CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
+_GRANTED: Final = "PYSPARK_EXECUTOR_MEMORY_MB"
+"""The variable in which Spark tells a worker its part of `spark.executor.pyspark.memory`."""
+
+_SIZE: Final = re.compile(r"(\d+)(?:([kmgtp])b?)?")
+_KB: Final = {"k": 1, "m": 1 << 10, "g": 1 << 20, "t": 1 << 30, "p": 1 << 40}
+
+
+def granted_worker_mb(conf: Mapping[str, str]) -> int | None:
+    """What Spark's settings grant each worker of an executor; None where they do not say, or say it to the worker itself.
+
+    YARN and Kubernetes end an executor whose processes take more than they were granted. The memory beside the JVM's heap is
+    `spark.executor.memoryOverhead`; its workers share it, one for each core. A standalone cluster grants nothing but a heap.
+    """
+    master, overhead = conf.get("spark.master", ""), conf.get("spark.executor.memoryOverhead")
+    if overhead is None or "spark.executor.pyspark.memory" in conf or not master.startswith(("yarn", "k8s://")):
+        return None
+    size = _SIZE.fullmatch(overhead.strip().lower())
+    cores = conf.get("spark.executor.cores", "1")
+    if size is None or not cores.isdecimal():  # Spark refuses these
+        return None
+    megabytes = int(size[1]) * _KB[size[2] or "m"] >> 10
+    return max(1, megabytes // max(1, int(cores)))
+
+
 def default_worker_mb() -> int:
-    """Half of this machine's memory (or of this container's), over its cores; at least `LEAST_MB`."""
+    """Inside a worker: what Spark granted it.
+
+    Else half of this machine's memory (or of this container's), over its cores; at least `LEAST_MB`.
+    """
+    granted = os.environ.get(_GRANTED, "")
+    if granted.isdecimal():
+        return int(granted)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in _CGROUP_LIMITS:
         text = path.read_text().strip() if path.is_file() else ""

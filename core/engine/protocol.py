@@ -7,6 +7,7 @@ from typing import Protocol
 
 from stormproof.core.job import Job, JobKey
 from stormproof.core.preflight import Probe
+from stormproof.core.pulse.listener import DriverAddress
 from stormproof.core.tracking.report import JobReport
 
 
@@ -18,6 +19,11 @@ class Engine(Protocol):
     @property
     def parallelism(self) -> int:
         """The number of source tasks that a job should have."""
+        ...
+
+    @property
+    def driver_address(self) -> DriverAddress | None:
+        """Where tasks reach this process over the network; None where all of them run on this machine, below it."""
         ...
 
     def run(self, job: Job) -> JobReport:

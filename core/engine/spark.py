@@ -9,10 +9,11 @@ import functools
 import gc
 import logging
 import os
+import socket
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -25,13 +26,15 @@ from pyspark.taskcontext import TaskContext
 
 from stormproof.core import failpoint
 from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.engine.executors import ask_executors, first_fault_of
 from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.jars import delta_jars
 from stormproof.core.engine.java import find_java
-from stormproof.core.engine.memory_limit import limit_memory
+from stormproof.core.engine.memory_limit import granted_worker_mb, limit_memory
 from stormproof.core.engine.shipping import packed, unshippable
+from stormproof.core.engine.small_jobs import SMALL_JOB_MS, SmallJobs
 from stormproof.core.engine.spark_error import carried, fault_in, raised_by_job, what_happened
-from stormproof.core.engine.spark_settings import REQUIRED, is_local, session_settings
+from stormproof.core.engine.spark_settings import REQUIRED, is_local, session_settings, without_secrets
 from stormproof.core.errors import (
     FatalError,
     JobFailed,
@@ -45,7 +48,9 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.job import Job, JobKey
 from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.preflight import Probe, first_fault
+from stormproof.core.pulse.listener import DriverAddress
 from stormproof.core.task.cut import StageJob, stage_jobs
+from stormproof.core.task.in_turn import run_in_turn
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task
 from stormproof.core.task.wire import WIRE_DDL, WIRE_SCHEMA
@@ -60,6 +65,8 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """The variable by which `spark-submit` tells its Python process where the JVM listens."""
 
 _ANSWER: Final = pa.schema([("fault", pa.string())])
+
+START_TIMEOUT_S: Final = 300.0
 
 Between: TypeAlias = Callable[[int, DataFrame], DataFrame]
 """For tests: changes the wire rows before a stage."""
@@ -91,12 +98,17 @@ def spark_session(settings: Settings, **more: str) -> SparkSession:
     if is_local(master):
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    elif "spark.pyspark.python" not in chosen:  # executors elsewhere may have theirs in another place
+    elif "spark.pyspark.python" in chosen:  # executors elsewhere may have theirs in another place
+        os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]  # PySpark asks the variable alone
+    else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("stormproof")
     for name, value in chosen.items():
         builder = builder.config(name, value)
+    public = without_secrets(chosen)
     try:
+        if len(public) < len(chosen):
+            _start_jvm(public)
         session = builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
         raise SettingsError(
@@ -106,6 +118,12 @@ def spark_session(settings: Settings, **more: str) -> SparkSession:
         ) from error
     session.sparkContext.setLogLevel(chosen["spark.log.level"])
     return session
+
+
+def _start_jvm(settings: Mapping[str, str]) -> None:
+    """Start Spark's JVM with these settings on its command line, unless it runs; the session hands it the others itself."""
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    SparkContext._ensure_initialized(conf=conf)  # pyright: ignore[reportPrivateUsage] - there is no public way
 
 
 def _submitted() -> dict[str, str]:
@@ -144,8 +162,10 @@ class _Running:
 class SparkEngine:
     """Runs a job's tasks on Spark. Closing it leaves the session to whoever made it.
 
-    `worker_memory_mb` bounds how much memory a worker may allocate: see `stormproof.core.engine.memory_limit`. `between` is
-    for tests.
+    `worker_memory_mb` bounds how much memory a worker may allocate, by default to what Spark grants it: see
+    `stormproof.core.engine.memory_limit`. `start_timeout_s` is how long `ask` waits for a cluster's first executor, and then
+    for all answers. Jobs whose work is foretold to take `small_job_ms` at most have one task of Spark's, which runs all
+    tasks in turn (see `SmallJobs`); 0: none has. `between` is for tests.
 
     Threads: any number may run jobs and cancel them. Forks: none may use it, since the session belongs to its process.
     """
@@ -158,13 +178,18 @@ class SparkEngine:
         parallelism: int | None = None,
         *,
         worker_memory_mb: int | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+        small_job_ms: float = SMALL_JOB_MS,
         clock: Clock | None = None,
         between: Between | None = None,
     ) -> None:
         require_settings(session)
         self._session = session
         self._parallelism = parallelism or session.sparkContext.defaultParallelism
-        self._worker_memory_mb = worker_memory_mb
+        granted = granted_worker_mb(dict(session.sparkContext.getConf().getAll()))
+        self._worker_memory_mb = granted if worker_memory_mb is None else worker_memory_mb
+        self._start_timeout_s = start_timeout_s
+        self._small = SmallJobs(small_job_ms)
         self._clock = clock or SystemClock()
         self._between = between
         self._life = process_life()
@@ -175,6 +200,18 @@ class SparkEngine:
     def parallelism(self) -> int:
         """The number of source tasks that a job should have."""
         return self._parallelism
+
+    @property
+    def driver_address(self) -> DriverAddress | None:
+        """Where executors reach the driver; None where they run inside its JVM."""
+        conf = self._session.sparkContext.getConf()
+        master = conf.get("spark.master") or ""
+        if is_local(master):
+            return None
+        host = conf.get("spark.driver.host") or socket.gethostname()
+        return DriverAddress(
+            host, conf.get("spark.driver.bindAddress") or host, same_machine=master.startswith("local-cluster[")
+        )
 
     def run(self, job: Job) -> JobReport:
         """Run one attempt to its end.
@@ -195,25 +232,35 @@ class SparkEngine:
             )
         started_s = self._clock.monotonic_s()
         parts = stage_jobs(job, self._parallelism)
+        plan = self._plan_of_small if self._small.is_small(job, parts) else self._plan
         running = _Running(f"stormproof-{uuid.uuid4().hex}")
         with self._lock:
             self._running[job.key] = running
         try:
-            rows = self._collect(self._planned(lambda: self._plan(job.plan, parts)), running)
+            rows = self._collect(self._planned(lambda: plan(job.plan, parts)), running)
         finally:
             with self._lock:
                 del self._running[job.key]
         elapsed_ms = (self._clock.monotonic_s() - started_s) * 1_000
-        return job_report(rows, parts[0].tasks, {"job": elapsed_ms})
+        report = job_report(rows, parts[0].tasks, {"job": elapsed_ms})
+        self._small.ran(job, report)
+        return report
 
     def ask(self, probes: Sequence[Probe]) -> None:
-        """Have a task in each of Spark's slots try every probe, as one small job.
+        """Have a task in each of Spark's slots try every probe, as one small job; on a cluster, a task on each executor.
 
         Raises:
             MachineUnfit: a machine cannot run tasks (it cannot import the package, say); names it, and what to do.
             MachineUnavailable, StoreUnavailable: a machine lacks something that may come back.
             FatalError: the JVM is gone.
         """
+        if not is_local(str(self._session.sparkContext.master)):
+            within_s = self._start_timeout_s
+            answers = ask_executors(self._session, probes, self._clock, start_s=within_s, answer_s=within_s)
+            fault = first_fault_of(answers)
+            if fault is not None:
+                raise fault
+            return
         slots = max(self._session.sparkContext.defaultParallelism, self._parallelism)
         asked = functools.partial(_answer, packed(tuple(probes)), self._worker_memory_mb)
         running = _Running(f"stormproof-{uuid.uuid4().hex}")
@@ -258,8 +305,11 @@ class SparkEngine:
             if part.stage:
                 frame = self._between(part.stage, frame) if self._between else frame
                 frame = frame.repartitionById(part.tasks[part.stage], frame["dest"])
-            frame = frame.mapInArrow(_task_of(plan, part, self._worker_memory_mb), WIRE_DDL)
+            frame = frame.mapInArrow(_shipped(plan, part, _run, self._worker_memory_mb), WIRE_DDL)
         return frame
+
+    def _plan_of_small(self, plan: Plan, parts: tuple[StageJob, ...]) -> DataFrame:
+        return self._rows(1).mapInArrow(_shipped(plan, parts, _run_small, self._worker_memory_mb), WIRE_DDL)
 
     def _collect(self, frame: DataFrame, running: _Running) -> list[pa.RecordBatch]:
         context = self._session.sparkContext
@@ -278,15 +328,18 @@ class SparkEngine:
             raise raised_by_job(error) from error
 
 
-def _task_of(
-    plan: Plan, part: StageJob, memory_mb: int | None
+def _shipped(
+    plan: Plan,
+    parts: StageJob | tuple[StageJob, ...],
+    run: Callable[[bytes, int | None, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    memory_mb: int | None,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The function that Spark runs."""
     try:
-        data = packed(part)
+        data = packed(parts)
     except Exception as error:
         raise unshippable(plan, error) from error
-    return functools.partial(_run, data, memory_mb)
+    return functools.partial(run, data, memory_mb)
 
 
 def _answer(data: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -304,11 +357,20 @@ def _answer(data: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch
 
 def _run(data: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """One task, inside a worker."""
+    yield from _in_worker(memory_mb, lambda: _run_part(unpickled(data), batches))
+
+
+def _run_small(data: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """All tasks of a small job, inside a worker."""
+    for _ in batches:
+        yield from _in_worker(memory_mb, lambda: _wired(run_in_turn(unpickled(data))))
+
+
+def _in_worker(memory_mb: int | None, run: Callable[[], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
     try:
         end_in_silence_when_idle()
         limit_memory(memory_mb)
-        part = unpickled(data)
-        yield from _run_part(part, batches)
+        yield from run()
     except Exception as error:
         raise RuntimeError(carried(classified(error, "a task"))) from error
     _loaded.freeze()
@@ -324,7 +386,11 @@ def _run_part(part: StageJob, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
         if context is None:
             raise RuntimeError("not inside a Spark task")
         task = context.partitionId()
-    for batch in run_task(part, task, incoming):
+    yield from _wired(run_task(part, task, incoming))
+
+
+def _wired(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
         yield batch.select(WIRE_SCHEMA.names)  # Spark matches columns by position
 
 

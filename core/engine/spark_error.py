@@ -49,6 +49,7 @@ Not by `os.strerror`: it speaks the language of the driver's locale, and the exe
 """
 
 _OTHER_PYTHON: Final = ("PYTHON_VERSION_MISMATCH", "Cannot run program", "UnpicklingError")
+_LOST: Final = re.compile(r"Lost task [^\n]*?\(TID \d+\) \((?P<host>[^ )\n]+)")
 
 
 def fault_in(text: str | None) -> StormproofError | None:
@@ -119,21 +120,24 @@ def fault_told_by_spark(text: str, told: str) -> StormproofError | None:
     if missing is not None:
         module = _MODULE.search(missing["text"])
         name = "" if module is None else module["name"]
-        return _by_spark(MachineUnfit, told, advice_on_import(name), **({"module": name} if name else {}))
+        return _by_spark(MachineUnfit, text, told, advice_on_import(name), **({"module": name} if name else {}))
     if any(known in text for known in _OTHER_PYTHON):
-        return _by_spark(MachineUnfit, told, f"executors need the driver's Python and packages: {SHIP}")
+        return _by_spark(MachineUnfit, text, told, f"executors need the driver's Python and packages: {SHIP}")
     for known, number in _NUMBERS.items():
         if known in text:
             cls = MachineUnfit if number in UNFIT else MachineUnavailable
-            return _by_spark(cls, told, ADVICE[number], errno=errno.errorcode[number])
+            return _by_spark(cls, text, told, ADVICE[number], errno=errno.errorcode[number])
     return None
 
 
 def _by_spark(
-    cls: type[MachineUnavailable | MachineUnfit], told: str, advice: str, **details: Json
+    cls: type[MachineUnavailable | MachineUnfit], text: str, told: str, advice: str, **details: Json
 ) -> MachineUnavailable | MachineUnfit:
+    lost = _LOST.search(text)
+    where = "" if lost is None else f" on {lost['host']}"
     return cls(
-        f"Spark's workers cannot run a task: {told}. No message is to blame, none counts a failure, and nothing is half "
-        f"written. What to do: {advice}",
+        f"Spark's workers{where} cannot run a task: {told}. No message is to blame, none counts a failure, and nothing is "
+        f"half written. What to do: {advice}",
         **details,
+        **({} if lost is None else {"host": lost["host"]}),
     )

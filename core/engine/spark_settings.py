@@ -6,6 +6,8 @@ set. Only those that exactly-once rests on are fixed, and another value is refus
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -51,10 +53,19 @@ ON_ONE_MACHINE: Final = {
 """Where Spark runs inside the driver."""
 
 ELSEWHERE: Final = {
-    # Spark's defaults notice after 120 s that a driver and an executor do not hear each other.
+    # Spark's defaults notice after 120 s that a driver and an executor do not hear each other, and look every 60 s: a batch
+    # then waits for up to 3 minutes. After 20 s its tasks run again elsewhere.
     "spark.network.timeout": "20s",
     "spark.network.timeoutInterval": "5s",
+    # Several heartbeats must fit into the time-out, so that one that is late gives nobody up.
     "spark.executor.heartbeatInterval": "3s",
+    # By default an executor ends itself after 60 heartbeats that nobody answered. With these shorter ones that is 3 minutes,
+    # in which tasks of a job that was given up hold cores and write files. 60 s is as long as a run waits for a store.
+    "spark.executor.heartbeat.maxFailures": "20",
+    # A driver that is busy answers late. Without this the time for an answer would follow the shorter network time-out.
+    "spark.rpc.askTimeout": "60s",
+    # How often a task may fail before its job does, as Spark's default: losing an executor twice ends no job.
+    "spark.task.maxFailures": "4",
     # Executors that die in a loop show nowhere else.
     "spark.log.level": "WARN",
 }
@@ -63,20 +74,28 @@ ELSEWHERE: Final = {
 LISTS: Final = ("spark.jars", "spark.jars.packages", "spark.sql.extensions")
 """A user's values of these are added to ours."""
 
+REDACTED: Final = "(?i)secret|password|token|access[.]?key"
+"""Spark's own default of `spark.redaction.regex`: names of what it hides in its page and its logs."""
+
 
 def is_local(master: str) -> bool:
     """Whether a master's executors run inside the driver's own process."""
     return master == "local" or master.startswith("local[")
 
 
-def session_settings(settings: Settings, jars: Sequence[Path], submitted: Mapping[str, str]) -> dict[str, str]:
+def session_settings(
+    settings: Settings, jars: Sequence[Path], submitted: Mapping[str, str], environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """All settings of a new session.
 
-    A user's value goes before ours; `submitted` are those that `spark-submit` gave the process.
+    A user's value goes before ours; `submitted` are those that `spark-submit` gave the process, and `environment` are its
+    variables (default: this process's).
 
     Raises:
-        SettingsError: a setting that exactly-once rests on has another value, or the master is given as one.
+        SettingsError: a setting that exactly-once rests on has another value; the master is given as one; or they ask for
+            Spark Connect, or for a driver elsewhere.
     """
+    environment = os.environ if environment is None else environment
     if "spark.master" in settings.spark:
         raise SettingsError(
             "spark.master is given as a setting of Spark's; name the master by STORMPROOF_MASTER, or by master in "
@@ -90,7 +109,14 @@ def session_settings(settings: Settings, jars: Sequence[Path], submitted: Mappin
         "spark.jars": ",".join(map(str, jars)),
         "spark.sql.warehouse.dir": str(settings.home.absolute() / "spark-warehouse"),
     }
+    if settings.spark.get("spark.submit.deployMode", "client") != "client":
+        raise SettingsError(
+            "spark.submit.deployMode=cluster was set for Spark; this process is the driver: take it away, or have "
+            "spark-submit start a program of yours in the cluster that calls topology.run()",
+            setting="spark.submit.deployMode",
+        )
     theirs = {**submitted, **settings.spark}
+    _refuse_spark_connect(master, theirs, environment)
     for name, value in REQUIRED.items():
         if theirs.get(name, value) != value:
             raise SettingsError(
@@ -101,3 +127,42 @@ def session_settings(settings: Settings, jars: Sequence[Path], submitted: Mappin
         if name in theirs:
             theirs[name] = ",".join(dict.fromkeys(part for part in parts if part))
     return {**ours, **theirs, "spark.master": master}
+
+
+def without_secrets(settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings without those that Spark itself would hide, which no command line may have: everybody sees those.
+
+    Raises:
+        SettingsError: `spark.redaction.regex` is no regular expression.
+    """
+    try:
+        secret = re.compile(settings.get("spark.redaction.regex", REDACTED))
+    except re.error as error:
+        raise SettingsError(
+            f"spark.redaction.regex is no regular expression that Python reads, too: {error}",
+            setting="spark.redaction.regex",
+        ) from error
+    return {name: value for name, value in settings.items() if not secret.search(name)}
+
+
+def _refuse_spark_connect(master: str, theirs: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    """Refuse what would make a session of Spark Connect.
+
+    Its client has no JVM of its own: jobs cannot be tagged and cancelled by it as the driver needs, and Spark ends no job
+    when this process ends, so that a driver that was fenced could still write.
+    """
+    asked = {
+        f"the master {master}": master.startswith("sc://"),
+        "spark.remote": "spark.remote" in theirs,
+        "spark.api.mode=connect": theirs.get("spark.api.mode", "").lower() == "connect",
+        "the variable SPARK_REMOTE": bool(environment.get("SPARK_REMOTE")),
+        "the variable SPARK_API_MODE": environment.get("SPARK_API_MODE", "").lower() == "connect",
+        "the variable SPARK_CONNECT_MODE_ENABLED": "SPARK_CONNECT_MODE_ENABLED" in environment,
+    }
+    for what, is_set in asked.items():
+        if is_set:
+            raise SettingsError(
+                f"{what} asks for Spark Connect, which is not supported: the driver must be this process, with Spark's JVM "
+                "beside it. Take it away, and name the cluster itself, as in STORMPROOF_MASTER=spark://HOST:7077",
+                setting=what,
+            )

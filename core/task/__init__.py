@@ -7,6 +7,7 @@ per-message mode the last stage is an `acker_task`.
 
 | module | question that it answers |
 | --- | --- |
+| `in_turn` | how does one process run all tasks of a job |
 | `operate` | how is a user's function run over a record batch |
 | `router`, `keyhash` | which task does a tuple go to, by its grouping; by its key |
 | `groups` | which rows have which key |

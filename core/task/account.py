@@ -11,13 +11,14 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows, Words
 from stormproof.core.errors import JobFailed
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.pulse import Pulse
+from stormproof.core.pulse.task import Pulse
 from stormproof.core.task.exchange import Sender
 from stormproof.core.task.passage import Failed, Passage, Tuples
 from stormproof.core.task.report import TaskReport
 from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA
 from stormproof.core.tracking.acker import acker_of
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
+from stormproof.core.tracking.component_counts import ACKER, Counts
 from stormproof.core.tracking.share import as_signed, xor_reduce
 
 
@@ -36,6 +37,11 @@ class Account:
         self._together: list[npt.NDArray[np.int64]] = []
         self._inits: list[pa.RecordBatch] = []
         self._acks: list[tuple[Rows, Words]] = []
+
+    @property
+    def counts(self) -> Counts:
+        """What each component did in this task."""
+        return self.report.counts
 
     def begin(self, ids: Rows, origins: Rows, tokens: Rows) -> None:
         """Note that these messages began, for their ackers."""
@@ -58,9 +64,13 @@ class Account:
 
     def ack(self, anchors: Anchors) -> None:
         """Ack these tuples: they ended, and none failed."""
-        self.report.ack(anchors.xor())
-        if self._ackers and anchors.message is not None and anchors.share is not None:
-            self._acks.append((self.messages.ids(anchors.message), anchors.share))
+        if anchors.share is None:
+            return
+        with self.counts.busy(ACKER):
+            self.counts.of(ACKER).executed += len(anchors.share)
+            self.report.ack(anchors.xor())
+            if self._ackers and anchors.message is not None:
+                self._acks.append((self.messages.ids(anchors.message), anchors.share))
 
     def anchored_together(self, anchors: Anchors) -> None:
         """Note which messages anchor one tuple together: a failure of one spreads to the others."""

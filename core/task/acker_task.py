@@ -13,6 +13,7 @@ from stormproof.core.task.exchange import receive
 from stormproof.core.task.report import TaskReport, summary
 from stormproof.core.task.wire import INIT_SCHEMA
 from stormproof.core.tracking.acker import Acker
+from stormproof.core.tracking.component_counts import ACKER
 from stormproof.core.tracking.share import as_words
 
 
@@ -21,11 +22,12 @@ def judged(part: StageJob, task: int, incoming: Iterable[pa.RecordBatch]) -> pa.
     received = receive(incoming, part.stage, task, part.tasks[part.stage - 1], {}, tracked=part.tracked)
     inits = pa.Table.from_batches(received.inits, INIT_SCHEMA)
     ids, origins = inits.column("id").to_numpy(), inits.column("origin").to_numpy()
-    acker = Acker(ids)
-    for notices in (*received.inits, *received.acks):
-        acker.tell(notices.column("id").to_numpy(), as_words(notices.column("value").to_numpy()))
     report = TaskReport(part.stage, task, violations=received.violations, heard=received.heard)
-    bad = acker.incomplete()
+    with report.counts.busy(ACKER):
+        acker = Acker(ids)
+        for notices in (*received.inits, *received.acks):
+            acker.tell(notices.column("id").to_numpy(), as_words(notices.column("value").to_numpy()))
+        bad = acker.incomplete()
     named = np.isin(ids, bad)
     known = dict(zip(ids[named].tolist(), origins[named].tolist(), strict=True))
     error = "its ack val is not zero: a tuple of it was lost or doubled on the way"

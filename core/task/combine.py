@@ -11,7 +11,7 @@ import pyarrow as pa
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.graph.aggregators import UserAggregation, arguments
 from stormproof.core.message import FailureReason
-from stormproof.core.pulse import Pulse
+from stormproof.core.pulse.task import Pulse
 from stormproof.core.python_to_arrow import column_of
 from stormproof.core.sketches import empty_sketch
 from stormproof.core.task.groups import in_key_order

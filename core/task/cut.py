@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from stormproof.core.graph.plan import CombineNode, SendNode, StagePlan, WriteNode
 from stormproof.core.job import Job
 from stormproof.core.lineage import ShownIds
+from stormproof.core.pulse.wire import Place
 from stormproof.core.sink import SinkWriter, TaskContext
 from stormproof.core.source.protocol import Decoder, SliceReader
 
@@ -33,7 +33,7 @@ class StageJob:
     decoders: Mapping[str, Decoder] = field(default_factory=dict[str, Decoder])
     readers: tuple[SliceReader, ...] = ()
     excluded: frozenset[int] = frozenset()
-    pulse: Path | None = None
+    pulse: Place | None = None
     careful: bool = False
     parallelism: int = 1
     resources: Mapping[str, object] = field(default_factory=dict[str, object])

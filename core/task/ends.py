@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from stormproof.core.errors import RoutingError
 from stormproof.core.graph.aggregation import GroupBy
-from stormproof.core.graph.plan import CombineNode, GatherNode, JoinSideNode, SendNode, StagePlan, WriteNode
+from stormproof.core.graph.plan import CombineNode, GatherNode, JoinSideNode, SendNode, StagePlan, WriteNode, taker_of
 from stormproof.core.message import FailureReason, storable_text
-from stormproof.core.pulse import Pulse
+from stormproof.core.pulse.task import Pulse
 from stormproof.core.sink import PreparedFile, TaskWriter
 from stormproof.core.task.account import Account
 from stormproof.core.task.combine import Combiner, combine, distinct_keys, prepare
@@ -76,16 +76,23 @@ class Ends:
 
     def finish(self, passage: Passage) -> Iterator[pa.RecordBatch]:
         """End a passage: check the tuples that end, drop those of failed messages, then combine, send, write and ack."""
-        checked = [self._check(passage, key, node, tuples) for key, node, tuples in passage.ends]
+        counts = self._account.counts
+        checked = [self._check(passage, end.key, end.node, end.tuples) for end in passage.ends]
         for anchors in passage.acked:
             mask = passage.mask(anchors)
             self._account.ack(anchors if mask is None else anchors.only(mask))
-        for (key, node, _), check in zip(passage.ends, checked, strict=True):
+        for end, check in zip(passage.ends, checked, strict=True):
+            key, node = end.key, end.node
             mask = None if check.failed == len(passage.failed) else passage.mask(check.tuples.anchors)
             tuples = check.tuples if mask is None else check.tuples.only(mask)
+            if not isinstance(node, SendNode):  # else they are taken in a later stage
+                taker = taker_of(node)
+                counts.took(end.component, end.stream, taker, tuples.rows.num_rows)
+                counts.of(taker).acked += tuples.rows.num_rows
             if isinstance(node, WriteNode):
                 if tuples.rows.num_rows:
-                    self._write(node, tuples)
+                    with counts.busy(node.sink):
+                        self._write(node, tuples)
                     self._account.ack(tuples.anchors)
             elif key in self._waiting:
                 if tuples.rows.num_rows:
@@ -94,7 +101,8 @@ class Ends:
                 assert isinstance(node, (CombineNode, GatherNode))
                 partial = check.partial if mask is None else None  # else it holds rows of failed messages
                 combiner = self._combiners[key]
-                combiner.absorb(combine(node.group, tuples.rows) if partial is None else partial)
+                with counts.busy(node.group.component):
+                    combiner.absorb(combine(node.group, tuples.rows) if partial is None else partial)
                 combiner.share = signed(combiner.share ^ tuples.anchors.xor())
             else:
                 assert isinstance(node, (CombineNode, SendNode))
@@ -107,7 +115,8 @@ class Ends:
             node = self._plan.nodes[key]
             if not isinstance(node, CombineNode):
                 continue
-            rows = combiner.partials()
+            with self._account.counts.busy(combiner.group.component):
+                rows = combiner.partials()
             if rows.num_rows == 0:
                 self._account.report.ack(combiner.share)
                 continue
@@ -119,8 +128,10 @@ class Ends:
 
     def close(self) -> Iterator[PreparedFile]:
         """Close and sync the files; returns them."""
-        for writer in self._writers.values():
-            yield from writer.close()
+        for sink, writer in self._writers.items():
+            with self._account.counts.busy(sink):
+                files = [*writer.close()]
+            yield from files
 
     def discard(self) -> None:
         """Remove the files."""
@@ -177,9 +188,9 @@ class Ends:
 
     def _held_by(self, passage: Passage, sink: str, tuples: Tuples) -> Tuples:
         """The tuples that a sink can hold; the messages of the others fail."""
-        bad = {
-            row: _refused(sink, error, tuples.rows, row) for row, error in self._part.writers[sink].check(tuples.rows)
-        }
+        with self._account.counts.busy(sink):
+            refused = self._part.writers[sink].check(tuples.rows)
+        bad = {row: _refused(sink, error, tuples.rows, row) for row, error in refused}
         return self._account.fail_rows(passage, tuples, bad)
 
     def _routed(self, passage: Passage, key: str, node: SendNode, tuples: Tuples) -> _Checked:
@@ -209,7 +220,8 @@ class Ends:
         if not raw:
             tuples = self._prepared(passage, group, tuples)
         failed = len(passage.failed)
-        partial = None if raw else combine(group, tuples.rows)
+        with self._account.counts.busy(group.component):
+            partial = None if raw else combine(group, tuples.rows)
         unheld = self._unheld(node, tuples.rows, partial)
         if unheld:
             tuples = self._account.fail_rows(passage, tuples, unheld)
@@ -236,7 +248,8 @@ class Ends:
     def _prepared(self, passage: Passage, group: GroupBy, tuples: Tuples) -> Tuples:
         """The rows with columns for users' combiners; rows for which these raise fail."""
         self._account.note(self._pulse, tuples.anchors)
-        prepared = prepare(group, tuples.rows, self._pulse)
+        with self._account.counts.busy(group.component):
+            prepared = prepare(group, tuples.rows, self._pulse)
         bad = {
             row: Failed(reason, group.component, error, shown_row(tuples.rows, row))
             for row, (reason, error) in prepared.failed.items()

@@ -16,7 +16,7 @@ from stormproof.core.errors import JobFailed
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.aggregators import UserAggregation, UserKind, arguments
 from stormproof.core.message import FailureReason
-from stormproof.core.pulse import Pulse
+from stormproof.core.pulse.task import Pulse
 from stormproof.core.python_to_arrow import batch_of
 from stormproof.core.task.combine import combine, finish, prepare, results_column, zero
 from stormproof.core.task.groups import members_of

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from stormproof.core.arrays import Rows, Words
 from stormproof.core.arrow_compute import pc
+from stormproof.core.graph.fields import can_be_key
 from stormproof.core.tracking.share import GAMMA, mix64
 
 _BASE: Final = np.uint64(0x9E3779B97F4A7C55)
@@ -39,18 +40,8 @@ def hash_keys(rows: pa.RecordBatch, keys: Sequence[str]) -> Words:
 
 
 def is_hashable(kind: pa.DataType) -> bool:
-    """Whether `hash_keys` takes columns of such values: those that compare alike everywhere."""
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_decimal128(kind)
-        or pa.types.is_date32(kind)
-        or pa.types.is_timestamp(kind)
-    )
+    """Whether `hash_keys` takes columns of such values: those of fields that can be keys, and their large forms."""
+    return can_be_key(kind) or bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
 
 
 def _hash_column(column: pa.Array) -> Words:

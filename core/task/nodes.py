@@ -13,7 +13,7 @@ from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import BoltNode, GatherNode, JoinNode, OperationNode, StagePlan
 from stormproof.core.message import FailureReason
-from stormproof.core.pulse import Pulse
+from stormproof.core.pulse.task import Pulse
 from stormproof.core.python_to_arrow import no_rows
 from stormproof.core.task.account import Account
 from stormproof.core.task.combine import Combiner
@@ -22,7 +22,7 @@ from stormproof.core.task.ends import Ends
 from stormproof.core.task.gather import evaluate
 from stormproof.core.task.join import join_rows
 from stormproof.core.task.operate import apply, input_text
-from stormproof.core.task.passage import Failed, Observer, Passage, Tuples, shown_row
+from stormproof.core.task.passage import Ended, Failed, Observer, Passage, Tuples, shown_row
 from stormproof.core.tracking.anchors import Anchors, BoltInputs, joined
 from stormproof.core.tracking.share import split_one
 
@@ -50,7 +50,7 @@ class Nodes:
         ends: Ends,
     ) -> None:
         self._part, self._plan, self._task, self._pulse, self._observe = part, plan, task, pulse, observe
-        self._account, self._ends = account, ends
+        self._account, self._ends, self._counts = account, ends, account.counts
         self._bolts: dict[str, _Running] = {}
 
     def start(self) -> None:
@@ -86,7 +86,9 @@ class Nodes:
         match self._plan.nodes[key]:
             case BoltNode() as node:
                 running = self._bolts[key]
-                self._ran(passage, node, running, running.runner.finish(self._pulse))
+                with self._counts.busy(node.component):
+                    ran = running.runner.finish(self._pulse)
+                self._ran(passage, node, running, ran)
             case GatherNode() as node:
                 self._gathered(passage, key, node)
             case JoinNode() as node:
@@ -118,13 +120,17 @@ class Nodes:
         node = self._plan.nodes[key]
         match node:
             case OperationNode():
-                self._operate(passage, passage.alive(tuples), node)
+                alive = passage.alive(tuples)
+                self._counts.took(component, stream, node.component, alive.rows.num_rows)
+                self._operate(passage, alive, node)
             case BoltNode():
-                self._bolt(passage, passage.alive(tuples), node, component, stream)
+                alive = passage.alive(tuples)
+                self._counts.took(component, stream, node.component, alive.rows.num_rows)
+                self._bolt(passage, alive, node, component, stream)
             case JoinNode():
                 raise AssertionError(f"{node.component!r} takes tuples by its sides")
             case _:
-                passage.ends.append((key, node, tuples))
+                passage.ends.append(Ended(key, node, tuples, component, stream))
 
     def evaluated(
         self, passage: Passage, group: GroupBy, parts: list[Tuples], children: tuple[str, ...], component: str
@@ -135,7 +141,9 @@ class Nodes:
         """
         rows, anchors = self._put_together(parts, group.given)
         self._account.note(self._pulse, anchors)
-        result = evaluate(group, rows, self._pulse)
+        with self._counts.busy(component):
+            result = evaluate(group, rows, self._pulse)
+        self._counts.of(component).acked -= len(result.failed)
         if result.failed:
             for row, (reason, error) in sorted(result.failed.items()):
                 failed = Failed(reason, component, error, shown_row(rows, row))
@@ -157,7 +165,8 @@ class Nodes:
 
     def merged(self, combiner: Combiner) -> Tuples:
         """The results of groups that were combined; each is anchored to `MANY`."""
-        rows = combiner.finish()
+        with self._counts.busy(combiner.group.component):
+            rows = combiner.finish()
         share = split_one(combiner.share, rows.num_rows) if self._part.tracked else None
         return Tuples(rows, Anchors(rows.num_rows, None, None, share))
 
@@ -177,7 +186,8 @@ class Nodes:
             self._put_together(self._ends.waiting(f"{node.component}<{side}"), schema)
             for side, schema in ((0, node.on.left), (1, node.on.right))
         )
-        made = join_rows(node.on, left, right, len(node.children))
+        with self._counts.busy(node.component):
+            made = join_rows(node.on, left, right, len(node.children))
         passage.acked += made.unmatched
         self._emitted(node.component, "default", made.rows, len(node.children))
         self._account.anchored_together(made.deliveries[0])
@@ -192,12 +202,15 @@ class Nodes:
     def _emitted(self, component: str, stream: str, rows: pa.RecordBatch, subscribers: int) -> None:
         """Count and show what a component emitted."""
         self._account.report.tuples += rows.num_rows * subscribers
+        self._counts.of(component).emitted += rows.num_rows
         if self._observe is not None:
             self._observe(component, stream, rows)
 
     def _operate(self, passage: Passage, tuples: Tuples, node: OperationNode) -> None:
         self._account.note(self._pulse, tuples.anchors)
-        applied = apply(node, tuples.rows, self._pulse)
+        with self._counts.busy(node.component):
+            applied = apply(node, tuples.rows, self._pulse)
+        self._counts.of(node.component).acked += tuples.rows.num_rows - len(applied.failed)
         rows, counts, anchors = applied.rows, applied.counts, tuples.anchors
         if applied.failed:
             for row, error in sorted(applied.failed.items()):
@@ -225,10 +238,13 @@ class Nodes:
         if passage.number and tuples.anchors.message is not None and not isinstance(node.bolt, ArrowBolt):
             passage.seen(tuples.anchors.message)
         self._account.note(self._pulse, tuples.anchors)
-        self._ran(passage, node, running, running.runner.run(tuples.rows, component, stream, self._pulse))
+        with self._counts.busy(node.component):
+            ran = running.runner.run(tuples.rows, component, stream, self._pulse)
+        self._ran(passage, node, running, ran)
 
     def _ran(self, passage: Passage, node: BoltNode, running: _Running, ran: Ran) -> None:
         inputs = running.inputs
+        self._counts.of(node.component).acked += len(ran.acked)
         made: list[tuple[str, str, Tuples]] = []
         for stream, emitted in ran.emitted.items():
             children = node.children[stream]

@@ -18,7 +18,7 @@ from stormproof.core.arrays import Rows
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
-from stormproof.core.pulse import Pulse
+from stormproof.core.pulse.task import Pulse
 from stormproof.core.python_to_arrow import arrow_result, batch_of, no_rows, nulls_refused
 from stormproof.core.user_errors import CAUGHT, blame
 

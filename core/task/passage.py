@@ -50,6 +50,17 @@ End: TypeAlias = CombineNode | GatherNode | JoinSideNode | SendNode | WriteNode
 """Where tuples end in a stage."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Tuples that end at a node, and the component and stream that they are from."""
+
+    key: str
+    node: End
+    tuples: Tuples
+    component: str
+    stream: str
+
+
 @dataclass(slots=True)
 class Passage:
     """One record batch on its way through a stage; nothing of it is combined, sent or written until its end.
@@ -63,7 +74,7 @@ class Passage:
     failed: dict[int, Failed] = field(default_factory=dict[int, Failed])
     escaped: npt.NDArray[np.bool_] | None = None
     acked: list[Anchors] = field(default_factory=list[Anchors])
-    ends: list[tuple[str, End, Tuples]] = field(default_factory=list[tuple[str, End, Tuples]])
+    ends: list[Ended] = field(default_factory=list[Ended])
 
     def is_early(self, message: int) -> bool:
         """Whether nothing of this message can have left the passage."""

@@ -16,6 +16,7 @@ from stormproof.core.errors import Json
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.sink import PreparedFile, files_to_json
 from stormproof.core.task.wire import SUMMARY, WireRow, wire_batch, wire_rows
+from stormproof.core.tracking.component_counts import Counts, total
 from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.share import signed, xor_signed
 
@@ -38,6 +39,7 @@ class TaskReport:
     lost: list[MessageFailure] = field(default_factory=list[MessageFailure])
     together: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
     unanchored: int = 0
+    counts: Counts = field(default_factory=Counts)
     heard: str = ""
     """A digest of the marks that it was sent, by all tasks of the stage before."""
 
@@ -53,6 +55,7 @@ class TaskReport:
             "late": _failures_to_json(self.late),
             "lost": _failures_to_json(self.lost),
             "files": files_to_json(self.files),
+            "counts": self.counts.to_json(),
             "together": base64.b64encode(np.ascontiguousarray(self.together).tobytes()).decode(),
         }
 
@@ -64,6 +67,7 @@ class TaskReport:
             "late": _failures_from_json(parts["late"]),
             "lost": _failures_from_json(parts["lost"]),
             "files": [PreparedFile(**file) for file in parts["files"]],
+            "counts": Counts.from_json(parts["counts"]),
             "together": np.frombuffer(base64.b64decode(parts["together"]), np.int64).reshape(-1, 2),
         }
         return cls(**(parts | read))
@@ -120,4 +124,5 @@ def job_report(batches: Iterable[pa.RecordBatch], tasks: Sequence[int], steps_ms
         together=np.concatenate([r.together for r in reports]) if reports else np.empty((0, 2), np.int64),
         lost=tuple(f for r in reports for f in r.lost),
         unanchored=sum(r.unanchored for r in reports),
+        counts=total(r.counts for r in reports),
     )

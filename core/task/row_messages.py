@@ -12,11 +12,6 @@ from stormproof.core.sink import MESSAGE_COLUMNS
 from stormproof.core.tracking.anchors import MANY, MANY_ORIGIN, Anchors, MessageTable
 
 
-def with_messages(rows: pa.RecordBatch, anchors: Anchors, messages: MessageTable) -> pa.RecordBatch:
-    """The rows with `MESSAGE_COLUMNS` behind their own."""
-    return with_columns(rows, message_columns(anchors, messages))
-
-
 def with_columns(rows: pa.RecordBatch, messages: pa.RecordBatch) -> pa.RecordBatch:
     """The rows with these columns behind their own."""
     schema = pa.schema([*rows.schema, *messages.schema])

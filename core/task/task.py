@@ -19,7 +19,7 @@ from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import Entry, StagePlan
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
-from stormproof.core.pulse import Pulse, running
+from stormproof.core.pulse.task import Pulse, running
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import READER_SCHEMA
 from stormproof.core.task.account import Account
@@ -121,7 +121,12 @@ class _Task:
         entry = self._plan.entries[0]
         if isinstance(reader, SpoutReader):
             (entry,) = (e for e in self._plan.entries if e.component == reader.spout)
-        for messages in reader.read(part.seed, part.excluded, BATCH_ROWS):
+        read = iter(reader.read(part.seed, part.excluded, BATCH_ROWS))
+        while True:
+            with self._account.counts.busy(entry.component):
+                messages = next(read, None)
+            if messages is None:
+                return
             # The payload's type is a matter of the source's reader and its decoder: bytes, or a row of columns.
             if messages.schema.names != READER_SCHEMA.names or messages.schema.types[:3] != READER_SCHEMA.types[:3]:
                 raise JobFailed(
@@ -142,7 +147,8 @@ class _Task:
         first = self._account.messages.append(ids, origins, signed_tokens)
         report.read_messages += number
         report.read_xor = signed(report.read_xor ^ xor_reduce(tokens))
-        decoded = part.decoders[entry.component].decode(messages.column("payload"))
+        with self._account.counts.busy(entry.component):
+            decoded = part.decoders[entry.component].decode(messages.column("payload"))
         passage = Passage(first, number)
         for row, error in decoded.failed:
             shown = _shown_payload(messages.column("payload")[row].as_py())
@@ -163,6 +169,9 @@ class _Task:
             tuples = tuples.only(good)
         self._nodes.deliver(passage, tuples, None, entry.children, entry.component, entry.stream)
         yield from self._ends.finish(passage)
+        of_spout = self._account.counts.of(entry.component)
+        of_spout.executed += number
+        of_spout.acked += number - len(passage.failed)
         if part.ackers:
             kept = np.ones(number, np.bool_) if untracked is None else ~untracked
             kept[[message - first for message in passage.failed]] = False
@@ -222,7 +231,8 @@ class _Task:
             for chunk in chunks:
                 if chunk.share is not None:
                     combiner.share ^= xor_reduce(chunk.share)
-                combiner.absorb(pa.Table.from_batches([chunk.rows]))
+                with self._account.counts.busy(group.component):
+                    combiner.absorb(pa.Table.from_batches([chunk.rows]))
             merged = self._nodes.merged(combiner)
             self._nodes.deliver(passage, merged, None, entry.children, entry.component, entry.stream)
         yield from self._ends.finish(passage)

@@ -1,4 +1,4 @@
-"""The attempts at one batch: from its opened slice to its outcome, under each guarantee.
+"""The attempts at one batch: from its opened slice to its outcome. A message that kills its worker is set aside here.
 
 It knows no ledger and no store: a journal records each further attempt before its job runs, and the caller acts on the
 outcome. No batch goes on for ever: each way in which an attempt can end leads to another attempt a bounded number of times.

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from stormproof.core.message import MessageFailure
 from stormproof.core.sink import PreparedFile
+from stormproof.core.tracking.component_counts import Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class JobReport:
     Each task names a message once, so a message may be named more than once. `late_xor` is the XOR of the shares that ended
     in these failures: `ack_xor ^ late_xor` accounts for every share. `together` is an (n, 2) array of the ids of messages
     that anchor one tuple together. `lost` are the messages that were incomplete in per-message mode. `unanchored` is the
-    number of failed tuples that no message anchored: nothing is replayed for them.
+    number of failed tuples that no message anchored: nothing is replayed for them. `counts` tell what each component did.
     """
 
     read_messages: int
@@ -40,3 +41,4 @@ class JobReport:
     together: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
     lost: tuple[MessageFailure, ...] = ()
     unanchored: int = 0
+    counts: Counts = field(default_factory=Counts)

@@ -80,26 +80,15 @@ def xor_signed(numbers: Iterable[int]) -> int:
     return signed(total)
 
 
-def split_shares(shares: Words, parent: Rows, ordinal: Rows, n: Rows) -> Words:
-    """The shares of children in any order: child `ordinal[i]` of the `n[i]` children of the tuple in row `parent[i]`.
+def split_runs(shares: Words, counts: Rows) -> Words:
+    """The shares of children, in order of parent and ordinal. `counts[i]` is the number of children of the tuple in row i.
+
+    Child j of n has mix64(s + GAMMA * j) ^ mix64(s + GAMMA * (j + 1)), where s is its parent's share. The first child has s
+    in place of the first term, and the last one 0 in place of the second.
 
     Guarantee:
-        The shares of all `n` children of a parent XOR to the parent's share; one child alone carries it unchanged.
-        A parent without children appears nowhere here: its caller acks its share.
-    """
-    own = shares[parent]
-    j = ordinal.astype(np.uint64)
-    lower, upper = mix64(own + GAMMA * j), mix64(own + GAMMA * (j + np.uint64(1)))
-    first, last = ordinal == 0, ordinal == n - 1
-    lower[first] = own[first]
-    upper[last] = 0
-    return lower ^ upper
-
-
-def split_runs(shares: Words, counts: Rows) -> Words:
-    """The same shares as `split_shares` gives, for children in order of parent and ordinal: half the work.
-
-    `counts[i]` is the number of children of the tuple in row i.
+        The shares of all children of a parent XOR to the parent's share; one child alone carries it unchanged.
+        A parent without children has none here: its caller acks its share.
     """
     total = int(counts.sum())
     if total == 0:

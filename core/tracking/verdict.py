@@ -1,7 +1,8 @@
-"""The batch verdict: whether the acked shares of a whole batch XOR to the tokens of its messages.
+"""The batch verdict: do the acked shares of a whole batch XOR to the tokens of its messages, and do the counts agree?
 
 The XOR of many messages' ack vals is again one 64-bit value. It is zero when every tuple anchored to them was acked, and
-otherwise only by an accident of probability 2^-64. An XOR does not see a row that comes an odd number of times; counts do.
+otherwise only by an accident of probability 2^-64. An XOR is blind to copies where a row comes an odd number of times: so
+messages are counted, and `stormproof.core.task.exchange` counts the rows between stages.
 """
 
 from __future__ import annotations

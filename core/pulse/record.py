@@ -1,0 +1,50 @@
+"""What a task reports: one record of 40 bytes, the same in a file and on a connection."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+SUSPECTS_MAX: Final = 8
+"""Where more messages than this are equally suspect, none is named."""
+
+RECORD: Final = struct.Struct("=qqqqq")
+ROWS, STATE, NOTED, MESSAGE, LOCKED_ON = range(5)
+RUNNING, DONE, FAILED = range(3)
+
+Record: TypeAlias = tuple[int, int, int, int, int]
+"""Rows worked on; running, done or failed; whether a message is noted, and which; the machine that locked its file, or 0."""
+
+
+AttemptKey: TypeAlias = tuple[str, int, int]
+"""Incarnation, txid and attempt, as in `stormproof.core.job`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is. A value that differs from the one before is a sign of life.
+
+    `rows` is the sum over its tasks. `started` is the number of tasks begun, where a repeated task counts again; `running`
+    is how many of those have neither ended nor died with their worker. `silent` is how many of the running ones are not
+    heard of: the network between them and the driver does not carry anything, so nobody knows whether they live.
+    """
+
+    rows: int = 0
+    started: int = 0
+    running: int = 0
+    silent: int = 0
+
+
+def most_often(records: Iterable[Record]) -> tuple[int, ...]:
+    """The messages that were noted most often in tasks that did not end; none where these are more than `SUSPECTS_MAX`.
+
+    A task that Spark repeats notes the same message each time that it dies. A task beside it that was stopped notes its
+    message once.
+    """
+    noted = Counter(record[MESSAGE] for record in records if record[NOTED] and record[STATE] != DONE)
+    most = max(noted.values(), default=0)
+    named = sorted(message for message, times in noted.items() if times == most)
+    return tuple(named) if len(named) <= SUSPECTS_MAX else ()
