@@ -10,7 +10,9 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | `tracking` | how is it proven that no message is lost: shares, acker, verdict, attempts, bisection |
 | `pending` | what is leased, waits for a retry, or is a dead letter: open, confirm, abort |
 | `source` | where do messages come from: queue, files, memory, a client of your own; how are payloads decoded |
+| `pulse` | how far is a task, and which message does it have in hand; does a job hang, or is it not heard of |
 | `engine` | how does a batch become a Spark job; how does Spark get Java and Delta's jars |
+| `storage` | how are files reached, on a disk and in an object store |
 | `postgres` | which database, how is a connection set up, and the embedded server |
 
 | module | question that it answers |
@@ -19,7 +21,7 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | `settings`, `arguments`, `schema` | what can be set; is an argument valid; how is a schema read |
 | `user_functions`, `user_errors` | can a user's function be called; what does its exception mean for the message |
 | `machine_faults`, `preflight` | is the machine to blame and not a message; can every machine run a task |
-| `pulse` | how far is a task, and which message does it have in hand; does a job hang |
+| `object_probe` | can every machine read and write a folder in an object store |
 | `forks` | what may a fork of a driver or a function do |
 | `job`, `sink` | what is one attempt at one batch; what does a task know of a sink |
 | `lineage` | which transaction and which message made a row; messages' ids as columns |
@@ -27,7 +29,6 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | `folds`, `ordered_rows` | how is a value merged with the one that a sink holds; which row of a group is first or last |
 | `merging`, `sketches` | which merges are functions over Arrow columns; how are distinct values counted by sketches |
 | `python_to_arrow`, `arrow_compute`, `arrays` | how do values become columns |
-| `storage` | what is an address in an object store, and with which options is it reached |
 | `extras` | which package that only some sources need is missing |
 | `failpoint`, `clock` | where can a test kill a run; where does time come from |
 | `trusted_paths`, `public_names` | may another user have written this file; which name does a class show |

@@ -1,9 +1,14 @@
-"""What others call a table, a topic or a folder: names by OpenLineage's naming rules, without a user or a password."""
+"""What others call a table, a topic or a folder: names by OpenLineage's naming rules, without a user or a password.
+
+The rules know Postgres, Kafka, files and object stores. Other brokers are named alike: the server is the namespace.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import urlsplit
 
 
@@ -19,13 +24,27 @@ def at_path(path: str) -> DatasetName:
     """A file, a folder or a pattern of them: on this machine, or in an object store."""
     parts = urlsplit(path)
     if parts.scheme and parts.netloc:
-        scheme = "s3" if parts.scheme in ("s3a", "s3n") else parts.scheme
-        return DatasetName(f"{scheme}://{parts.netloc.rpartition('@')[2]}", parts.path.strip("/") or "/")
+        scheme = _SAME.get(parts.scheme, parts.scheme)
+        place = parts.netloc.rpartition("@")[2]
+        if scheme == "abfss" and parts.username:  # there it is the container, not a person
+            place = f"{parts.username}@{place}"
+        return DatasetName(f"{scheme}://{place}", parts.path.strip("/") or "/")
     return DatasetName("file", os.path.abspath(parts.path if parts.scheme == "file" else path))
 
 
-def at_server(scheme: str, address: str, name: str) -> DatasetName:
-    """Something at a server; of the address, a URL or ``host:port``, only host and port are shown, of several the first."""
+def at_server(scheme: str, address: str, name: str, *, port: int, within: str = "") -> DatasetName:
+    """Something at a server; of the address, a URL or ``host:port``, only host and port are shown, of several the first.
+
+    `port` is what its clients take where the address has none. `within` is the part of the server that the name is in, as a
+    virtual host; empty for the part that clients take by default.
+    """
     first = address.partition(",")[0].strip()
     place = urlsplit(first if "://" in first else f"//{first}").netloc.rpartition("@")[2]
-    return DatasetName(f"{scheme}://{place}", name)
+    if _PORT.search(place) is None:
+        place = f"{place or 'localhost'}:{port}"
+    return DatasetName(f"{scheme}://{place}", f"{within}/{name}" if within else name)
+
+
+_SAME: Final = {"s3a": "s3", "s3n": "s3", "abfs": "abfss"}
+"""Schemes of one store that have one name."""
+_PORT: Final = re.compile(r":[0-9]+$")

@@ -37,8 +37,8 @@ class Failpoint:
     ``every`` batch; a ``recovery`` that finds something; an ``abort``; a ``retry`` of a job; a ``delta`` or ``postgres``
     sink; a ``state``; a micro-batch of a ``stream``; the ``queue`` itself; the ``journal`` of a server that redelivers; an
     ``operator``'s decision about a dead letter; an ``audit``; a ``reject`` of a row that a sink's table refuses; a refused
-    row of a ``group``; the
-    ``upkeep`` of a table's files.
+    row of a ``group``; the ``upkeep`` of a table's files; a confirm that is ``owed``, since the source is not in the
+    ledger's database.
     """
 
     name: str
@@ -72,7 +72,7 @@ _ALL: Final = (
     Failpoint("compact.before", "a Delta table is about to be compacted", "upkeep"),
     Failpoint("compact.after_log_entry", "a compaction's log entry is put, nothing of it is synced", "upkeep"),
     Failpoint("compact.after_sync", "a compaction's files and log entry are synced", "upkeep"),
-    Failpoint("postgres.after_guard", "inside the sink's transaction: the guard row is moved", "postgres"),
+    Failpoint("postgres.after_guard", "inside the sink's transaction: fence and guard row are locked", "postgres"),
     Failpoint("postgres.after_rows", "inside the sink's transaction: every row is written", "postgres"),
     Failpoint(
         "postgres.after_rejects",
@@ -86,6 +86,7 @@ _ALL: Final = (
     Failpoint("finish.before", "every sink has committed; the source has not confirmed"),
     Failpoint("finish.in_transaction", "the source has confirmed, `committed` is not recorded"),
     Failpoint("finish.before_commit", "`committed` is recorded, the transaction is not committed"),
+    Failpoint("finish.before_confirm", "the txid is committed, the source has not confirmed", "owed"),
     Failpoint("finish.after", "the txid is committed, staging files still lie there"),
     Failpoint("abort.in_transaction", "a batch is recorded as aborted, not yet committed", "abort"),
     Failpoint("abort.after", "a batch was aborted", "abort"),

@@ -130,4 +130,4 @@ def fold_from_json(found: Json) -> AnyFold:
         case {"fold": "function", "function": str(function), "columns": list(columns)}:
             return ByFunction(MergeFunction(function), tuple(str(name) for name in columns))
         case _:
-            raise ValueError(f"no fold: {found!r}")
+            raise ValueError(f"this version knows no fold {found!r}; a newer one recorded it")

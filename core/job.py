@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 from stormproof.core.graph.plan import Plan
+from stormproof.core.pulse.wire import Place
 from stormproof.core.sink import SinkWriter
 from stormproof.core.source.protocol import SliceReader
 
@@ -22,8 +22,9 @@ class Job:
     `readers` has one entry a source task, `writers` one a sink, by the sink's name. `tracked` is off under at-most-once:
     there are no tokens and no shares, but rows between stages are counted all the same. `excluded` are messages that are
     left out, since they failed in an earlier attempt. `per_message` routes shares to ackers, which take a verdict for each
-    message. `pulse` is the folder in which tasks report their progress (see `stormproof.core.pulse`); None: they do not.
-    `careful` makes row-wise functions also note the message in hand there, for a batch whose job died before.
+    message. `pulse` is where tasks report their progress (see `stormproof.core.pulse`); None: they do not.
+    `careful` makes row-wise functions also note the message in hand there, for a batch whose job died before. `messages`
+    is how many messages the readers give; None: nobody knows.
     """
 
     plan: Plan
@@ -36,8 +37,9 @@ class Job:
     tracked: bool
     excluded: frozenset[int] = frozenset()
     per_message: bool = False
-    pulse: Path | None = None
+    pulse: Place | None = None
     careful: bool = False
+    messages: int | None = None
 
     @property
     def key(self) -> JobKey:

@@ -38,9 +38,9 @@ UNFIT: Final = frozenset(
 
 SHIP: Final = (
     "install the package in the Python of every executor (spark.pyspark.python or PYSPARK_PYTHON names it), or ship it: "
-    "spark.executorEnv.PYTHONPATH=FOLDER where every machine has the folder (with a local master: PYTHONPATH in the "
-    "driver's environment), or spark.archives=ENVIRONMENT.tar.gz. All of these are set before the SparkSession starts; make "
-    "none of your own, and Stormproof starts one whose workers run the driver's Python"
+    "stormproof pack makes the archive; or spark.executorEnv.PYTHONPATH=FOLDER where every machine has the folder (with a "
+    "local master: PYTHONPATH in the driver's environment), or spark.archives=ENVIRONMENT.tar.gz. All of these are set "
+    "before the SparkSession starts; make none of your own, and Stormproof starts one whose workers run the driver's Python"
 )
 
 ADVICE: Final[dict[int, str]] = {

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import pkgutil
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Final, TypeVar, cast, get_type_hints
+
+import lazy_loader
 
 PUBLIC: Final = "stormproof"
 
 T = TypeVar("T")
+
+
+def names_of_stub(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package whose names stand in its `__init__.pyi`, imported at first use.
+
+    As `lazy_loader.attach_stub`, which does not find the stub of a package in an archive.
+    """
+    text = pkgutil.get_data(package, "__init__.pyi")
+    if text is None:
+        raise ImportError(f"{package} has lost its file __init__.pyi", name=package)
+    names: dict[str, list[str]] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 1:
+            names.setdefault(node.module, []).extend(alias.name for alias in node.names)
+    attached: tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]
+    attached = lazy_loader.attach(package, submod_attrs=names)
+    return attached
 
 
 def shown_as_public(thing: T) -> T:

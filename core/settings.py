@@ -17,7 +17,7 @@ from stormproof.core.arguments import shown
 from stormproof.core.errors import SettingsError
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import embedded_database
-from stormproof.core.storage import default_storage
+from stormproof.core.storage.address import absolute, default_storage, is_url, refusal_of_url, shown_url
 from stormproof.core.trusted_paths import require_trusted
 
 PREFIX: Final = "STORMPROOF_"
@@ -54,9 +54,11 @@ class Settings(BaseSettings):
     )
     embedded: bool = Field(default=True, description="start a Postgres under `home` where none is named")
     home: Path = Field(default=Path(".stormproof"), description="folder for the embedded Postgres and staged files")
-    staging_dir: Path | None = Field(
+    staging_dir: str | None = Field(
         default=None,
-        description="folder for prepared files that every executor and the driver reach; `home`/staging by default",
+        description="folder for prepared files that every executor and the driver reach, a path or a URL as "
+        "`s3://BUCKET/KEY`; `home`/staging by default",
+        min_length=1,
     )
     storage_options: dict[str, str] = Field(
         default={},
@@ -74,6 +76,12 @@ class Settings(BaseSettings):
     )
     parallelism: int | None = Field(
         default=None, ge=1, description="source tasks in a batch's job; by default one for each of Spark's cores"
+    )
+    small_job_ms: float = Field(
+        default=100.0,
+        ge=0,
+        description="a batch whose tasks are foretold to work no longer than this, all together, is one task of Spark's: no "
+        "rows are handed from stage to stage, which costs more; 0: none is",
     )
     delta_jars_dir: Path | None = Field(
         default=None,
@@ -122,8 +130,22 @@ class Settings(BaseSettings):
     worker_memory_mb: int | None = Field(
         default=None,
         ge=64,
-        description="megabytes that a Spark worker may allocate on top of what it starts with; by default half of its "
-        "machine's memory over its cores, at least 1024",
+        description="megabytes that a Spark worker may allocate on top of what it starts with; by default what Spark "
+        "grants it (`spark.executor.pyspark.memory`; on YARN and Kubernetes `spark.executor.memoryOverhead` over the "
+        "cores), else half of its machine's memory over its cores, at least 1024",
+    )
+    pulse: Literal["auto", "folder", "tcp"] = Field(
+        default="auto",
+        description="how tasks report their progress to the driver: `folder` in files below `staging_dir`, which all "
+        "must share; `tcp` over the network, to a port of the driver's; `auto` is `folder` where Spark's executors run "
+        "inside the driver, and `tcp` elsewhere",
+    )
+    pulse_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="port where the driver listens for its tasks' progress, at Spark's `spark.driver.bindAddress`; 0: one "
+        "that is free",
     )
     outage_s: float = Field(
         default=60.0, gt=0, description="how long a store may stay away before the run gives up with an error"
@@ -207,7 +229,7 @@ class Settings(BaseSettings):
                 )
             super().__init__(**arguments)
         except UnicodeDecodeError as error:
-            raise SettingsError(f"{path} is not UTF-8: {error}", setting=TOML_FILE) from error
+            raise SettingsError(f"{path} is not UTF-8: {error}; save it as UTF-8", setting=TOML_FILE) from error
         except OSError as error:
             raise SettingsError(
                 f"{path} cannot be read: {error.strerror or error}; make it readable, or move it away",
@@ -239,6 +261,19 @@ class Settings(BaseSettings):
         """A table of tables, as `spark.executor.memory = "4g"` is in TOML, by whole names."""
         return spark_names(value) if isinstance(value, Mapping) else value
 
+    @field_validator("staging_dir", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+    @field_validator("staging_dir")
+    @classmethod
+    def _served(cls, value: str | None) -> str | None:
+        """A URL that names a folder in a store that is served."""
+        if value is not None and is_url(value) and (refusal := refusal_of_url(value)) is not None:
+            raise ValueError(f"{shown_url(value)}: {refusal}")
+        return value
+
     def with_spark(self, more: Mapping[str, str]) -> Settings:
         """The same, with further settings of Spark's, which go before those that are there."""
         return self.model_copy(update={"spark": {**self.spark, **spark_names(more)}})
@@ -264,9 +299,14 @@ class Settings(BaseSettings):
         return self.model_copy(update=update)
 
     @property
-    def staging_path(self) -> Path:
-        """Where prepared files go, absolute: executors have another working folder."""
-        return (self.staging_dir or self.home / "staging").absolute()
+    def staging_address(self) -> str:
+        """Where prepared files go, an absolute path or a URL: executors have another working folder."""
+        return absolute(self.staging_dir or self.home / "staging")
+
+    @property
+    def pulse_path(self) -> Path:
+        """The folder of pulses: with the prepared files, or in `home` where those are in an object store."""
+        return Path(absolute(self.home) if is_url(self.staging_address) else self.staging_address, "pulse")
 
     @property
     def uses_embedded(self) -> bool:

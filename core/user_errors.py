@@ -14,6 +14,7 @@ from typing import Final
 
 from stormproof.core.forks import end_if_fork
 from stormproof.core.message import FailureReason, storable_text
+from stormproof.core.pulse.wire import ContactLost
 
 CAUGHT: Final = BaseException
 """What is caught around a call of a user's code; `blame` lets Ctrl-C through again."""
@@ -41,9 +42,10 @@ def blame(error: BaseException) -> tuple[FailureReason, str]:
 
     Raises:
         KeyboardInterrupt: that was the exception.
+        ContactLost: likewise; the loop's own iterator raised it, and no function.
     """
     end_if_fork(error)
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | ContactLost):
         raise error
     if isinstance(error, FailTuple):
         said = storable_text(error.reason_text) if error.reason_text else "raised FailTuple without a reason"

@@ -111,6 +111,17 @@ class WriteNode:
 Node: TypeAlias = OperationNode | BoltNode | CombineNode | GatherNode | JoinSideNode | JoinNode | SendNode | WriteNode
 
 
+def taker_of(node: Node) -> str:
+    """The component or sink that takes the tuples which are handed to a node."""
+    match node:
+        case WriteNode():
+            return node.sink
+        case CombineNode() | GatherNode():
+            return node.group.component
+        case _:
+            return node.component
+
+
 @dataclass(frozen=True, slots=True)
 class Edge:
     """What crosses an exchange: from one component's stream to another component, `hops` stages further.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from stormproof.core.pending.lost import lost_in
 from stormproof.core.pending.rows import At, Subscriber
 
 
@@ -52,6 +53,10 @@ class SliceAudit(Protocol):
 
     def has(self, id_: int, origin: int) -> bool:
         """Whether the source has the message; also true where that is not known."""
+        ...
+
+    def count(self, at: At) -> int | None:
+        """How many messages of a slice the source still has; None: not known."""
         ...
 
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
@@ -101,6 +106,11 @@ class NumberedAudit:
         del id_, origin
         return True
 
+    def count(self, at: At) -> int | None:
+        """Not known here."""
+        del at
+        return None
+
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
         """Whether the number lies behind the position."""
         del origin
@@ -112,7 +122,7 @@ class NumberedAudit:
         return 0, None
 
     def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
-        """Ranges that were taken must cover, once, all that was handed out."""
+        """Ranges that were taken must cover, once, all that was handed out; and what was lost before that is on record."""
         end = _next_of(position)
         if position and end is None:
             return [Finding(f"the position of source {self._who.source} cannot be read: {sorted(position)}")]
@@ -138,7 +148,7 @@ class NumberedAudit:
         covered = max(covered, known)
         if end is not None and covered < end:
             findings.append(self._missed(end - covered, "behind the last batch", None))
-        return findings
+        return [*findings, *(Finding(f"source {self._who.source}: {lost}") for lost in lost_in(position))]
 
     def unsubscribed(self) -> list[Finding]:
         """Nothing is known of it."""

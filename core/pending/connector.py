@@ -102,6 +102,21 @@ class Connector(Source):
         del position, cursor
         return 0, None
 
+    @classmethod
+    def at_server(cls, position: At) -> int | None:
+        """How many messages a server that delivers had not delivered when a slice was last opened; None: not known.
+
+        None are where all messages can be read: `unopened` counts them.
+        """
+        left = position.get("at_server", 0)
+        return left if isinstance(left, int) else None
+
+    @classmethod
+    def notes(cls, position: At) -> tuple[str, ...]:
+        """What holds some of its messages up, for `status`; nothing where all is as usual."""
+        del position
+        return ()
+
     def settle(self, at: At, cursor: Any) -> None:
         """A slice was confirmed, in this transaction: its messages are applied, or wait or are dead with their payloads.
 

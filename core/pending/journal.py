@@ -54,6 +54,10 @@ class Delivery(NamedTuple):
     stored: bytes | None = None
 
 
+class ReusedId(UsageError):
+    """An id came with two different payloads."""
+
+
 @dataclass(frozen=True, slots=True)
 class JournalCounts:
     """What a journal holds.
@@ -95,7 +99,8 @@ class Journal:
         One that comes again after it was resolved is counted as suppressed, and with `owed` is owed a confirmation again.
 
         Raises:
-            UsageError: an id is none, or came before with another payload; nothing was written.
+            UsageError: an id is none; nothing was written.
+            ReusedId: an id came before, or comes here, with another payload; nothing was written.
         """
         first_of: dict[str, Delivery] = {}
         for message in received:
@@ -176,6 +181,13 @@ class Journal:
             known[id_] = number
         return known
 
+    def digests(self, ids: Iterable[str]) -> dict[str, bytes]:
+        """The SHA-256 of the payloads of those of these stable ids that were written down."""
+        found = self._run(
+            f"select stable_id, digest from {_TABLE} where {MINE} and stable_id = any(%s)", *self._key, list(ids)
+        )
+        return {id_: bytes(digest) for id_, digest in found}
+
     def known(self, ids: Iterable[str]) -> set[str]:
         """Those of these stable ids that were written down."""
         found = self._run(f"select stable_id from {_TABLE} where {MINE} and stable_id = any(%s)", *self._key, list(ids))
@@ -205,8 +217,8 @@ class Journal:
                 stable_id=id_[:50],
             )
 
-    def _reused(self, id_: str) -> UsageError:
-        return UsageError(
+    def _reused(self, id_: str) -> ReusedId:
+        return ReusedId(
             f"{self._where}: the id {id_!r} came with two different payloads; of messages with one id all but the first "
             "would be lost. Have the publisher give each message an id of its own",
             stable_id=id_,

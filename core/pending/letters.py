@@ -1,8 +1,8 @@
-"""Dead letters of one subscription, and what an operator decides about them; works without the source itself."""
+"""Dead letters of one subscription for an operator: requeue, drop, edit. It works without the source itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 from stormproof.core.errors import Json
 from stormproof.core.failpoint import failpoint
@@ -10,7 +10,7 @@ from stormproof.core.message import storable_text
 from stormproof.core.pending.connector import Connector
 from stormproof.core.pending.journal import Journal
 from stormproof.core.pending.rows import PendingStore, Subscriber
-from stormproof.core.source.dead_letter import DeadLetter, Disposal
+from stormproof.core.source.dead_letter import DeadLetter, Disposal, LetterHead
 
 
 class DeadLetters:
@@ -31,6 +31,24 @@ class DeadLetters:
         with self._store.rows(self._who) as rows:
             return rows.dead_letters(self._form.shown_id)
 
+    def of_message(self, message: str) -> tuple[DeadLetter, ...]:
+        """The dead letters of one message, by its shown id, oldest first."""
+        number = self._form.number_of(message)
+        if number is None:
+            return ()
+        with self._store.rows(self._who) as rows:
+            return rows.dead_letters(self._form.shown_id, of=number)
+
+    def each(self) -> Generator[DeadLetter]:
+        """All of them, a few at a time; a transaction is open until the iterator is closed."""
+        with self._store.rows(self._who) as rows:
+            yield from rows.each_dead_letter(self._form.shown_id)
+
+    def heads(self, *, undecided: bool) -> Generator[LetterHead]:
+        """What filters need of all of them, likewise; no payload is read."""
+        with self._store.rows(self._who) as rows:
+            yield from rows.letter_heads(self._form.shown_id, undecided=undecided)
+
     def stable_id(self, message: str) -> str | None:
         """The id under which the journal knows a message; None: the source has none, or the message is forgotten."""
         number = self._form.number_of(message)
@@ -47,7 +65,7 @@ class DeadLetters:
         """Give these up for good; returns those that were dead."""
         return self._dispose(ids, Disposal.DROP, by, why, tx)
 
-    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
+    def edit(self, message: str, payload: bytes, *, by: str, why: str, tx: object | None = None) -> bool:
         """Hand one out again with another payload; the old one stays on record. False where it is none.
 
         Raises:
@@ -56,14 +74,13 @@ class DeadLetters:
         number = self._form.number_of(message)
         if number is None:
             return False
-        with self._store.rows(self._who) as rows:
+        with self._store.rows(self._who, tx) as rows:
             old = rows.undecided(*number)
             if old is None:
                 return False
             stored = self._form.edited(old, payload)
             rows.dispose([number], Disposal.EDIT, by=storable_text(by), why=storable_text(why), payload=stored)
             failpoint("dead_letter.in_transaction")
-        failpoint("dead_letter.after")
         return True
 
     def open_again(

@@ -28,7 +28,7 @@ from stormproof.core.pending.rows import (
     WaitingRetry,
 )
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.dead_letter import DeadLetter, Disposal, disposal_entry
+from stormproof.core.source.dead_letter import DeadLetter, Disposal, LetterHead, disposal_entry
 from stormproof.core.source.protocol import Lease, SliceReader
 
 K = TypeVar("K")
@@ -228,6 +228,10 @@ class MemoryRows:
 
     # ---- slices
 
+    def move(self, position: At) -> None:
+        """Move the subscription to `position`."""
+        self._set(self._sub, "position", position)
+
     def advance(self, row: SliceRow, lease: Lease, position: At) -> SliceRow:
         """Insert a slice that is open, and move the position on."""
         row = self._store(replace(row, id=next(self._numbers)), lease)
@@ -421,11 +425,31 @@ class MemoryRows:
 
     # ---- dead letters
 
-    def dead_letters(self, shown: Callable[[int, int], str], *, payloads: bool = True) -> tuple[DeadLetter, ...]:
-        """Every dead letter, oldest first."""
+    def dead_letters(
+        self, shown: Callable[[int, int], str], *, payloads: bool = True, of: tuple[int, int] | None = None
+    ) -> tuple[DeadLetter, ...]:
+        """Every dead letter, or those of one message, oldest first."""
         del payloads  # they are here anyway
         dead = self._all[self._who].dead if self._who in self._all else {}
-        return tuple(replace(letter, shown_id=shown(letter.id, letter.origin)) for _, letter in sorted(dead.items()))
+        return tuple(
+            replace(letter, shown_id=shown(letter.id, letter.origin))
+            for _, letter in sorted(dead.items())
+            if of in (None, (letter.id, letter.origin))
+        )
+
+    def each_dead_letter(self, shown: Callable[[int, int], str]) -> Iterator[DeadLetter]:
+        """The same."""
+        return iter(self.dead_letters(shown))
+
+    def letter_heads(self, shown: Callable[[int, int], str], *, undecided: bool) -> Iterator[LetterHead]:
+        """What filters need of each dead letter, oldest first."""
+        found = self.dead_letters(shown)
+        return (LetterHead.of(letter) for letter in found if not (undecided and letter.disposal is not None))
+
+    def letter_classes(self) -> Mapping[tuple[str, str], int]:
+        """How many undecided dead letters there are of each class of error and reason."""
+        heads = self.letter_heads(lambda id_, _: str(id_), undecided=True)
+        return Counter((head.error_class, head.reason) for head in heads)
 
     def dispose(
         self, numbers: Sequence[tuple[int, int]], disposal: Disposal, *, by: str, why: str, payload: bytes | None = None

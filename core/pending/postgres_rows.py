@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 import psycopg
+from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.pending.rows import At, Counts, Failed, LeaseFate, Retry, SliceRow, Subscriber, WaitingRetry
 from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.store import query
-from stormproof.core.source.dead_letter import DISPOSAL_ENTRY_SQL, DeadLetter, Disposal
+from stormproof.core.source.dead_letter import (
+    CLASS_SQL,
+    COMPONENT_SQL,
+    DISPOSAL_ENTRY_SQL,
+    DeadLetter,
+    Disposal,
+    LetterHead,
+)
 from stormproof.core.source.protocol import Lease
 
 LAPSE_KEPT_DAYS: Final = 7
@@ -25,6 +33,12 @@ _ORDER: Final = "coalesce(nullif(path, ''), lpad(id::text, 20, '0')) collate \"C
 _FREE: Final = "(state = 'returned' or (state = 'open' and expires_at <= clock_timestamp()))"
 _NAMED: Final = "kind = %s and source = %s and subscription = %s"
 MINE: Final = f"subscription = (select id from {SCHEMA}.pending_subscription where {_NAMED})"
+_READER_IDLE: Final = "10min"
+"""How long a reader may look at some rows before it asks for more: it locks nothing that others wait for."""
+_LETTERS: Final = (
+    f"select id, origin, {{}}, reason, error, times_opened, times_failed, history, dead_at, disposal, disposed_by,"
+    f" disposed_why, disposed_at, new_payload from {SCHEMA}.dead_letter where {_NAMED}"
+)
 _LATER: Final = "clock_timestamp() + make_interval(secs => %s)"
 _ENTRY: Final = "jsonb_build_array(jsonb_build_object('at', clock_timestamp()) || f.entry)"
 
@@ -79,6 +93,10 @@ class PostgresRows:
             *self._key,
             epoch,
         )
+
+    def move(self, position: At) -> None:
+        """Move the subscription to `position`."""
+        self._run(f"update {SCHEMA}.pending_subscription set position = %s where {_NAMED}", Jsonb(position), *self._key)
 
     def advance(self, row: SliceRow, lease: Lease, position: At) -> SliceRow:
         """Insert a slice that is open under the lease, and move the subscription to `position`."""
@@ -392,35 +410,67 @@ class PostgresRows:
 
     # ---- dead letters
 
-    def dead_letters(self, shown: Callable[[int, int], str], *, payloads: bool = True) -> tuple[DeadLetter, ...]:
-        """Every dead letter, oldest first."""
+    def dead_letters(
+        self, shown: Callable[[int, int], str], *, payloads: bool = True, of: tuple[int, int] | None = None
+    ) -> tuple[DeadLetter, ...]:
+        """Every dead letter, or those of one message, oldest first."""
         payload = "payload" if payloads else "case when new_payload is null then ''::bytea else payload end"
+        one = "" if of is None else " and id = %s and origin = %s"
+        found = self._run(f"{_LETTERS.format(payload)}{one} order by number", *self._key, *(of or ()))
+        return tuple(self._letter(row, shown) for row in found)
+
+    def each_dead_letter(self, shown: Callable[[int, int], str]) -> Iterator[DeadLetter]:
+        """The same, a few at a time."""
+        for row in self._streamed(f"{_LETTERS.format('payload')} order by number", 100):
+            yield self._letter(row, shown)
+
+    def letter_heads(self, shown: Callable[[int, int], str], *, undecided: bool) -> Iterator[LetterHead]:
+        """What filters need of each dead letter, oldest first, a few at a time."""
+        wanted = " and disposal is null" if undecided else ""
+        rows = self._streamed(
+            f"select id, origin, reason, {CLASS_SQL}, {COMPONENT_SQL}, dead_at, disposal from {SCHEMA}.dead_letter"
+            f" where {_NAMED}{wanted} order by number",
+            1_000,
+        )
+        for id_, origin, reason, kind, component, dead_at, disposal in rows:
+            decided = None if disposal is None else Disposal(disposal)
+            yield LetterHead(shown(id_, origin), reason, kind, component, dead_at, decided)
+
+    def letter_classes(self) -> Mapping[tuple[str, str], int]:
+        """How many undecided dead letters there are of each class of error and reason."""
         found = self._run(
-            f"select id, origin, {payload}, reason, error, times_opened, times_failed, history, dead_at, disposal,"
-            f" disposed_by, disposed_why, disposed_at, new_payload from {SCHEMA}.dead_letter where {_NAMED}"
-            " order by number",
+            f"select {CLASS_SQL}, reason, count(*) from {SCHEMA}.dead_letter where {_NAMED} and disposal is null"
+            " group by 1, 2",
             *self._key,
         )
-        return tuple(
-            DeadLetter(
-                id=row[0],
-                origin=row[1],
-                shown_id=shown(row[0], row[1]),
-                subscription=self._who.subscription,
-                payload=bytes(row[2]),
-                reason=row[3],
-                error=row[4],
-                times_opened=row[5],
-                times_failed=row[6],
-                history=tuple(row[7]),
-                dead_at=row[8],
-                disposal=None if row[9] is None else Disposal(row[9]),
-                by=row[10],
-                why=row[11],
-                disposed_at=row[12],
-                new_payload=None if row[13] is None else bytes(row[13]),
-            )
-            for row in found
+        return {(kind, reason): number for kind, reason, number in found}
+
+    def _streamed(self, statement: str, rows: int) -> Iterator[tuple[Any, ...]]:
+        """The rows of a statement, so many at a time: a result of a million rows is never in memory at once."""
+        with self._cursor.connection.cursor("stormproof_rows", row_factory=tuple_row) as cursor:
+            cursor.itersize = rows
+            self._run(f"set local idle_in_transaction_session_timeout = '{_READER_IDLE}'")
+            query(cursor, statement, *self._key)
+            yield from cursor
+
+    def _letter(self, row: tuple[Any, ...], shown: Callable[[int, int], str]) -> DeadLetter:
+        return DeadLetter(
+            id=row[0],
+            origin=row[1],
+            shown_id=shown(row[0], row[1]),
+            subscription=self._who.subscription,
+            payload=bytes(row[2]),
+            reason=row[3],
+            error=row[4],
+            times_opened=row[5],
+            times_failed=row[6],
+            history=tuple(row[7]),
+            dead_at=row[8],
+            disposal=None if row[9] is None else Disposal(row[9]),
+            by=row[10],
+            why=row[11],
+            disposed_at=row[12],
+            new_payload=None if row[13] is None else bytes(row[13]),
         )
 
     def dispose(

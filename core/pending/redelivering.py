@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from random import Random
 from typing import Any, Final, Self
 
 from stormproof.core.arguments import error_prefix, require_object, require_seconds, require_whole
 from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.errors import StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.pending.journal import Delivery, Journal, JournalCounts, JournalReader
+from stormproof.core.pending.connector import Next
+from stormproof.core.pending.journal import Delivery, Journal, JournalCounts, JournalReader, ReusedId
+from stormproof.core.pending.lost import Lost, with_lost
 from stormproof.core.pending.numbered import NumberedSource, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
-from stormproof.core.pending.rows import At
+from stormproof.core.pending.rows import At, PendingRows, Subscriber
+from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.store import query
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import REDELIVERS, Capabilities, StableIds
 from stormproof.core.source.decode import Unit, decoder_for
-from stormproof.core.source.protocol import Limit, SliceReader, SourcePreview
+from stormproof.core.source.protocol import Backlog, Limit, SliceReader, SourcePreview
 
 log = logging.getLogger("stormproof.source")
 
@@ -93,6 +100,8 @@ class RedeliveringSource(NumberedSource):
         self._forgot_s = -math.inf
         self._handles: dict[int, list[Any]] = {}
         self._at_most_once = False
+        self._epoch = 0
+        self._left: int | None = None
 
     # ---- what a connector says
 
@@ -111,6 +120,19 @@ class RedeliveringSource(NumberedSource):
     @abstractmethod
     def give_back(self, handles: Sequence[Any]) -> None:
         """Nobody here waits for these deliveries any more: the server may deliver them again at once."""
+
+    def reused(self, message: Delivery) -> Delivery | None:
+        """What to write down in place of a message whose id came before with another payload: one with an id of its own,
+        which is the same each time it comes, and a payload that fails. None, the default: the run stops by name.
+        """
+        del message
+        return None
+
+    def left_at_server(self) -> int | None:
+        """How many messages the server has for us that it has not delivered, as the newest `receive` has shown; None: that
+        is not known, which is the default.
+        """
+        return None
 
     def reconnected(self) -> None:
         """The connection is another one: the handles that were given before are dead."""
@@ -143,6 +165,7 @@ class RedeliveringSource(NumberedSource):
         """The same source for one run, with handles of its own."""
         view = super().for_run(database)
         view._handles = {}
+        view._left = None
         return view
 
     def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
@@ -157,7 +180,12 @@ class RedeliveringSource(NumberedSource):
             Fenced: a newer epoch has the subscription.
             StoreUnavailable: the server or the database is away.
         """
+        self._epoch = epoch
         self.pay()
+        self._receive_new(epoch)
+        self._left = self.left_at_server()
+
+    def _receive_new(self, epoch: int) -> None:
         for _ in range(RECEIVES_MAX):
             with self.rows() as rows:
                 position = self._locked(rows, self._who(), epoch)
@@ -171,7 +199,7 @@ class RedeliveringSource(NumberedSource):
                 self.acknowledge([message.handle for message in received])
             with self.rows() as rows:
                 self._locked(rows, self._who(), epoch)
-                numbers = self._journal(rows.cursor).write(received, owed=not self._tells_at_once)
+                numbers = self._write(self._journal(rows.cursor), received)
                 failpoint("journal.in_transaction")
             failpoint("journal.after_write")
             if self._tells_at_once:
@@ -184,6 +212,48 @@ class RedeliveringSource(NumberedSource):
             self.pay()
             if max(numbers) >= stop:
                 return  # else all of it is known here: what is new may stand behind it
+
+    def _write(self, journal: Journal, received: Sequence[Delivery]) -> list[int]:
+        """Write messages down; those that bring an id which came with another payload are told apart first."""
+        owed = not self._tells_at_once
+        try:
+            return journal.write(received, owed=owed)
+        except ReusedId:
+            payloads = journal.digests(message.stable_id for message in received)
+            told_apart: list[Delivery] = []
+            for message in received:
+                digest = hashlib.sha256(message.payload).digest()
+                if payloads.setdefault(message.stable_id, digest) == digest:
+                    told_apart.append(message)
+                    continue
+                other = self.reused(message)
+                if other is None:
+                    raise
+                log.warning(
+                    "%s: the id %r came with another payload before; this message is going to be a dead letter",
+                    self.where,
+                    message.stable_id,
+                )
+                told_apart.append(other)
+            return journal.write(told_apart, owed=owed)
+
+    def put_lost_on_record(self, messages: int, behind: str, before: str) -> None:
+        """Keep for the audit that the server removed so many messages before they were received, between these ids of its.
+
+        It is durable when this returns. Called again for the same `behind`, the higher number of messages stays.
+        """
+        seen_at = datetime.now(UTC).isoformat(timespec="seconds")
+        who = self._who()
+        with self.rows() as rows:
+            position = self._locked(rows, who, self._epoch)
+            rows.move(with_lost(position, Lost(messages, behind, before, seen_at)))
+        log.error(
+            "%s: the server removed %d messages between %s and %s before they were read; they are on record as lost",
+            self.where,
+            messages,
+            behind,
+            before,
+        )
 
     def pay(self) -> None:
         """Confirm to the server what it is owed, as far as handles are here; what stays owed comes again.
@@ -234,6 +304,29 @@ class RedeliveringSource(NumberedSource):
             self._handles.clear()
             super().close()
 
+    def _refuse_sharing(self, who: Subscriber, cursor: Any, what: str, key: str, value: str, argument: str) -> None:
+        """Refuse a consumer of the server's that another subscription reads by: each message would come to one of them.
+
+        `key` and `value` are what positions have of a consumer. The lock stands until the transaction ends.
+
+        Raises:
+            UsageError: another subscription has it.
+        """
+        query(cursor, "select pg_advisory_xact_lock(hashtextextended('stormproof consumers', 0))")
+        found = query(
+            cursor,
+            f"select subscription, source from {SCHEMA}.pending_subscription where kind = %s and position ->> %s = %s"
+            " and (source, subscription) <> (%s, %s) order by 1, 2 limit 1",
+            *(who.kind, key, value, who.source, who.subscription),
+        ).fetchone()
+        if found is not None:
+            raise UsageError(
+                f"{self.where}: {what} is read by the topology {found[0]!r} already (as source {found[1]!r}): each message "
+                f"would come to one of the two. Give this one another by {argument}=, or leave {argument} away",
+                source=self.name,
+                subscription=str(found[0]),
+            )
+
     def _journal(self, cursor: Any) -> Journal:
         return Journal(cursor, self._who(), self.where)
 
@@ -242,6 +335,26 @@ class RedeliveringSource(NumberedSource):
     def stop(self, cursor: Any) -> int:
         """Behind the last message that was written down."""
         return self._journal(cursor).stop()
+
+    def start(self, cursor: Any) -> At:
+        """In front of the first message; what the server has is not known yet."""
+        return {**super().start(cursor), "at_server": None}
+
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+        """The messages from the position on; it has also what the server has left."""
+        found = super().next(position, limit, seed, cursor)
+        if found is None:
+            return None
+        return replace(found, position={**found.position, "at_server": self._left})
+
+    @classmethod
+    def at_server(cls, position: At) -> int | None:
+        """As the newest opening found it."""
+        left = position.get("at_server")
+        return left if isinstance(left, int) else None
+
+    def _backlog(self, rows: PendingRows) -> Backlog:
+        return replace(super()._backlog(rows), at_server=self._left)
 
     def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int]:
         """The lengths of payloads."""

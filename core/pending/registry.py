@@ -13,8 +13,10 @@ _OWN: Final = {
     "files": "stormproof.core.source.files.source:FileSource",
     "kafka": "stormproof.core.source.kafka.source:KafkaSource",
     "kestrel": "stormproof.core.source.kestrel.source:KestrelSource",
+    "nats": "stormproof.core.source.nats.source:NatsSource",
     "rabbitmq": "stormproof.core.source.rabbitmq.source:RabbitMQSource",
     "rabbitmq-stream": "stormproof.core.source.rabbitmq.stream_source:RabbitMQStreamSource",
+    "redis": "stormproof.core.source.redis_streams.source:RedisStreamSource",
 }
 """Stormproof's own, imported when they are asked for."""
 

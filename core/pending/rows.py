@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from stormproof.core.errors import Json
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.dead_letter import DeadLetter, Disposal
+from stormproof.core.source.dead_letter import DeadLetter, Disposal, LetterHead
 from stormproof.core.source.protocol import Lease, SliceReader
 
 At: TypeAlias = dict[str, Json]
@@ -149,6 +149,10 @@ class PendingRows(Protocol):
         """Raise the newest epoch to this one, unless it is higher."""
         ...
 
+    def move(self, position: At) -> None:
+        """Move the subscription to `position` without a slice, for what a connector has to remember; it is locked."""
+        ...
+
     def advance(self, row: SliceRow, lease: Lease, position: At) -> SliceRow:
         """Insert a slice that is open under the lease for the first time, and move the subscription to `position`.
 
@@ -236,11 +240,27 @@ class PendingRows(Protocol):
         """How many retries belong to each slice, including retries of slices that do not exist (any more)."""
         ...
 
-    def dead_letters(self, shown: Callable[[int, int], str], *, payloads: bool = True) -> tuple[DeadLetter, ...]:
-        """Every dead letter, those that were disposed of included, oldest first.
+    def dead_letters(
+        self, shown: Callable[[int, int], str], *, payloads: bool = True, of: tuple[int, int] | None = None
+    ) -> tuple[DeadLetter, ...]:
+        """Every dead letter, or those of one message, those that were disposed of included, oldest first.
 
         Without `payloads` only edited ones have theirs; the others' are empty.
         """
+        ...
+
+    def each_dead_letter(self, shown: Callable[[int, int], str]) -> Iterator[DeadLetter]:
+        """The same, whole, a few at a time; in this transaction only."""
+        ...
+
+    def letter_heads(self, shown: Callable[[int, int], str], *, undecided: bool) -> Iterator[LetterHead]:
+        """What filters need of each dead letter (or of the undecided ones), oldest first, a few at a time; in this
+        transaction only. No payload is read.
+        """
+        ...
+
+    def letter_classes(self) -> Mapping[tuple[str, str], int]:
+        """How many undecided dead letters there are of each class of error and reason."""
         ...
 
     def dispose(

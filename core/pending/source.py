@@ -1,6 +1,6 @@
-"""`PendingSource`: open, confirm and abort over the rows of a store; a connector fills in what it alone knows.
+"""`PendingSource`: open, confirm and abort. Decides whether a failed message is tried again or becomes a dead letter.
 
-Here is decided whether a failed message waits for a retry or becomes a dead letter.
+It works over the rows of a store. A connector fills in what it alone knows.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "tcp_user_timeout": "60000",
     "client_encoding": "UTF8",
 }
+_SERVER: Final = (("host", "localhost"), ("port", "5432"))
 _SECRET: Final = ("password", "sslpassword", "oauth_client_secret")
 
 
@@ -154,11 +155,16 @@ class Database:
         return Database.of({key: known.get(key, "") for key in shown}).url()
 
     def dataset(self, table: str) -> DatasetName:
-        """A table (``SCHEMA.TABLE``) as others call it; neither user nor password is part of it."""
+        """A table (``SCHEMA.TABLE``) as others call it; neither user nor password is part of it.
+
+        Of several hosts it is the first one; a socket's folder is written as in libpq's URLs.
+        """
         known = dict(self.parameters)
         if "service" in known:
             return DatasetName(f"postgres://{known['service']}", table)
-        place = f"{known.get('host', 'localhost')}:{known.get('port', '5432')}"
+        host, port = (known.get(key, default).partition(",")[0] for key, default in _SERVER)
+        shown = f"[{host}]" if ":" in host else quote(host or _SERVER[0][1], safe="")
+        place = f"{shown}:{port or _SERVER[1][1]}"
         return DatasetName(f"postgres://{place}", f"{known.get('dbname') or known.get('user', 'postgres')}.{table}")
 
     @property

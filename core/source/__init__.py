@@ -15,10 +15,10 @@
 | `iterator`, `memory` | a client of the user's own as a source; messages in memory |
 | `iterator_client` | what does the user's iterator give, and what is it told |
 | `capabilities` | what can a source's server do; how is a batch made safe with it; what does a crash lead to |
-| `group`, `spouts` | several spouts as one source; how their messages and seeds are told apart |
-| `spout_ids` | messages' ids as a column, where there are several spouts |
+| `group`, `spouts` | several spouts as one source; how their messages, ids and seeds are told apart |
 | `metadata` | how does what a broker says of a message become fields |
 | `decode` | how does a payload become tuples, and when does it not decode |
+| `unreadable` | how is a message failed that lacks what its source needs: an id, a field |
 | `backoff` | how long does a failed message wait for its retry |
 | `dead_letter` | what is recorded of a dead letter; when a message becomes one, `stormproof.core.pending` decides |
 | `abilities` | what can only some sources do |

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from stormproof.core.source.dead_letter import DeadLetter
-from stormproof.core.source.protocol import Source
 
 
 @runtime_checkable
-class SupportsDeadLetters(Source, Protocol):
-    """A source that keeps its own dead letters, and carries out an operator's decisions about them."""
+class SupportsDeadLetters(Protocol):
+    """A source that keeps its own dead letters, and carries out an operator's decisions about them.
+
+    It names these methods alone: before Python 3.12 `isinstance` reads every attribute that a protocol names, and a group
+    of sources has no decoder to read.
+    """
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """Every dead letter of this subscription, oldest first, including those that were decided."""

@@ -51,6 +51,37 @@ class DeadLetter:
     new_payload: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LetterHead:
+    """What filters and counts need of a dead letter; not its payload, error and history, which may be large."""
+
+    shown_id: str
+    reason: str
+    error_class: str
+    component: str
+    dead_at: datetime
+    disposal: Disposal | None
+
+    @staticmethod
+    def of(letter: DeadLetter) -> LetterHead:
+        """Of a dead letter."""
+        kind = error_class(letter.reason, letter.error)
+        return LetterHead(letter.shown_id, letter.reason, kind, component_of(letter), letter.dead_at, letter.disposal)
+
+
+def component_of(letter: DeadLetter) -> str:
+    """The component of its last failure; empty where none is known."""
+    found = [entry["component"] for entry in letter.history if entry.get("component")]
+    return str(found[-1]) if found else ""
+
+
+COMPONENT_SQL: Final = (
+    "coalesce((select e.entry ->> 'component' from jsonb_array_elements(history) with ordinality as e (entry, place)"
+    " where coalesce(e.entry ->> 'component', '') <> '' order by e.place desc limit 1), '')"
+)
+"""The same as `component_of`, over the columns of a table of dead letters."""
+
+
 def error_class(reason: str, error: str) -> str:
     """The kind of a dead letter's error: the class of the exception where a function raised one, else the reason.
 
@@ -60,8 +91,13 @@ def error_class(reason: str, error: str) -> str:
     return named[1] if named else reason
 
 
-_CLASS: Final = re.compile(r"([A-Za-z_][\w.]*): ")
+_CLASS: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*): ")
 """The start of an error's text that was made from an exception; a sentence has a space before its colon."""
+CLASS_SQL: Final = (
+    "case when reason in ('error', 'sink_error')"
+    " then coalesce(substring(error from '^([A-Za-z_][A-Za-z0-9_.]*): '), reason) else reason end"
+)
+"""The same as `error_class`, over the columns of a table of dead letters; the views of the audit have the same."""
 
 
 def disposal_entry(

@@ -33,9 +33,9 @@ from stormproof.core.source.protocol import (
     Source,
     SourcePreview,
 )
-from stormproof.core.source.spout_ids import SpoutIds
 from stormproof.core.source.spouts import (
     SPOUTS_MAX,
+    SpoutIds,
     group_name,
     id_of,
     is_spout_name,
@@ -475,7 +475,9 @@ class SourceGroup(Source):
         """
         spout, inner = unshown(message) or ("", message)
         source = self.sources.get(spout)
-        return isinstance(source, SupportsDeadLetters) and source.edit(inner, payload, by=by, why=why)
+        if source is None or not isinstance(source, SupportsDeadLetters):
+            return False
+        return source.edit(inner, payload, by=by, why=why)
 
     def _dispose(self, ids: Sequence[str], by: str, why: str, *, requeue: bool) -> tuple[str, ...]:
         done: list[str] = []
@@ -528,6 +530,7 @@ def combined(backlogs: Sequence[Backlog]) -> Backlog:
     """The sums over several sources; of the times, the nearest retry and the oldest message."""
     retries = [b.next_retry_in_s for b in backlogs if b.next_retry_in_s is not None]
     ages = [b.oldest_ready_age_s for b in backlogs if b.oldest_ready_age_s is not None]
+    at_server = [b.at_server for b in backlogs]
     return Backlog(
         ready=sum(b.ready for b in backlogs),
         pending=sum(b.pending for b in backlogs),
@@ -535,6 +538,7 @@ def combined(backlogs: Sequence[Backlog]) -> Backlog:
         dead=sum(b.dead for b in backlogs),
         next_retry_in_s=min(retries, default=None),
         oldest_ready_age_s=max(ages, default=None),
+        at_server=None if None in at_server else sum(number for number in at_server if number is not None),
     )
 
 

@@ -6,7 +6,7 @@ failed message keeps all of it for its retry, and as a dead letter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,11 +16,12 @@ import pyarrow as pa
 from stormproof.core.arguments import shown
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import TopologyError, UsageError
+from stormproof.core.pending.journal import Delivery
 from stormproof.core.python_to_arrow import nulls_refused
 from stormproof.core.source.files.rows import PAYLOAD, pack, unpack
 from stormproof.core.source.protocol import Decoded, Decoder
 
-__all__ = ["PAYLOAD", "Metadata", "MetadataDecoder", "edited", "pack", "unpack"]
+__all__ = ["PAYLOAD", "KeepsMetadata", "Metadata", "MetadataDecoder", "edited", "pack", "unpack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,30 @@ class Metadata:
     def decoder(self, payloads: Decoder) -> Decoder:
         """Decodes payloads as before, with the metadata behind their fields."""
         return MetadataDecoder(payloads, self.fields) if self else payloads
+
+    def kept(
+        self, received: Sequence[Delivery], columns: Callable[[], Sequence[Sequence[object]]]
+    ) -> Sequence[Delivery]:
+        """Messages with what is stored of them: the struct, where metadata is wanted. `columns` is asked only then."""
+        if not self or not received:
+            return received
+        stored = pack(self.rows([message.payload for message in received], columns()))
+        return [message._replace(stored=one) for message, one in zip(received, stored, strict=True)]
+
+
+class KeepsMetadata:
+    """What a source with the argument `metadata` does about payloads that are stored with it."""
+
+    _metadata: Metadata
+
+    def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]] | None:
+        """What makes the reader's struct of stored messages; None where there is no metadata."""
+        return unpack if self._metadata else None
+
+    @classmethod
+    def edited(cls, old: bytes, payload: bytes) -> bytes:
+        """The new payload, with the metadata of the old one."""
+        return edited(old, payload)
 
 
 @dataclass(frozen=True, slots=True)

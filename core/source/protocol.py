@@ -41,7 +41,7 @@ So the shortest connector has two methods, and its reader one: see `examples/sql
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -131,7 +131,11 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How many messages a subscription has left: not opened yet, pending, waiting for a retry, and dead letters."""
+    """How many messages a subscription has left: not opened yet, pending, waiting for a retry, and dead letters.
+
+    `at_server`: those that a server which delivers has for it, and has not delivered; None: not known. They are not among
+    the others. It is the server's word, as of the newest opening, so backlogs that differ in it alone are equal.
+    """
 
     ready: int
     pending: int
@@ -139,6 +143,7 @@ class Backlog:
     dead: int
     next_retry_in_s: float | None = None
     oldest_ready_age_s: float | None = None
+    at_server: int | None = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
 import numpy as np
+import pyarrow as pa
 
 from stormproof.core.arrays import Rows
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import UsageError
+from stormproof.core.lineage import ShownIds
 from stormproof.core.tracking.share import GAMMA, mix64, unsigned
 
 SPOUTS_MAX: Final = 64
@@ -107,3 +111,21 @@ def sources_in(name: str) -> dict[str, str]:
 
 def _quoted(name: str) -> str:
     return name.replace("%", "%25").replace("+", "%2B").replace("=", "%3D")
+
+
+@dataclass(frozen=True, slots=True)
+class SpoutIds(ShownIds):
+    """``SPOUT:`` and the id as the spout's own source shows it; `members` has each spout's, in order of their indexes."""
+
+    members: tuple[tuple[str, ShownIds], ...]
+
+    def shown(self, numbers: pa.Array, origins: pa.Array) -> pa.Array:
+        """By the spout that each number names."""
+        there = pc.is_valid(numbers)
+        indexes, ids = indexes_and_ids_of(pc.fill_null(numbers, 0).to_numpy())
+        found = pa.nulls(len(numbers), pa.string())
+        for index in np.unique(indexes).tolist():
+            spout, inner = self.members[index]
+            of_spout = pc.binary_join_element_wise(shown(spout, ""), inner.shown(pa.array(ids), origins), "")
+            found = pc.if_else(pc.and_(there, pa.array(indexes == index)), of_spout, found)
+        return found

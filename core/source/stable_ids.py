@@ -8,20 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import pyarrow as pa
-
 from stormproof.core.arguments import require_text
-from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
-from stormproof.core.pending.journal import STABLE_ID_MAX
-from stormproof.core.source.protocol import Decoded, Decoder
+from stormproof.core.pending.journal import STABLE_ID_MAX, Delivery
+from stormproof.core.source.metadata import edited
+from stormproof.core.source.protocol import Decoder
+from stormproof.core.source.unreadable import MarkedDecoder
 
 MESSAGE_ID: Final = "message_id"
 HEADER: Final = "header:"
 FIELD: Final = "field:"
 _MARK: Final = b"\0stormproof: no id\0"
 """Begins the payload of a message without an id; behind it and another NUL stands the payload as it came."""
+_REUSED: Final = b"\0stormproof: reused id\0"
+"""Begins the payload of a message whose id came before with another payload; behind it stand the id, a NUL, and the payload
+as it came.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,21 @@ class IdFrom:
         digest = hashlib.sha256(payload).hexdigest()
         return f"none {digest}", _MARK + payload
 
+    @staticmethod
+    def reused(message: Delivery) -> Delivery:
+        """What is written down in place of a message whose id came before with another payload: it fails when it is decoded.
+
+        It is kept under a digest, so it is the same one where it comes again.
+        """
+        id_ = message.stable_id.encode()
+        digest = hashlib.sha256(id_ + b"\0" + message.payload).hexdigest()
+        payload = _REUSED + id_.removeprefix(b"=") + b"\0" + message.payload
+        stored = None if message.stored is None else edited(message.stored, payload)
+        return Delivery(f"reused {digest}", message.handle, payload, stored)
+
     def decoder(self, inner: Decoder) -> Decoder:
-        """Fails what has no id; the rest is `inner`'s."""
-        return IdentifiedDecoder(inner, self.text)
+        """Fails what has no id, or one that another message had; the rest is `inner`'s."""
+        return ReusedDecoder(IdentifiedDecoder(inner, self.text), self.text)
 
 
 def _field(payload: bytes, name: str) -> object:
@@ -94,39 +109,33 @@ def _field(payload: bytes, name: str) -> object:
     return parsed.get(name) if isinstance(parsed, dict) else None
 
 
-@dataclass(frozen=True, slots=True)
-class IdentifiedDecoder:
+class IdentifiedDecoder(MarkedDecoder):
     """Fails messages that came without an id; the rest is `inner`'s."""
 
-    inner: Decoder
-    wanted: str
+    __slots__ = ()
+    MARK = _MARK
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The fields of a tuple."""
-        return self.inner.schema
-
-    def decode(self, payload: pa.Array) -> Decoded:
-        """Decode all payloads at once; those that came without an id are named."""
-        marked = pc.starts_with(payload, _MARK)
-        if not pc.any(marked, min_count=0).as_py():
-            return self.inner.decode(payload)
-        decoded = self.inner.decode(payload)
-        failed = dict(decoded.failed)
-        for row in pc.indices_nonzero(marked).to_pylist():
-            start = storable_text(payload[row].as_py()[len(_MARK) :][:60].decode("utf-8", "replace"))
-            failed[row] = (
-                f"the message has no id in {self.wanted} (text of 1 to {STABLE_ID_MAX - 1} printable characters, or a whole "
-                f"number), so its deliveries could not be told apart; it begins with {start!r}. Have its publisher set one"
-            )
-        rows, counts = decoded.rows, decoded.counts
-        if counts is not None:  # a unit's tuples go with their message
-            kept = [row not in failed for row, times in enumerate(counts) for _ in range(times)]
-            rows, counts = rows.filter(pa.array(kept, pa.bool_())), counts.copy()
-            counts[list(failed)] = 0
-        return Decoded(rows, counts, sorted(failed.items()))
+    def error(self, rest: bytes) -> str:
+        """Says where the id is looked for, and how the message begins."""
+        start = storable_text(rest[:60].decode("utf-8", "replace"))
+        return (
+            f"the message has no id in {self.wanted} (text of 1 to {STABLE_ID_MAX - 1} printable characters, or a whole "
+            f"number), so its deliveries could not be told apart; it begins with {start!r}. Have its publisher set one"
+        )
 
 
-def as_it_came(stored: bytes) -> bytes:
-    """The payload as its publisher sent it."""
-    return stored.removeprefix(_MARK)
+class ReusedDecoder(MarkedDecoder):
+    """Fails messages whose id came before with another payload; the rest is `inner`'s."""
+
+    __slots__ = ()
+    MARK = _REUSED
+
+    def error(self, rest: bytes) -> str:
+        """Names the id, and says how the message begins."""
+        id_, _, payload = rest.partition(b"\0")
+        start = storable_text(payload[:60].decode("utf-8", "replace"))
+        return (
+            f"the id {id_.decode('utf-8', 'replace')!r} in {self.wanted} came before with another payload, so this message "
+            f"cannot be told from that one; it begins with {start!r}. Have its publisher give each message an id of its "
+            "own. To apply it all the same, edit the dead letter"
+        )

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from collections.abc import Iterable, Sequence
-from io import FileIO
 from typing import TYPE_CHECKING, Final
+
+from stormproof.core.storage.protocol import OpenFile
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -39,21 +39,12 @@ def digest_at(digests: bytes, place: int) -> bytes:
     return digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]
 
 
-def footer_of(fd: FileIO) -> tuple[int, bytes]:
+def footer_of(file: OpenFile) -> tuple[int, bytes]:
     """Where a Parquet file's footer begins, and its bytes up to the file's end."""
-    size = os.fstat(fd.fileno()).st_size
-    tail = os.pread(fd.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+    size = file.state.size
+    tail = file.read_at(max(0, size - _TAIL_BYTES), _TAIL_BYTES)
     begin = max(0, size - _TAIL_BYTES - int.from_bytes(tail[:4], "little"))
-    return begin, read_exactly(fd, begin, size - begin)
-
-
-def read_exactly(fd: FileIO, begin: int, size: int) -> bytes:
-    """`size` bytes from `begin` on, or fewer where the file ends."""
-    parts: list[bytes] = []
-    while size > 0 and (part := os.pread(fd.fileno(), size, begin)):
-        parts.append(part)
-        begin, size = begin + len(part), size - len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return begin, file.read_at(begin, size - begin)
 
 
 def chunks_of(group: pq.RowGroupMetaData, columns: Sequence[str]) -> list[Range]:
@@ -70,10 +61,10 @@ def chunks_of(group: pq.RowGroupMetaData, columns: Sequence[str]) -> list[Range]
     return ranges
 
 
-def group_digests(fd: FileIO, metadata: pq.FileMetaData, columns: Sequence[str]) -> bytes:
+def group_digests(file: OpenFile, metadata: pq.FileMetaData, columns: Sequence[str]) -> bytes:
     """The digests of all row groups, each of its chunks of these columns, one after the other."""
     return b"".join(
-        digest_of(read_exactly(fd, *chunk) for chunk in chunks_of(metadata.row_group(place), columns))
+        digest_of(file.read_at(*chunk) for chunk in chunks_of(metadata.row_group(place), columns))
         for place in range(metadata.num_row_groups)
     )
 
@@ -85,11 +76,11 @@ class ComparedFile(io.RawIOBase):
     the file.
     """
 
-    def __init__(self, fd: FileIO) -> None:
+    def __init__(self, file: OpenFile) -> None:
         super().__init__()
-        self._fd = fd
-        self._size = os.fstat(fd.fileno()).st_size
-        begin, self.footer = footer_of(fd)
+        self._file = file
+        self._size = file.state.size
+        begin, self.footer = footer_of(file)
         self._footer = (begin, memoryview(self.footer))
         self._held: list[tuple[int, memoryview]] = [self._footer]
         self._at = 0
@@ -97,7 +88,7 @@ class ComparedFile(io.RawIOBase):
     def hold(self, group: pq.RowGroupMetaData, columns: Sequence[str]) -> bytes:
         """Load the chunks of a row group's columns into memory, in place of those before; returns their digest."""
         self._held = [self._footer]
-        chunks = [(begin, read_exactly(self._fd, begin, size)) for begin, size in chunks_of(group, columns)]
+        chunks = [(begin, self._file.read_at(begin, size)) for begin, size in chunks_of(group, columns)]
         self._held += [(begin, memoryview(data)) for begin, data in chunks]
         return digest_of(data for _, data in chunks)
 
@@ -130,6 +121,6 @@ class ComparedFile(io.RawIOBase):
                 found = bytes(data[begin - start : begin - start + size])
                 break
         if found is None:
-            found = read_exactly(self._fd, begin, size)
+            found = self._file.read_at(begin, size)
         self._at = begin + len(found)
         return found

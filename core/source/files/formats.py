@@ -7,11 +7,11 @@ rows between two marks has a digest.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
-from io import FileIO
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -29,8 +29,9 @@ from stormproof.core.source.files.digests import (
     digest_of,
     footer_of,
     group_digests,
-    read_exactly,
 )
+from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import FileState, OpenFile
 
 Format: TypeAlias = Literal["parquet", "jsonl", "text"]
 FORMATS: Final[tuple[Format, ...]] = ("parquet", "jsonl", "text")
@@ -71,24 +72,22 @@ class File:
         """The number behind its last row's."""
         return self.first_id + self.rows
 
-    def opened(self) -> FileIO:
+    def opened(self) -> OpenFile:
         """The file, open for reading bytes, if its size is as registered; its time, too, where there are no digests.
 
         Raises:
             PositionMismatch: it is gone or has changed.
         """
         try:
-            fd = open(self.path, "rb", buffering=0)  # noqa: SIM115 - handed to the caller
+            file = files_at(self.path).open_at(self.path)
         except FileNotFoundError as error:
             raise gone(self.path) from error
         try:
-            check_unchanged(
-                self.path, os.fstat(fd.fileno()), self.size_bytes, None if self.digests else self.modified_ns
-            )
+            check_unchanged(self.path, file.state, self.size_bytes, None if self.digests else self.modified_ns)
         except PositionMismatch:
-            fd.close()
+            file.close()
             raise
-        return fd
+        return file
 
     @cached_property
     def group_rows(self) -> Rows:
@@ -142,8 +141,8 @@ class File:
         if block >= len(self.marks) - 1:
             return self.marks[-1:]
         low, high = int(self.marks[block]), int(self.marks[block + 1])
-        with self.opened() as fd:
-            read = read_exactly(fd, low, high - low)
+        with self.opened() as file:
+            read = file.read_at(low, high - low)
         require_content(self.path, block * MARK_ROWS, digest_at(self.digests, block), digest_of([read]))
         data = np.frombuffer(read, np.uint8)
         begins = np.concatenate([[0], np.flatnonzero(data == _NEWLINE) + 1]).astype(np.int64) + low
@@ -161,37 +160,41 @@ def scan(path: str, format_: Format, schema: pa.Schema) -> File:
     Raises:
         UsageError: it is compressed, is not a Parquet file, or lacks a column of the schema.
         PositionMismatch: it changed while it was read.
+        FileNotFoundError: it is gone.
     """
     if Path(path).suffix.lower() in _COMPRESSED and format_ != "parquet":
         raise UsageError(
             f"file {path} is compressed, so a part of it cannot be read by itself: decompress it first", file=path
         )
-    before = os.stat(path)
-    blank = File(0, path, format_, 0, 0, before.st_size, before.st_mtime_ns, "", np.empty(0, np.int64))
-    found = _scan_parquet(blank, schema) if format_ == "parquet" else _scan_lines(blank)
-    check_unchanged(path, os.stat(path), before.st_size, before.st_mtime_ns)
+    with files_at(path).open_at(path) as opened:
+        before = opened.state
+        blank = File(0, path, format_, 0, 0, before.size, before.modified_ns, "", np.empty(0, np.int64))
+        found = _scan_parquet(blank, opened, schema) if format_ == "parquet" else _scan_lines(blank, opened)
+    now = files_at(path).stat(path)
+    if now is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    check_unchanged(path, now, before.size, before.modified_ns)
     return found
 
 
-def _scan_lines(file: File) -> File:
+def _scan_lines(file: File, opened: OpenFile) -> File:
     marks: list[Rows] = [np.zeros(1, np.int64)]
     digests: list[bytes] = []
     block = hashlib.sha256()
     rows, place, last = 0, 0, _NEWLINE
-    with open(file.path, "rb", buffering=0) as fd:
-        while chunk := fd.read(_CHUNK_BYTES):
-            view = memoryview(chunk)
-            ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE)
-            first = (-rows - 1) % MARK_ROWS  # the line before a mark, counted from those that end here
-            begins = ends[first::MARK_ROWS].astype(np.int64) + 1
-            at = 0
-            for begin in begins.tolist():
-                block.update(view[at:begin])
-                digests.append(block.digest()[:DIGEST_BYTES])
-                block, at = hashlib.sha256(), begin
-            block.update(view[at:])
-            marks.append(begins + place)
-            rows, place, last = rows + len(ends), place + len(chunk), chunk[-1]
+    while chunk := opened.read_at(place, _CHUNK_BYTES):
+        view = memoryview(chunk)
+        ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE)
+        first = (-rows - 1) % MARK_ROWS  # the line before a mark, counted from those that end here
+        begins = ends[first::MARK_ROWS].astype(np.int64) + 1
+        at = 0
+        for begin in begins.tolist():
+            block.update(view[at:begin])
+            digests.append(block.digest()[:DIGEST_BYTES])
+            block, at = hashlib.sha256(), begin
+        block.update(view[at:])
+        marks.append(begins + place)
+        rows, place, last = rows + len(ends), place + len(chunk), chunk[-1]
     digests.append(block.digest()[:DIGEST_BYTES])
     end = place
     if last != _NEWLINE:
@@ -203,14 +206,13 @@ def _scan_lines(file: File) -> File:
     return replace(file, rows=rows, fingerprint=fingerprint, marks=np.append(whole, end), digests=kept)
 
 
-def _scan_parquet(file: File, schema: pa.Schema) -> File:
+def _scan_parquet(file: File, opened: OpenFile, schema: pa.Schema) -> File:
     columns = tuple(schema.names)
     try:
-        with open(file.path, "rb", buffering=0) as fd:
-            compared = ComparedFile(fd)
-            with pq.ParquetFile(compared) as parquet:
-                metadata, there = parquet.metadata, parquet.schema_arrow
-            digests = group_digests(fd, metadata, columns)
+        compared = ComparedFile(opened)
+        with pq.ParquetFile(compared) as parquet:
+            metadata, there = parquet.metadata, parquet.schema_arrow
+        digests = group_digests(opened, metadata, columns)
     except pa.ArrowInvalid as error:
         raise UsageError(
             f"file {file.path} is not a Parquet file: {storable_text(error)}; write files elsewhere and move them here when "
@@ -245,16 +247,17 @@ def _scan_parquet(file: File, schema: pa.Schema) -> File:
 
 def fingerprint_without_digests(path: str, format_: Format) -> str:
     """A file's present fingerprint, computed as by the version that kept no digests."""
-    with open(path, "rb", buffering=0) as fd:
-        if format_ == "parquet":
-            return hashlib.sha256(footer_of(fd)[1]).hexdigest()
-        return hashlib.file_digest(fd, "sha256").hexdigest()
+    if format_ == "parquet":
+        with files_at(path).open_at(path) as opened:
+            return hashlib.sha256(footer_of(opened)[1]).hexdigest()
+    with files_at(path).open(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digests_now(file: File) -> bytes:
     """The digests of a Parquet file's present content, of the columns that were digested at registration."""
-    with open(file.path, "rb", buffering=0) as fd, pq.ParquetFile(ComparedFile(fd)) as parquet:
-        return group_digests(fd, parquet.metadata, file.digested)
+    with files_at(file.path).open_at(file.path) as opened, pq.ParquetFile(ComparedFile(opened)) as parquet:
+        return group_digests(opened, parquet.metadata, file.digested)
 
 
 def require_content(path: str, row: int, registered: bytes, found: bytes) -> None:
@@ -269,15 +272,15 @@ def require_content(path: str, row: int, registered: bytes, found: bytes) -> Non
         )
 
 
-def check_unchanged(path: str, now: os.stat_result, size_bytes: int, modified_ns: int | None) -> None:
+def check_unchanged(path: str, now: FileState, size_bytes: int, modified_ns: int | None) -> None:
     """Refuse a file whose size is not the registered one; nor its time, where one is given.
 
     Raises:
         PositionMismatch: size or time differ.
     """
-    if now.st_size != size_bytes:
-        raise changed(path, f"{size_bytes} bytes", f"{now.st_size} bytes")
-    if modified_ns not in (None, now.st_mtime_ns):
+    if now.size != size_bytes:
+        raise changed(path, f"{size_bytes} bytes", f"{now.size} bytes")
+    if modified_ns not in (None, now.modified_ns):
         raise changed(path, f"{size_bytes} bytes, modified at {modified_ns} ns", _told(now))
 
 
@@ -299,5 +302,5 @@ def gone(path: str) -> PositionMismatch:
     )
 
 
-def _told(now: os.stat_result) -> str:
-    return f"{now.st_size} bytes, modified at {now.st_mtime_ns} ns"
+def _told(now: FileState) -> str:
+    return f"{now.size} bytes, modified at {now.modified_ns} ns"

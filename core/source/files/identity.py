@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from stormproof.core.source.files.formats import (
     gone,
     scan,
 )
+from stormproof.core.storage.files import files_at
 
 
 def as_registered(file: File, schema: pa.Schema, *, needed: bool) -> File:
@@ -29,13 +29,15 @@ def as_registered(file: File, schema: pa.Schema, *, needed: bool) -> File:
     Raises:
         PositionMismatch: its content has changed, or it is gone and needed.
     """
-    try:
-        now = os.stat(file.path)
-    except FileNotFoundError as error:
+    files = files_at(file.path)
+    if not (files.is_local or needed):
+        return file  # in a store each look would be a request
+    now = files.stat(file.path)
+    if now is None:
         if needed:
-            raise gone(file.path) from error
+            raise gone(file.path)
         return file
-    is_same = (now.st_size, now.st_mtime_ns) == (file.size_bytes, file.modified_ns)
+    is_same = (now.size, now.modified_ns) == (file.size_bytes, file.modified_ns)
     columns = tuple(schema.names) if file.format == "parquet" else ()
     is_digested = bool(file.digests or not file.rows) and file.digested == columns
     if is_same and (not needed or is_digested):
@@ -51,11 +53,11 @@ def as_registered(file: File, schema: pa.Schema, *, needed: bool) -> File:
         same = _same_content(file, found)
     if not same:
         then = f"{file.size_bytes} bytes, modified at {file.modified_ns} ns, hash {file.fingerprint[:16]}"
-        told = f"other content in as many bytes, modified at {now.st_mtime_ns} ns, hash {found.fingerprint[:16]}"
+        told = f"other content in as many bytes, modified at {now.modified_ns} ns, hash {found.fingerprint[:16]}"
         raise changed(file.path, then, told)
     return replace(
         file,
-        modified_ns=now.st_mtime_ns,
+        modified_ns=now.modified_ns,
         fingerprint=found.fingerprint,
         digests=found.digests,
         digested=found.digested,
@@ -68,9 +70,12 @@ def renamed_from(files: Sequence[File], path: str, schema: pa.Schema) -> int | N
     A renamed file has the size, the time and the content of a registered file that is gone. A copy has another time, and
     is a new file.
     """
-    now = os.stat(path)
+    store = files_at(path)
+    now = store.stat(path)
     for place, file in enumerate(files):
-        if (file.size_bytes, file.modified_ns) != (now.st_size, now.st_mtime_ns) or os.path.exists(file.path):
+        if now is None or (file.size_bytes, file.modified_ns) != (now.size, now.modified_ns):
+            continue
+        if store.stat(file.path) is not None:
             continue
         if _same_content(file, scan(path, file.format, schema)):
             return place

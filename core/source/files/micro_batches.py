@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 from typing import Self
 
@@ -26,6 +24,7 @@ from stormproof.core.source.files.ranges import RegisteredFiles
 from stormproof.core.source.files.rows import RowDecoder
 from stormproof.core.source.files.source import FileSource
 from stormproof.core.source.protocol import Backlog, Decoded, Decoder, Limit, SourcePreview
+from stormproof.core.storage.files import files_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,18 +154,15 @@ class MicroBatches(FileSource):
         self.bind(database)
         return self
 
-    def sweep(self, folder: str | Path) -> int:
+    def sweep(self, folder: str) -> int:
         """Remove the folder's files that no message needs, or that were never registered; returns how many."""
         self.reload()
         needed = {file.path for file in self._files}
-        removed = 0
-        with suppress(FileNotFoundError):
-            for name in sorted(os.listdir(folder)):
-                path = os.path.join(folder, name)
-                if path not in needed:
-                    Path(path).unlink(missing_ok=True)
-                    removed += 1
-        return removed
+        files = files_at(folder)
+        unneeded = {os.path.join(folder, name) for name in files.list(folder)} - needed
+        for path in sorted(unneeded):
+            files.remove(path)
+        return len(unneeded)
 
     def backlog(self) -> Backlog:
         """What is left for this subscription."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,9 +17,10 @@ from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import PositionMismatch
 from stormproof.core.pending.batches import reader_batch
-from stormproof.core.source.files.digests import DIGEST_BYTES, ComparedFile, digest_at, digest_of, read_exactly
+from stormproof.core.source.files.digests import DIGEST_BYTES, ComparedFile, digest_at, digest_of
 from stormproof.core.source.files.formats import MARK_ROWS, File, changed, require_content
 from stormproof.core.source.files.rows import as_struct
+from stormproof.core.storage.address import StorageOptions, options_to_send, use_storage
 
 _NO_MARKS: Final[Rows] = np.empty(0, np.int64)
 _READ_BYTES: Final = 1 << 23
@@ -73,13 +75,13 @@ def lines(segment: Segment) -> Iterator[tuple[Rows, pa.Array]]:
         PositionMismatch: the file is gone, or is not as it was when it was registered.
     """
     marks = segment.marks
-    with segment.file.opened() as fd:
+    with segment.file.opened() as file:
         block = 0
         while block < len(marks) - 1:
             end = block + 1
             while end < len(marks) - 1 and marks[end + 1] - marks[block] <= _READ_BYTES:
                 end += 1
-            data = read_exactly(fd, marks[block], marks[end] - marks[block])
+            data = file.read_at(marks[block], marks[end] - marks[block])
             _compare_blocks(segment, block, end, data)
             if marks[end] > segment.file.size_bytes:
                 data += b"\n"  # the file has none at its end
@@ -153,8 +155,8 @@ def parquet_rows(segment: Segment, columns: tuple[str, ...], batch_rows: int) ->
         PositionMismatch: the file is gone, or is not as it was when it was registered.
     """
     fingerprint = segment.file.fingerprint
-    with segment.file.opened() as fd:
-        source = ComparedFile(fd)
+    with segment.file.opened() as file:
+        source = ComparedFile(file)
         if hashlib.sha256(source.footer).hexdigest() != fingerprint:
             raise changed(segment.path, f"a footer with hash {fingerprint[:16]}", "another footer")
         with pq.ParquetFile(source) as parquet:
@@ -208,10 +210,19 @@ def rows_of(segment: Segment, columns: tuple[str, ...] | None, batch_rows: int) 
 
 @dataclass(frozen=True, slots=True)
 class FileSliceReader:
-    """Reads a part of a slice: rows of files. `columns` are those of a Parquet row; None: the files hold lines."""
+    """Reads a part of a slice: rows of files. `columns` are those of a Parquet row; None: the files hold lines. `storage`
+    has the options of the folders that are in an object store: they travel with the job.
+    """
 
     segments: tuple[Segment, ...]
     columns: tuple[str, ...] | None
+    storage: tuple[tuple[str, StorageOptions], ...] = ()
+
+    @classmethod
+    def of(cls, segments: tuple[Segment, ...], columns: tuple[str, ...] | None) -> FileSliceReader:
+        """A reader of these segments, with the options that this process has for the object stores they are in."""
+        sent = {os.path.dirname(segment.path): options_to_send(segment.path) for segment in segments}
+        return cls(segments, columns, tuple((folder, given) for folder, given in sent.items() if given is not None))
 
     def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the part's messages, by ascending id; a message's id is its file's `first_id` plus its row in the file.
@@ -219,6 +230,8 @@ class FileSliceReader:
         Raises:
             PositionMismatch: a file is gone, or is not as it was when it was registered.
         """
+        for folder, options in self.storage:
+            use_storage(folder, options)
         out = np.fromiter(excluded, np.int64)
         for segment in self.segments:
             for rows, payload in rows_of(segment, self.columns, batch_rows):

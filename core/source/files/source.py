@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -35,6 +35,8 @@ from stormproof.core.source.files.ranges import RegisteredFiles
 from stormproof.core.source.files.reader import FileSliceReader
 from stormproof.core.source.files.rows import RowDecoder, edited, unpack
 from stormproof.core.source.protocol import Decoder, Limit, SliceReader, SourcePreview
+from stormproof.core.storage.address import absolute, checked_options, is_url, refusal_of_url, shown_url, use_storage
+from stormproof.core.storage.files import files_at
 
 log = logging.getLogger("stormproof.source")
 
@@ -46,8 +48,10 @@ class FileSource(NumberedSource):
     """The rows of files, one message each: Parquet rows, or lines (text, JSON lines).
 
     `path` is a file, a folder or a pattern (``**`` for folders within); names that begin with ``.`` or ``_`` are left
-    out. Files are registered when they are found, in the order of their names, with their rows; files that are found
-    later come after them. Pending messages, retries and dead letters are in the run's Postgres.
+    out. It may be the URL of an object store, as ``s3://bucket/orders/*.parquet``, where ``*`` and ``**`` alone are
+    patterns; `storage_options` are as those of `DeltaSink`. Files are registered when they are found, in the order of
+    their names, with their rows; files that are found later come after them. Pending messages, retries and dead letters
+    are in the run's Postgres.
 
     Guarantee:
         Every row of every registered file is opened once by each subscription, and again only when it was returned,
@@ -60,9 +64,10 @@ class FileSource(NumberedSource):
         An order between slices; within one, messages come in the files' order. A file that is still being written when it
         is found is registered as it is then: so write a file elsewhere, and move it here when it is whole.
 
-    The executors must reach the files under the same path. A line ends with a newline or with the file; an empty line is a
-    message. The bytes of a Parquet row are estimated from its row group. The object connects at its first use, and pickles
-    without its connection.
+    The executors must reach the files under the same path or URL. In an object store each look asks for every file that
+    is still needed, one request a file. A line ends with a newline or with the file; an empty line is a message. The
+    bytes of a Parquet row are estimated from its row group. The object connects at its first use, and pickles without its
+    connection.
 
     Threads: topologies on several threads may share one object; each run has a subscription of its own.
     Forks: a fork makes connections of its own, and never touches its parent's.
@@ -81,6 +86,7 @@ class FileSource(NumberedSource):
         *,
         schema: SchemaLike = "line string",
         name: str | None = None,
+        storage_options: Mapping[str, str] | None = None,
         database: Database | str | None = None,
         max_attempts: int = 5,
         backoff_base_s: float = 1.0,
@@ -90,12 +96,17 @@ class FileSource(NumberedSource):
         rng: Random | None = None,
     ) -> None:
         require_path("source" if name is None else f"source {name}", "path", path)
-        self._pattern = os.path.abspath(os.fspath(path))
+        self._pattern = absolute(path)
         if name is not None:
             require_text("source", "name", name, "lines")
         name = name or Path(self._pattern).name
         where = f"source {name}"
         given = Database.given(where, database)
+        if is_url(self._pattern) and (refusal := refusal_of_url(self._pattern)) is not None:
+            raise UsageError(f"{where}: {shown_url(self._pattern)}: {refusal}")
+        if storage_options is not None:
+            fixed, star, _ = self._pattern.partition("*")
+            use_storage(fixed.rpartition("/")[0] if star else fixed, checked_options(where, storage_options))
         if format not in FORMATS:
             raise UsageError(f"source {name}: no format {format!r}; known: {', '.join(FORMATS)}")
         require_seconds(where, "backoff_base_s", backoff_base_s)
@@ -159,12 +170,8 @@ class FileSource(NumberedSource):
 
     def _found(self) -> list[str]:
         """The paths that the pattern matches now, sorted."""
-        pattern = os.path.join(self._pattern, "*") if os.path.isdir(self._pattern) else self._pattern
-        return sorted(
-            path
-            for path in glob.iglob(pattern, recursive=True)
-            if not os.path.basename(path).startswith((".", "_")) and os.path.isfile(path)
-        )
+        found = files_at(self._pattern).find(self._pattern)
+        return sorted(path for path in found if not os.path.basename(path).startswith((".", "_")))
 
     def look(self, epoch: int) -> None:
         """Check that registered files have not changed, and register new ones.
@@ -181,24 +188,27 @@ class FileSource(NumberedSource):
         if not all_opened and clock.monotonic_s() - self._looked_s < self._look_interval_s:
             return
         known = {file.path for file in self._files}
-        new = [path for path in self._found() if path not in known and not self._is_renamed(path)]
+        new = [path for path in self._found() if path not in known and self._is_new(path)]
         with self.rows() as rows:
             lowest = lowest_unresolved(rows)
         for place, file in enumerate(self._files):
             self._keep(place, as_registered(file, self._schema, needed=file.stop_id > lowest))
         for path in new:
-            self._register(who, epoch, scan(path, self._format, self._schema))
+            with _moved_away(path):
+                self._register(who, epoch, scan(path, self._format, self._schema))
         self._looked_s = clock.monotonic_s()
 
-    def _is_renamed(self, path: str) -> bool:
-        """Whether a new path is a registered file that was renamed; it is registered under the new name then."""
-        place = renamed_from(self._files, path, self._schema)
+    def _is_new(self, path: str) -> bool:
+        """Whether an unregistered path is a new file. A registered file that was renamed gets its new name here."""
+        place: int | None = None
+        with _moved_away(path):
+            place = renamed_from(self._files, path, self._schema)
         if place is None:
-            return False
+            return True
         file = self._files[place]
         self._keep(place, replace(file, path=path))
         log.info("source %s: file %s was renamed to %s; its messages stay the same", self.name, file.path, path)
-        return True
+        return False
 
     def _keep(self, place: int, file: File) -> None:
         """Store what has changed of a registered file, if anything has."""
@@ -225,9 +235,10 @@ class FileSource(NumberedSource):
         for path in self._found():
             if known.stop >= first + max(1, limit.messages):
                 break
-            if path not in there and renamed_from(known, path, self._schema) is None:
-                file = scan(path, self._format, self._schema)
-                known.append(replace(file, number=known.newest + 1, first_id=known.stop))
+            with _moved_away(path):
+                if path not in there and renamed_from(known, path, self._schema) is None:
+                    file = scan(path, self._format, self._schema)
+                    known.append(replace(file, number=known.newest + 1, first_id=known.stop))
         self._files = known
         return super()._unopened(who, limit)
 
@@ -280,7 +291,7 @@ class FileSource(NumberedSource):
 
     def reader(self, first: int, stop: int) -> SliceReader:
         """Reads the rows of files that these messages are."""
-        return FileSliceReader(self._files.segments(first, stop), self._columns)
+        return FileSliceReader.of(self._files.segments(first, stop), self._columns)
 
     def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
         """Lines as bytes, or Parquet rows as Arrow streams.
@@ -308,6 +319,15 @@ class FileSource(NumberedSource):
     def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:
         """The answers to the audit about this kind of source."""
         return FilesAudit(who, cursor)
+
+
+@contextmanager
+def _moved_away(path: str) -> Generator[None]:
+    """Around the work on a new file: one that is gone before it is registered was never the source's."""
+    try:
+        yield
+    except FileNotFoundError:
+        log.info("file %s is gone before it was registered; it is left out", path)
 
 
 def _decoder(schema: pa.Schema, format_: Format) -> Decoder:

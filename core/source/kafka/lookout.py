@@ -14,7 +14,7 @@ from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageErro
 from stormproof.core.source.kafka.arguments import OnGap, Start, Topics, start_offset
 from stormproof.core.source.kafka.cluster import Asking, Cluster, OffsetGone, Partition, Topic
 from stormproof.core.source.kafka.offsets import PLACES_MAX
-from stormproof.core.source.kafka.position import KafkaPosition, Lost, Place
+from stormproof.core.source.kafka.position import KafkaPosition, Lost, Place, Waits
 from stormproof.core.source.kafka.scout import Scout
 from stormproof.core.source.protocol import Limit
 
@@ -31,6 +31,7 @@ class _Open:
 
     end: int
     since_s: float
+    since: str
     is_told: bool = False
 
 
@@ -185,7 +186,9 @@ class Lookout:
                 stays = None
             if last[partition] <= end:
                 continue
-            stays = self._open.setdefault(partition, stays or _Open(end, now_s))
+            stays = self._open.setdefault(
+                partition, stays or _Open(end, now_s, datetime.now(UTC).isoformat(timespec="seconds"))
+            )
             if not stays.is_told and now_s - stays.since_s >= OPEN_TOLD_S:
                 stays.is_told = True
                 log.warning(
@@ -199,6 +202,13 @@ class Lookout:
                     now_s - stays.since_s,
                     last[partition] - end,
                 )
+
+    def waits(self, position: KafkaPosition) -> tuple[Waits, ...]:
+        """The places that have waited behind an open transaction for `OPEN_TOLD_S`."""
+        found = [
+            (number, self._open.get((place.topic, place.partition))) for number, place in enumerate(position.places)
+        ]
+        return tuple(Waits(number, one.end, one.since) for number, one in found if one is not None and one.is_told)
 
     def _require_there(self, places: Sequence[Place]) -> None:
         """Raise OffsetGone where retention has removed what is next; it is for places whose messages nobody counts."""

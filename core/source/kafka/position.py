@@ -34,6 +34,15 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """A place that has waited behind a producer's open transaction, at this offset, since then (ISO 8601)."""
+
+    place: int
+    offset: int
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
 class KafkaPosition:
     """A subscription's places, in the order in which their partitions were found, and its topics by their ids.
 
@@ -46,6 +55,7 @@ class KafkaPosition:
     lost: tuple[Lost, ...] = ()
     ends: tuple[int, ...] = ()
     slices: int = 0
+    waits: tuple[Waits, ...] = ()
 
     @property
     def reach(self) -> list[Json]:
@@ -84,6 +94,7 @@ class KafkaPosition:
             "lost": [[one.place, one.start, one.stop, one.at] for one in self.lost],
             "ends": list(self.ends),
             "slices": self.slices,
+            "waits": [[one.place, one.offset, one.since] for one in self.waits],
         }
 
     @classmethod
@@ -104,6 +115,7 @@ class KafkaPosition:
                     tuple(_lost(one) for one in _list(at.get("lost"))),
                     tuple(end for end in _list(ends) if isinstance(end, int)),
                     slices if isinstance(slices, int) else 0,
+                    tuple(_waits(one) for one in _list(at.get("waits"))),
                 )
             case _:
                 raise UsageError(f"not a position of a Kafka source: {sorted(at)}")
@@ -127,3 +139,11 @@ def _lost(value: Json) -> Lost:
             return Lost(place, start, stop, at)
         case _:
             raise UsageError(f"not a lost range: {value}")
+
+
+def _waits(value: Json) -> Waits:
+    match value:
+        case [int(place), int(offset), str(since)]:
+            return Waits(place, offset, since)
+        case _:
+            raise UsageError(f"not a place that waits: {value}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -53,7 +53,7 @@ from stormproof.core.source.kafka.offsets import (
 from stormproof.core.source.kafka.position import KafkaPosition
 from stormproof.core.source.kafka.reader import METADATA, KafkaSliceReader, messages_in, payloads_of
 from stormproof.core.source.kafka.scout import count
-from stormproof.core.source.metadata import Metadata, edited, pack, unpack
+from stormproof.core.source.metadata import KeepsMetadata, Metadata, pack
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice, SliceReader, SourcePreview
 
 _NONE: Final = np.zeros(0, np.int64)
@@ -61,7 +61,7 @@ LOOK_INTERVAL_S: Final = 5.0
 """Seconds between two searches for new topics and partitions."""
 
 
-class KafkaSource(PendingSource):
+class KafkaSource(KeepsMetadata, PendingSource):
     """The messages of Kafka topics, read by ranges of offsets that the driver plans and executors read.
 
     `topics` is a topic, a list of them, or a pattern that begins with ``^``. `start` holds for a new subscription alone:
@@ -95,7 +95,7 @@ class KafkaSource(PendingSource):
 
     def datasets(self) -> tuple[DatasetName, ...]:
         """The topics, or the patterns, at the first of the servers."""
-        return tuple(at_server("kafka", self._cluster.servers, topic) for topic in self._topics.given)
+        return tuple(at_server("kafka", self._cluster.servers, topic, port=9092) for topic in self._topics.given)
 
     def __init__(
         self,
@@ -234,11 +234,17 @@ class KafkaSource(PendingSource):
             PositionMismatch: messages were removed before they were opened (on_gap), or a topic is another one now.
             StoreUnavailable: the cluster is away.
         """
-        del epoch
         with self.rows() as rows:
             position = rows.position()
-        if position is not None:
-            self._lookout.look(KafkaPosition.of(position), self._limit)
+        if position is None:
+            return
+        known = KafkaPosition.of(position)
+        self._lookout.look(known, self._limit)
+        if self._lookout.waits(known) != known.waits:
+            who = self._who()
+            with self.rows() as rows:
+                known = KafkaPosition.of(self._locked(rows, who, epoch))
+                rows.move(replace(known, waits=self._lookout.waits(known)).to_json())
 
     def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
         """From the position on; messages are counted as `open` counts them."""
@@ -353,15 +359,6 @@ class KafkaSource(PendingSource):
             )
         return found
 
-    def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]] | None:
-        """What makes the reader's struct of stored messages; None where there is no metadata."""
-        return unpack if self._metadata else None
-
-    @classmethod
-    def edited(cls, old: bytes, payload: bytes) -> bytes:
-        """The new payload, with the metadata of the old one."""
-        return edited(old, payload)
-
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
         """The lag: offsets up to the partitions' ends. Where it is small, those that have no message are left out."""
         del cursor
@@ -385,6 +382,18 @@ class KafkaSource(PendingSource):
             for one in ranges_of(row.at) if row.at is not None else ():
                 applied[one.place] = min(applied[one.place], one.start)
         self._advice.tell({(places[number].topic, places[number].partition): at for number, at in applied.items()})
+
+    @classmethod
+    def notes(cls, position: At) -> tuple[str, ...]:
+        """Partitions that wait behind an open transaction."""
+        if not position:
+            return ()
+        known = KafkaPosition.of(position)
+        return tuple(
+            f"topic {known.places[one.place].topic}, partition {known.places[one.place].partition} waits at offset "
+            f"{one.offset} since {one.since}: a producer's transaction is open there"
+            for one in known.waits
+        )
 
     @classmethod
     def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:

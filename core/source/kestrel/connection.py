@@ -25,7 +25,7 @@ class Connection:
         self.server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._socket = socket.create_connection((host, port), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        key = queue.encode()
+        self._queue = key = queue.encode()
         self._commands = {verb: b"get %s/%s\r\n" % (key, verb.encode()) for verb in ("open", "close", "abort")}
         self._buffer = bytearray()
         self._place = 0
@@ -57,6 +57,20 @@ class Connection:
             if self._answer() is not None:
                 raise ProtocolError("an item came where none was asked for")
             self.open -= 1
+
+    def waiting(self) -> int | None:
+        """How many items the queue has that nobody was given; None: the server does not say. No answer may be due here."""
+        self._socket.sendall(b"stats\r\n")
+        found: int | None = None
+        while (line := self._line()) != b"END":
+            word, name, value = (*line.split(), b"", b"", b"")[:3]
+            if word == b"ERROR":
+                return None
+            if word != b"STAT":
+                raise ProtocolError(line.decode("utf-8", "replace")[:200])
+            if name == b"queue_%s_items" % self._queue and value.isdigit():
+                found = int(value)
+        return found
 
     def drop(self) -> None:
         """Close it; the server gives back what is open."""

@@ -122,6 +122,8 @@ class Hosts:
         self._open_reads = open_reads
         self._clock = clock
         self._rng = rng
+        self.all_answered = False
+        """Whether each server answered when items were last received."""
 
     # ---- items
 
@@ -153,6 +155,7 @@ class Hosts:
             answered += 1
             host.answered(len(items), sum(reads for _, reads in asked))
             received.append(items)
+        self.all_answered = answered == len(self._hosts)
         if not answered:
             raise StoreUnavailable(
                 f"{self._where}: no server answers ({', '.join(str(host.address) for host in self._hosts)}): {last}",
@@ -177,6 +180,18 @@ class Hosts:
             if not ended:
                 unheard.append((host.address, sum(mine.values())))
         return unheard
+
+    def waiting(self) -> int | None:
+        """How many items the servers have that nobody was given; None: one of them does not say, or does not answer."""
+        total = 0
+        for host in self._hosts:
+            if not host.connections:
+                return None
+            found, _ = self._try(host, host.connections[0].waiting)
+            if found is None:
+                return None
+            total += found
+        return total
 
     def give_back(self) -> None:
         """Abort every read that is open: the items are at the head of their queue again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from stormproof.core.arguments import require_text, require_whole
 from stormproof.core.clock import Clock
+from stormproof.core.dataset import DatasetName, at_server
 from stormproof.core.errors import UsageError
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
@@ -22,7 +24,7 @@ from stormproof.core.source.capabilities import KESTREL, KESTREL_WITH_ID, Capabi
 from stormproof.core.source.decode import Unit
 from stormproof.core.source.kestrel.connection import Connection
 from stormproof.core.source.kestrel.hosts import Address, Hosts
-from stormproof.core.source.metadata import Metadata, edited, pack, unpack
+from stormproof.core.source.metadata import KeepsMetadata, Metadata
 from stormproof.core.source.stable_ids import IdFrom
 
 log = logging.getLogger("stormproof.source")
@@ -30,10 +32,12 @@ log = logging.getLogger("stormproof.source")
 CONNECTIONS: Final = 16
 METADATA: Final = {"host": pa.string()}
 """What Kestrel knows of an item: the server that it came from, as HOST:PORT."""
+ASK_WAITING_S: Final = 1.0
+"""How often servers are asked how many items they have, while there are some: the answer has all of a server's queues."""
 _QUEUE: Final = re.compile(r"[^\s/~\x00-\x20\x7f]{1,200}")
 
 
-class KestrelSource(RedeliveringSource):
+class KestrelSource(KeepsMetadata, RedeliveringSource):
     """The items of a Kestrel queue, over all servers of a cluster, by the memcache protocol.
 
     Kestrel's items have no id, so an item that comes again cannot be told from a new one. Therefore an item is taken over
@@ -126,6 +130,15 @@ class KestrelSource(RedeliveringSource):
         self._jitter = rng or Random()  # noqa: S311 - nothing secret
         self._new_id = new_id or (lambda: uuid.uuid4().hex)
         self._hosts: Hosts | None = None
+        self._is_empty = False
+        self._asked_s = -math.inf
+        self._waiting: int | None = None
+
+    def datasets(self) -> tuple[DatasetName, ...]:
+        """The queue at each of its servers."""
+        return tuple(
+            at_server("kestrel", f"{one.host}:{one.port}", self._queue, port=one.port) for one in self._addresses
+        )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -135,7 +148,7 @@ class KestrelSource(RedeliveringSource):
     def for_run(self, database: Database) -> Self:
         """The same queue for one run, with connections of its own."""
         view = super().for_run(database)
-        view._hosts = None
+        view._hosts, view._is_empty, view._asked_s, view._waiting = None, False, -math.inf, None
         return view
 
     @property
@@ -158,11 +171,8 @@ class KestrelSource(RedeliveringSource):
     def receive(self, limit: int) -> Sequence[Delivery]:
         """Open items at every server in turn. An item that was not written down the last time is given back first."""
         received = [self._delivery(connection, item) for connection, item in self._servers.receive(limit)]
-        if not self._metadata or not received:
-            return received
-        hosts = [message.handle.server for message in received]
-        rows = self._metadata.rows([message.payload for message in received], [hosts for _ in self._metadata.names])
-        return [message._replace(stored=stored) for message, stored in zip(received, pack(rows), strict=True)]
+        self._is_empty = not received and self._servers.all_answered
+        return self._metadata.kept(received, lambda: [[message.handle.server for message in received]])
 
     def _delivery(self, connection: Connection, item: bytes) -> Delivery:
         if self._id_from is None:
@@ -170,14 +180,18 @@ class KestrelSource(RedeliveringSource):
         id_, payload = self._id_from.identified(item)
         return Delivery(id_, connection, payload)
 
-    def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]] | None:
-        """What makes the reader's struct of stored items; None where there is no metadata."""
-        return unpack if self._metadata else None
+    def reused(self, message: Delivery) -> Delivery | None:
+        """A message that fails: its publisher gave an id twice."""
+        return None if self._id_from is None else self._id_from.reused(message)
 
-    @classmethod
-    def edited(cls, old: bytes, payload: bytes) -> bytes:
-        """The new payload, with the metadata of the old one."""
-        return edited(old, payload)
+    def left_at_server(self) -> int | None:
+        """Items that nobody was given, at all servers: none, where the newest `receive` brought none; else they tell."""
+        if self._is_empty:
+            return 0
+        now_s = self._clock.monotonic_s()
+        if self._hosts is not None and now_s - self._asked_s >= ASK_WAITING_S:
+            self._asked_s, self._waiting = now_s, self._hosts.waiting()
+        return self._waiting
 
     def acknowledge(self, handles: Sequence[Connection]) -> None:
         """Close the reads: the servers forget the items. That one may not have heard it is logged, and stops nobody."""

@@ -35,11 +35,14 @@ T = TypeVar("T")
 
 
 class Pulled(NamedTuple):
-    """A message as it was pulled. `reply` is the subject on which the server waits for its confirmation."""
+    """A message as it was pulled. `reply` is the subject on which the server waits for its confirmation; `message` is the
+    client's.
+    """
 
     sequence: int
     reply: str
     payload: bytes
+    message: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class Consumer:
         self._inbox: Any = None
         self._closed: asyncio.Future[None] | None = None
         self._held: dict[str, None] = {}
+        self.left: int | None = None
+        """Messages that the consumer had not delivered when it was last asked; None: it was not asked yet."""
 
     # ---- the thread
 
@@ -267,8 +272,11 @@ class Consumer:
             message = await self._unless_lost(self._inbox.next_msg(timeout=TIMEOUT_S))
             status = (message.headers or {}).get("Status") if not message.data else None
             if status is None or message.reply:
-                pulled.append(Pulled(message.metadata.sequence.stream, message.reply, message.data))
+                facts = message.metadata
+                pulled.append(Pulled(facts.sequence.stream, message.reply, message.data, message))
+                self.left = facts.num_pending
             elif status in _NO_MESSAGES:
+                self.left = 0
                 break
             else:
                 text = f"{status} {(message.headers or {}).get('Description', '')}"

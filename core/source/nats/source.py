@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from stormproof.core.arguments import require_choice, require_object, require_seconds, require_text
 from stormproof.core.clock import Clock
+from stormproof.core.dataset import DatasetName, at_server
 from stormproof.core.errors import Json, PositionMismatch, UsageError
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
@@ -19,14 +20,16 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import NATS, Capabilities
 from stormproof.core.source.decode import Unit
+from stormproof.core.source.metadata import KeepsMetadata, Metadata
 from stormproof.core.source.nats.consumer import AGAIN, DONE, Consumer, Pulled, StreamFacts
+from stormproof.core.source.nats.message_metadata import MESSAGE, columns_of
 
 log = logging.getLogger("stormproof.source")
 
 _NAME_MAX: Final = 64
 
 
-class NatsSource(RedeliveringSource):
+class NatsSource(KeepsMetadata, RedeliveringSource):
     """The messages of a JetStream stream, pulled by a durable consumer.
 
     Each topology has a consumer of its own, so each reads every message; but a stream with work-queue retention takes one
@@ -51,10 +54,11 @@ class NatsSource(RedeliveringSource):
         url: str = "nats://127.0.0.1:4222",
         schema: str = "line string",
         unit: Unit | None = None,
+        metadata: Sequence[str] | Mapping[str, str] = (),
         subject: str | None = None,
         consumer: str | None = None,
         start: Literal["earliest", "latest"] = "earliest",
-        on_gap: Literal["fail", "skip"] = "fail",
+        on_gap: Literal["fail", "record"] = "fail",
         on_new_stream: Literal["fail", "adopt"] = "fail",
         ack_wait_s: float = 30.0,
         connect: Mapping[str, Any] | None = None,
@@ -73,7 +77,8 @@ class NatsSource(RedeliveringSource):
         the topology's incarnation. `start`: where a consumer that is made begins. `on_gap`: what messages that were removed
         before they were read lead to. `on_new_stream`: what a stream that was deleted and made again leads to. `connect`:
         further arguments of `nats.connect`, such as credentials and TLS. `name`: under which messages are pending; by
-        default the stream's.
+        default the stream's. `metadata` names fields to add behind the schema's: subject, sequence, timestamp (when the
+        stream took the message), headers, and delivered (how often). Those of a message's first delivery are kept.
         """
         require_text(self.NOUN, "stream", stream, "ORDERS")
         where = f"{self.NOUN} {stream}"
@@ -86,7 +91,7 @@ class NatsSource(RedeliveringSource):
         if consumer is not None:
             require_text(where, "consumer", consumer, "billing")
         require_choice(where, "start", start, ("earliest", "latest"))
-        require_choice(where, "on_gap", on_gap, ("fail", "skip"))
+        require_choice(where, "on_gap", on_gap, ("fail", "record"))
         require_choice(where, "on_new_stream", on_new_stream, ("fail", "adopt"))
         require_seconds(where, "ack_wait_s", ack_wait_s)
         if connect is not None:
@@ -103,6 +108,8 @@ class NatsSource(RedeliveringSource):
             clock=clock,
             rng=rng,
         )
+        self._metadata = Metadata.chosen(where, metadata, MESSAGE, self._decoder.schema)
+        self._decoder = self._metadata.decoder(self._decoder)
         self._stream = stream
         self._url = url
         self._subject = subject
@@ -118,6 +125,10 @@ class NatsSource(RedeliveringSource):
 
     def __repr__(self) -> str:
         return f"NatsSource({self._stream!r})"  # the url may have a password
+
+    def datasets(self) -> tuple[DatasetName, ...]:
+        """The stream at the first of its servers."""
+        return (at_server("nats", self._url, self._stream, port=4222),)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -161,15 +172,24 @@ class NatsSource(RedeliveringSource):
                 source=self._stream,
             ) from error
         self._here.make(start, self._subject)
-        return {"stream": facts.created, "behind": facts.last if start == "latest" else facts.first - 1}
+        return {
+            "stream": facts.created,
+            "behind": facts.last if start == "latest" else facts.first - 1,
+            "consumer": self._marked(facts.created),
+        }
+
+    def _marked(self, created: str) -> str:
+        return f"{self._here.name} of {created}"
 
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Remember which stream it has to be, and how far it was read."""
-        del who
         if not self._identity:
             facts = self._facts()
             if facts is None or facts.created != position.get("stream"):
                 position = {**position, **self._another()}
+            mine = self._marked(str(position["stream"]))
+            self._refuse_sharing(who, cursor, f"the consumer {self._here.name}", "consumer", mine, "consumer")
+            position = {**position, "consumer": mine}
             self._identity = str(position["stream"])
             behind = position.get("behind")
             self._seen = max(
@@ -209,7 +229,8 @@ class NatsSource(RedeliveringSource):
             self._identity = ""  # `check` adopts it, before the next opening
             return ()
         self._look_for_gap(pulled, facts)
-        return [Delivery(f"{self._identity}/{one.sequence}", one.reply, one.payload) for one in pulled]
+        received = [Delivery(f"{self._identity}/{one.sequence}", one.reply, one.payload) for one in pulled]
+        return self._metadata.kept(received, lambda: columns_of(self._metadata.names, [one.message for one in pulled]))
 
     def _look_for_gap(self, pulled: Sequence[Pulled], facts: StreamFacts) -> None:
         """Messages that were removed from the stream's beginning before they were read."""
@@ -227,13 +248,18 @@ class NatsSource(RedeliveringSource):
                 )
                 if self._fails_at_gap:
                     raise PositionMismatch(
-                        f"{text}. To go on without them, pass on_gap='skip'; let the stream keep more",
+                        f"{text}. To go on without them, and have them on record, pass on_gap='record'; let the stream "
+                        "keep more",
                         source=self.name,
                         messages=lost,
                     )
-                log.error("%s; they are lost, and the run goes on", text)
+                self.put_lost_on_record(lost, str(self._seen), str(facts.first))
             self._seen = facts.first - 1
         self._seen = max([self._seen, *(one.sequence for one in pulled)])
+
+    def left_at_server(self) -> int | None:
+        """What the consumer has not delivered."""
+        return None if self._consumer is None else self._consumer.left
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
         """Confirm deliveries; the server has read it when this returns, and may forget it if it is killed."""

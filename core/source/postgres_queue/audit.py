@@ -72,6 +72,14 @@ class QueueAudit:
         statement = f"select 1 from {self._table.sql} where xid = %s::text::xid8 and id = %s"
         return query(self._cursor, statement, str(origin), id_).fetchone() is not None
 
+    def count(self, at: At) -> int | None:
+        """Counted in the message table, by its index."""
+        span = span_of(at)
+        if span is None:
+            return None
+        with index_ranges_only(self._cursor):
+            return self._count(span)
+
     def unopened(self, position: At) -> tuple[int, float | None]:
         """Counted in the message table: the cost grows with them."""
         return unopened(self._cursor, self._table, Position.of(position).unopened_conditions())

@@ -17,6 +17,7 @@ from psycopg.rows import tuple_row
 
 from stormproof.core.arguments import error_prefix, require_seconds, require_text, require_whole
 from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import Json, MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.pending.audit import SliceAudit
@@ -42,6 +43,7 @@ from stormproof.core.source.postgres_queue.position import NOTHING, Position, Ra
 from stormproof.core.source.postgres_queue.produce import Receipt, copy_in, lines_from
 from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
 from stormproof.core.source.postgres_queue.server import check_server, look
+from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
 from stormproof.core.source.protocol import Backlog, Expectation, Limit, SliceReader, SourcePreview
 
 _LOG = logging.getLogger("stormproof.queue")
@@ -172,6 +174,10 @@ class PostgresQueue(PendingSource):
             UsageError: runs on different databases share this object, and none was named.
         """
         return self._tables.database
+
+    def datasets(self) -> tuple[DatasetName, ...]:
+        """The table that holds the queue's messages."""
+        return (self.database.dataset(f"{MESSAGE_SCHEMA}.{self.queue}"),)
 
     def probes(self) -> tuple[Probe, ...]:
         """Executors read the queue's database."""

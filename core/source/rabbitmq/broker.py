@@ -6,7 +6,9 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
+from stormproof.core.dataset import DatasetName, at_server
 from stormproof.core.errors import Json, MissingRight, StoreUnavailable, StormproofError, UsageError
 from stormproof.core.extras import required
 from stormproof.core.message import storable_text
@@ -118,3 +120,12 @@ class BrokerQueue:
         if code in (405, 530):
             return UsageError(f"{self.where}: the broker refuses to have it read: {text}", **details)
         return StoreUnavailable(f"{self.where}: the broker closed the channel: {code} {text}", **details)
+
+
+def dataset_at(url: str, name: str) -> DatasetName:
+    """A queue or stream as others call it, with its virtual host where that is not the one called ``/``."""
+    parts = urlsplit(url)
+    within = unquote(parts.path.split("/")[1]) if len(parts.path) > 1 else "/"
+    return at_server(
+        "amqp", url, name, port=5671 if parts.scheme == "amqps" else 5672, within="" if within == "/" else within
+    )

@@ -40,6 +40,7 @@ class Consumer:
         self._arrived: deque[Arrived] = deque()
         self._unconfirmed: dict[int, None] = {}
         self._cancelled = False
+        self._counted = 0
         self._connection: Any = broker.connect()
         try:
             with broker.asked():
@@ -85,7 +86,7 @@ class Consumer:
         """
         end_s = self._clock.monotonic_s() + _WAIT_S
         while True:
-            left = self._channel.queue_declare(self._queue, passive=True).method.message_count
+            left = self._counted = self._channel.queue_declare(self._queue, passive=True).method.message_count
             self._connection.process_data_events(time_limit=0)  # hands out what has arrived meanwhile
             full = len(self._arrived) >= limit or len(self._unconfirmed) >= self._prefetch
             if not left or full or self._cancelled or self._clock.monotonic_s() > end_s:
@@ -93,6 +94,11 @@ class Consumer:
             self._connection.process_data_events(time_limit=_STEP_S)
         if self._cancelled:
             raise StoreUnavailable(f"{self._broker.where}: the broker cancelled the consumer", queue=self._queue)
+
+    @property
+    def left(self) -> int:
+        """Messages that the queue had for somebody when it was last asked, with those that arrived and nobody took."""
+        return self._counted + len(self._arrived)
 
     def confirm(self, tags: Sequence[int]) -> None:
         """Confirm deliveries of this connection, and wait until the broker has heard it: at a close it forgets acks."""

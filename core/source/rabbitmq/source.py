@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import ClassVar, Final, NamedTuple, Self
 
-import pyarrow as pa
-
 from stormproof.core.arguments import require_text
 from stormproof.core.clock import Clock
+from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import StoreUnavailable, UsageError
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
@@ -18,8 +17,8 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import RABBITMQ_CLASSIC, RABBITMQ_WITHOUT_ID, Capabilities
 from stormproof.core.source.decode import Unit
-from stormproof.core.source.metadata import Metadata, edited, pack, unpack
-from stormproof.core.source.rabbitmq.broker import BrokerQueue
+from stormproof.core.source.metadata import KeepsMetadata, Metadata
+from stormproof.core.source.rabbitmq.broker import BrokerQueue, dataset_at
 from stormproof.core.source.rabbitmq.consumer import Arrived, Consumer
 from stormproof.core.source.rabbitmq.message_metadata import DELIVERY, columns_of
 from stormproof.core.source.stable_ids import MESSAGE_ID, IdFrom
@@ -44,7 +43,7 @@ class Handle(NamedTuple):
     tag: int
 
 
-class RabbitMQSource(RedeliveringSource):
+class RabbitMQSource(KeepsMetadata, RedeliveringSource):
     """The messages of a RabbitMQ queue, classic or quorum.
 
     RabbitMQ gives messages no id of their own. `id_from` says where the publisher's stands: ``message_id``, the property;
@@ -125,6 +124,10 @@ class RabbitMQSource(RedeliveringSource):
     def __repr__(self) -> str:
         return f"RabbitMQSource({self._queue!r})"  # the url has a password
 
+    def datasets(self) -> tuple[DatasetName, ...]:
+        """The queue at its broker, in its virtual host."""
+        return (dataset_at(self._url, self._queue),)
+
     @property
     def capabilities(self) -> Capabilities:
         """With `id_from` the ids of publishers, else none.
@@ -165,11 +168,14 @@ class RabbitMQSource(RedeliveringSource):
             self._drop()
             raise
         received = [self._delivery(message) for message in arrived]
-        if not self._metadata or not received:
-            return received
-        columns = columns_of(self._metadata.names, [(message.method, message.properties) for message in arrived])
-        rows = self._metadata.rows([message.payload for message in received], columns)
-        return [message._replace(stored=stored) for message, stored in zip(received, pack(rows), strict=True)]
+        names = self._metadata.names
+        return self._metadata.kept(
+            received, lambda: columns_of(names, [(message.method, message.properties) for message in arrived])
+        )
+
+    def left_at_server(self) -> int | None:
+        """What the queue has for somebody; what was delivered to other consumers is not in it."""
+        return None if self._consumer is None else self._consumer.left
 
     def _delivery(self, message: Arrived) -> Delivery:
         handle = Handle(self._connection, message.tag)
@@ -179,14 +185,9 @@ class RabbitMQSource(RedeliveringSource):
         id_, payload = self._id_from.identified(message.payload, properties.message_id, properties.headers)
         return Delivery(id_, handle, payload)
 
-    def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]] | None:
-        """What makes the reader's struct of stored messages; None where there is no metadata."""
-        return unpack if self._metadata else None
-
-    @classmethod
-    def edited(cls, old: bytes, payload: bytes) -> bytes:
-        """The new payload, with the metadata of the old one."""
-        return edited(old, payload)
+    def reused(self, message: Delivery) -> Delivery | None:
+        """A message that fails: its publisher gave an id twice."""
+        return None if self._id_from is None else self._id_from.reused(message)
 
     def acknowledge(self, handles: Sequence[Handle]) -> None:
         """Confirm what came on the connection that is there now; the rest comes again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arguments import error_prefix, require_object, require_text, shown
+from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece
@@ -27,9 +28,9 @@ from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import RABBITMQ_STREAM, Capabilities
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.kafka.offsets import OffsetRange
-from stormproof.core.source.metadata import Metadata, edited, pack, unpack
+from stormproof.core.source.metadata import KeepsMetadata, Metadata, pack
 from stormproof.core.source.protocol import Expectation, Limit, SliceReader, SourcePreview
-from stormproof.core.source.rabbitmq.broker import BrokerQueue
+from stormproof.core.source.rabbitmq.broker import BrokerQueue, dataset_at
 from stormproof.core.source.rabbitmq.message_metadata import STREAM
 from stormproof.core.source.rabbitmq.source import URL, require_queue
 from stormproof.core.source.rabbitmq.stream_position import (
@@ -51,7 +52,7 @@ Start = Literal["earliest", "latest"] | int | datetime
 _ON_GAP: Final = ("fail", "record")
 
 
-class RabbitMQStreamSource(PendingSource):
+class RabbitMQStreamSource(KeepsMetadata, PendingSource):
     """The messages of a RabbitMQ stream (``x-queue-type: stream``), read by ranges of offsets.
 
     A stream delivers nothing for good: it is read, from any offset, by any number of readers. So the driver plans ranges of
@@ -122,6 +123,10 @@ class RabbitMQStreamSource(PendingSource):
 
     def __repr__(self) -> str:
         return f"RabbitMQStreamSource({self._broker.name!r})"  # the url has a password
+
+    def datasets(self) -> tuple[DatasetName, ...]:
+        """The stream at its broker, in its virtual host."""
+        return (dataset_at(self._broker.url, self._broker.name),)
 
     def _begin(self) -> None:
         self._scout = StreamScout(self._broker)
@@ -298,15 +303,6 @@ class RabbitMQStreamSource(PendingSource):
         except StoreUnavailable:
             return len(self._scout.behind(at)), None
         return max(0, end - at.next), None
-
-    def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]] | None:
-        """What makes the reader's struct of stored messages; None where there is no metadata."""
-        return unpack if self._metadata else None
-
-    @classmethod
-    def edited(cls, old: bytes, payload: bytes) -> bytes:
-        """The new payload, with the metadata of the old one."""
-        return edited(old, payload)
 
     @classmethod
     def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:

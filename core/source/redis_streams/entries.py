@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.arrow_compute import pc
 from stormproof.core.message import storable_text
-from stormproof.core.source.protocol import Decoded, Decoder
+from stormproof.core.source.unreadable import MarkedDecoder
 
 _UNREADABLE: Final = b"\0stormproof: no such field\0"
 """Begins the payload of an entry that has not the field; what follows are the names of those that it has."""
@@ -79,37 +77,12 @@ def _unreadable(fields: Fields) -> bytes:
     return _UNREADABLE + names.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class EntryDecoder:
+class EntryDecoder(MarkedDecoder):
     """Fails messages whose entry has not the field; the rest is `inner`'s."""
 
-    inner: Decoder
-    wanted: str
+    __slots__ = ()
+    MARK = _UNREADABLE
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The fields of a tuple."""
-        return self.inner.schema
-
-    def decode(self, payload: pa.Array) -> Decoded:
-        """Decode all payloads at once; those that are none are named."""
-        decoded = self.inner.decode(payload)
-        missing = pc.starts_with(payload, _UNREADABLE)
-        if not pc.any(missing).as_py():
-            return decoded
-        failed = dict(decoded.failed)
-        for row in pc.indices_nonzero(missing).to_pylist():
-            has = payload[row].as_py()[len(_UNREADABLE) :].decode()
-            failed[row] = f"the entry has no field {self.wanted}; it has: {has}"
-        if decoded.counts is None:
-            return Decoded(decoded.rows, None, sorted(failed.items()))
-        return _without(decoded, failed)
-
-
-def _without(decoded: Decoded, failed: Mapping[int, str]) -> Decoded:
-    """A decoded unit without the rows of messages that failed."""
-    assert decoded.counts is not None
-    counts = decoded.counts.copy()
-    kept = pa.array([row not in failed for row, times in enumerate(counts) for _ in range(times)], pa.bool_())
-    counts[list(failed)] = 0
-    return Decoded(decoded.rows.filter(kept), counts, sorted(failed.items()))
+    def error(self, rest: bytes) -> str:
+        """Names the field, and those that the entry has."""
+        return f"the entry has no field {self.wanted}; it has: {rest.decode()}"

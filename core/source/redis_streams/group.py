@@ -6,7 +6,9 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
+from urllib.parse import parse_qs, urlsplit
 
+from stormproof.core.dataset import DatasetName, at_server
 from stormproof.core.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.extras import required
 from stormproof.core.message import storable_text
@@ -39,11 +41,13 @@ local read, lost = group['entries-read'], 0
 if not read and group['last-delivered-id'] == '0-0' then read = 0 end
 if read and stream['entries-added'] then lost = stream['entries-added'] - stream['length'] - read end
 local first = stream['first-entry'] and stream['first-entry'][1] or 'nothing'
-if lost > 0 and ARGV[5] == 'fail' then return {'lost', lost, group['last-delivered-id'], first} end
+local lag = group['lag'] or -1
+if lost > tonumber(ARGV[5]) then return {'lost', lost, group['last-delivered-id'], first, {}, lag} end
 local found = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', ARGV[3], 'STREAMS', KEYS[1], '>')
-return {'read', lost, group['last-delivered-id'], first, found and found[1][2] or {}}
+return {'read', lost, group['last-delivered-id'], first, found and found[1][2] or {}, lag}
 """
-"""New entries, if the stream is the one that it was, and none was removed before it was read: decided in one step.
+"""New entries, if the stream is the one that it was, and no more were removed before they were read than is known already:
+decided in one step.
 
 The server counts the entries that were ever added, and those that the group has read. Where more were removed than were
 read, the difference was never read. Servers before 7.0 do not count; nor does a group made at an id, before it has read.
@@ -92,8 +96,10 @@ class Group:
 
         self._errors = redis.exceptions
         self._stream = stream
-        self._name = name
+        self.name = name
         self._where = where
+        self.left: int | None = None
+        """Entries that the group was not given when it was last asked; None: the server does not tell."""
         try:
             # A read that is tried again behind our back would leave the first one's entries with nobody.
             self._client: Any = redis.Redis.from_url(
@@ -140,12 +146,12 @@ class Group:
     def gone(self) -> PositionMismatch:
         """The stream, or its group, is another one than the position was taken from."""
         return PositionMismatch(
-            f"{self._where}: the stream or its consumer group {self._name} was deleted since it was first read, and "
+            f"{self._where}: the stream or its consumer group {self.name} was deleted since it was first read, and "
             "perhaps made again: which of its entries were applied cannot be told from ids. If only the group was deleted, "
             "pass on_new_stream='same': entries that were applied are known by their ids. To read the stream that is there "
             "now from its start as a new one, pass on_new_stream='adopt', or another name=",
             source=self._stream,
-            group=self._name,
+            group=self.name,
         )
 
     # ---- its identity
@@ -154,20 +160,20 @@ class Group:
         """Make stream and group where they are missing, with this identity; gives the identity that the group has."""
         with self._asked():
             try:
-                self._client.xgroup_create(self._stream, self._name, id=start, mkstream=True)
+                self._client.xgroup_create(self._stream, self.name, id=start, mkstream=True)
             except self._errors.ResponseError as error:
                 if not _text(error).startswith("BUSYGROUP"):
                     raise
             found = self.identity()
             if found is None:
-                self._client.xgroup_createconsumer(self._stream, self._name, IDENTITY + identity)
+                self._client.xgroup_createconsumer(self._stream, self.name, IDENTITY + identity)
         return found or identity
 
     def identity(self) -> str | None:
         """The group's identity; None: it has none, or there is no such group."""
         with self._asked():
             try:
-                consumers = self._client.xinfo_consumers(self._stream, self._name)
+                consumers = self._client.xinfo_consumers(self._stream, self.name)
             except self._errors.ResponseError as error:
                 text = _text(error)
                 if text.startswith("NOGROUP") or "no such key" in text.lower():
@@ -178,35 +184,38 @@ class Group:
 
     # ---- its entries
 
-    def read(self, consumer: str, limit: int, identity: str, *, fails: bool) -> tuple[list[Entry], Removed | None]:
-        """Entries that nobody was given, and what was removed before it was read; with `fails`, nothing is read then.
+    def read(self, consumer: str, limit: int, identity: str, known: int = 0) -> tuple[list[Entry], Removed | None]:
+        """Entries that nobody was given. Where more than `known` were removed before they were read: none, and what was
+        removed.
 
         Raises:
             PositionMismatch: the stream is another one.
         """
         with self._asked():
             answer = self._client.eval(
-                *(_READ, 1, self._stream, self._name, consumer, limit),
+                *(_READ, 1, self._stream, self.name, consumer, limit),
                 IDENTITY + identity,
-                "fail" if fails else "skip",
+                known,
             )
         if _str(answer[0]) == "gone":
             raise self.gone()
         lost, behind, before = int(answer[1]), _str(answer[2]), _str(answer[3])
-        entries = [Entry(_str(id_), _fields(flat)) for id_, flat in answer[4]] if len(answer) > 4 else []
-        return entries, Removed(lost, behind, before) if lost > 0 else None
+        entries = [Entry(_str(id_), _fields(flat)) for id_, flat in answer[4]]
+        lag = int(answer[5])
+        self.left = None if lag < 0 else max(0, lag - len(entries))
+        return entries, Removed(lost, behind, before) if _str(answer[0]) == "lost" else None
 
     def held_by_others(self, consumer: str, limit: int, idle_ms: int) -> list[str]:
         """Ids of entries that other consumers were given and that nobody has confirmed."""
         with self._asked():
-            summary = self._client.xpending(self._stream, self._name)
+            summary = self._client.xpending(self._stream, self.name)
             holders = [_name_of(one) for one in summary["consumers"] or () if _name_of(one) != consumer]
             ids: list[str] = []
             for holder in holders:
                 if len(ids) >= limit:
                     break
                 found = self._client.xpending_range(
-                    self._stream, self._name, "-", "+", limit - len(ids), holder, idle_ms or None
+                    self._stream, self.name, "-", "+", limit - len(ids), holder, idle_ms or None
                 )
                 ids += [_str(one["message_id"]) for one in found]
         return ids
@@ -224,7 +233,7 @@ class Group:
         if not ids:
             return []
         with self._asked():
-            found = self._client.xclaim(self._stream, self._name, consumer, idle_ms, list(ids))
+            found = self._client.xclaim(self._stream, self.name, consumer, idle_ms, list(ids))
         return [Entry(_str(id_), fields) for id_, fields in found if id_ is not None and fields is not None]
 
     def confirm(self, ids: Sequence[str]) -> None:
@@ -232,13 +241,13 @@ class Group:
         with self._asked():
             pipe = self._client.pipeline(transaction=False)
             for first in range(0, len(ids), _IDS_A_CALL):
-                pipe.xack(self._stream, self._name, *ids[first : first + _IDS_A_CALL])
+                pipe.xack(self._stream, self.name, *ids[first : first + _IDS_A_CALL])
             pipe.execute()
 
     def sweep(self) -> None:
         """Remove drivers' consumers that hold nothing."""
         with self._asked():
-            self._client.eval(SWEEP, 1, self._stream, self._name, CONSUMER, IDLE_CONSUMER_MS)
+            self._client.eval(SWEEP, 1, self._stream, self.name, CONSUMER, IDLE_CONSUMER_MS)
 
     def close(self) -> None:
         """Let connections go."""
@@ -264,3 +273,11 @@ def _text(error: Exception) -> str:
 def _unseen(error: Exception) -> Exception:
     """The error without its text, which may have the url with its password."""
     return type(error)("the client cannot read the url")
+
+
+def dataset_at(url: str, stream: str) -> DatasetName:
+    """A stream as others call it, with the number of its database where that is not 0."""
+    parts = urlsplit(url)
+    given = parse_qs(parts.query).get("db", [parts.path.strip("/")])[0]
+    database = int(given) if given.isascii() and given.isdigit() else 0
+    return at_server("redis", url, stream, port=6379, within=str(database) if database else "")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar, Final, Literal, Self
 
 from stormproof.core.arguments import error_prefix, require_choice, require_seconds, require_text
 from stormproof.core.clock import Clock
+from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import PositionMismatch, StoreUnavailable
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
@@ -19,8 +20,10 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import REDIS_STREAM, Capabilities
 from stormproof.core.source.decode import Unit, decoder_for
+from stormproof.core.source.metadata import KeepsMetadata, Metadata
 from stormproof.core.source.redis_streams.entries import EntryDecoder, payload_by
-from stormproof.core.source.redis_streams.group import CONSUMER, Entry, Group
+from stormproof.core.source.redis_streams.entry_metadata import ENTRY, columns_of
+from stormproof.core.source.redis_streams.group import CONSUMER, Entry, Group, Removed, dataset_at
 
 log = logging.getLogger("stormproof.source")
 
@@ -28,7 +31,7 @@ LOOK_FOR_HELD_S: Final = 1.0
 """How often it is asked what other consumers hold: a driver that was replaced may have read entries meanwhile."""
 
 
-class RedisStreamSource(RedeliveringSource):
+class RedisStreamSource(KeepsMetadata, RedeliveringSource):
     """The entries of a Redis stream, read by a consumer group.
 
     Each topology has a group of its own, so each reads every entry. What a driver that died was given and has not
@@ -52,9 +55,10 @@ class RedisStreamSource(RedeliveringSource):
         schema: str = "line string",
         field: str | None = None,
         unit: Unit | None = None,
+        metadata: Sequence[str] | Mapping[str, str] = (),
         group: str | None = None,
         start: Literal["earliest", "latest"] = "earliest",
-        on_gap: Literal["fail", "skip"] = "fail",
+        on_gap: Literal["fail", "record"] = "fail",
         on_new_stream: Literal["fail", "adopt", "same"] = "fail",
         claim_idle_s: float = 0.0,
         name: str | None = None,
@@ -75,7 +79,8 @@ class RedisStreamSource(RedeliveringSource):
         `start`: where a group that is made begins. `on_gap`: what entries that were removed before they were read lead
         to. `on_new_stream`: what a stream that was deleted and made again leads to; or, with "same", only its group was
         deleted, and entries that were read before are the same ones. `name`: under which messages are pending; by
-        default the stream's.
+        default the stream's. `metadata` names fields to add behind the schema's: id, timestamp (of the id), and fields, all
+        that the entry has.
         """
         require_text(self.NOUN, "stream", stream, "orders")
         where = f"{self.NOUN} {stream}"
@@ -88,7 +93,7 @@ class RedisStreamSource(RedeliveringSource):
             if value is not None:
                 require_text(where, argument, value, example)
         require_choice(where, "start", start, ("earliest", "latest"))
-        require_choice(where, "on_gap", on_gap, ("fail", "skip"))
+        require_choice(where, "on_gap", on_gap, ("fail", "record"))
         require_choice(where, "on_new_stream", on_new_stream, ("fail", "adopt", "same"))
         require_seconds(where, "claim_idle_s", claim_idle_s)
         super().__init__(
@@ -107,6 +112,8 @@ class RedisStreamSource(RedeliveringSource):
             decoded = decoder_for(schema, unit).schema
         self._payload = payload_by(decoded, field, unit=unit is not None)
         self._decoder = EntryDecoder(self._decoder, repr(field) if field else f"of {', '.join(decoded.names)}")
+        self._metadata = Metadata.chosen(where, metadata, ENTRY, decoded)
+        self._decoder = self._metadata.decoder(self._decoder)
         self._stream = stream
         self._url = url
         self._group_name = group
@@ -120,6 +127,10 @@ class RedisStreamSource(RedeliveringSource):
 
     def __repr__(self) -> str:
         return f"RedisStreamSource({self._stream!r})"  # the url may have a password
+
+    def datasets(self) -> tuple[DatasetName, ...]:
+        """The stream at its server, in its database."""
+        return (dataset_at(self._url, self._stream),)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -160,12 +171,15 @@ class RedisStreamSource(RedeliveringSource):
 
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Remember which stream it has to be."""
-        del who, cursor
         if not self._identity:
-            self._identity = str(position.get("stream", ""))
+            identity = str(position.get("stream", ""))
             found = self._here.identity()
-            if found != self._identity:
-                self._identity = self._another(found)
+            if found != identity:
+                self._identity = identity
+                identity = self._another(found)
+            what = f"the consumer group {self._here.name}"
+            self._refuse_sharing(who, cursor, what, "stream", identity, "group")
+            self._identity = identity
         return {**position, "stream": self._identity}
 
     def _another(self, found: str | None) -> str:
@@ -195,21 +209,32 @@ class RedisStreamSource(RedeliveringSource):
                 if held:
                     return self._deliveries(held)
                 self._looked_s = now_s
-            entries, removed = self._here.read(self._consumer, limit, self._identity, fails=self._fails_at_gap)
+            return self._deliveries(self._new(limit))
         except StoreUnavailable:
             self._forget_connection()
             raise
         except PositionMismatch:
-            if self._on_new_stream == "fail":
+            found = self._here.identity()
+            if self._on_new_stream == "fail" or found == self._identity:  # it is the same stream, with a gap
                 raise
-            self._identity = self._another(self._here.identity())
+            self._identity = self._another(found)
             return ()
-        if removed is not None:
-            self._gap(f"{removed.entries} entries between {removed.behind} and {removed.before}", removed.entries)
-        return self._deliveries(entries)
 
-    def _deliveries(self, entries: Sequence[Entry]) -> list[Delivery]:
-        return [Delivery(self._stable_id(entry.id), entry.id, self._payload(entry.fields)) for entry in entries]
+    def _new(self, limit: int) -> list[Entry]:
+        """Entries that nobody was given. What was removed before them is on record first: once they are read, it is not
+        seen again.
+        """
+        known = 0
+        while True:
+            entries, removed = self._here.read(self._consumer, limit, self._identity, known)
+            if removed is None:
+                return entries
+            self._gap(removed)
+            known = removed.entries
+
+    def _deliveries(self, entries: Sequence[Entry]) -> Sequence[Delivery]:
+        received = [Delivery(self._stable_id(entry.id), entry.id, self._payload(entry.fields)) for entry in entries]
+        return self._metadata.kept(received, lambda: columns_of(self._metadata.names, entries))
 
     def _stable_id(self, entry: str) -> str:
         return f"{self._identity}/{entry}"
@@ -225,20 +250,25 @@ class RedisStreamSource(RedeliveringSource):
                 known = self._journal(rows.cursor).known(self._stable_id(id_) for id_ in gone)
             lost = [id_ for id_ in gone if self._stable_id(id_) not in known]
             if lost:
-                self._gap(f"{len(lost)} entries that were given to a driver, from {lost[0]} on", len(lost))
+                self._gap(Removed(len(lost), f"{lost[0]} (given to a driver)", lost[-1]))
             self._here.confirm(gone)
         left = set(gone)
         return self._here.claim(self._consumer, [id_ for id_ in ids if id_ not in left], self._claim_idle_ms)
 
-    def _gap(self, what: str, entries: int) -> None:
-        text = f"{self.where}: {what} were removed from the stream before they were read (MAXLEN, XTRIM or XDEL)"
+    def _gap(self, removed: Removed) -> None:
         if self._fails_at_gap:
             raise PositionMismatch(
-                f"{text}. To go on without them, pass on_gap='skip'; keep more entries in the stream",
+                f"{self.where}: {removed.entries} entries between {removed.behind} and {removed.before} were removed from "
+                "the stream before they were read (MAXLEN, XTRIM or XDEL). To go on without them, and have them on record, "
+                "pass on_gap='record'; keep more entries in the stream",
                 source=self.name,
-                entries=entries,
+                entries=removed.entries,
             )
-        log.error("%s; they are lost, and the run goes on", text)
+        self.put_lost_on_record(removed.entries, removed.behind, removed.before)
+
+    def left_at_server(self) -> int | None:
+        """The group's lag; entries that another consumer was given are not in it."""
+        return None if self._group is None else self._group.left
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
         """XACK: by id, so a repetition does no harm."""

@@ -1,0 +1,44 @@
+"""What Redis knows of an entry beside its payload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import pyarrow as pa
+
+from stormproof.core.source.redis_streams.group import Entry
+
+ENTRY: Final[Mapping[str, pa.DataType]] = {
+    "id": pa.string(),
+    "timestamp": pa.timestamp("ms", "UTC"),
+    "fields": pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])),
+}
+"""`timestamp` is the first part of the id: the server's time in milliseconds, where the producer gave no id of its own."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _timestamp(entry: Entry) -> datetime | None:
+    """None where an id of the producer's own is no time."""
+    try:
+        return _EPOCH + timedelta(milliseconds=int(entry.id.partition("-")[0]))
+    except OverflowError:
+        return None
+
+
+def _fields(entry: Entry) -> list[dict[str, str | bytes]]:
+    return [{"name": name.decode("utf-8", "replace"), "value": value} for name, value in entry.fields.items()]
+
+
+_OF: Final[Mapping[str, Callable[[Entry], object]]] = {
+    "id": lambda entry: entry.id,
+    "timestamp": _timestamp,
+    "fields": _fields,
+}
+
+
+def columns_of(names: Sequence[str], entries: Sequence[Entry]) -> list[list[object]]:
+    """A column for each name."""
+    return [[_OF[name](entry) for entry in entries] for name in names]
