@@ -9,8 +9,6 @@
 | `transactional` | what does a sink over any other store with transactions have to write itself |
 | `writer`, `statistics`, `partitions` | how does a task write a prepared file, with which statistics, for which partition |
 | `staging` | how are prepared files named, checked, read and removed |
-| `files`, `file_store`, `local_files`, `object_files` | how are files reached: on a disk, in an object store |
-| `object_probe` | can every machine read and write a folder in an object store |
 | `row_rule`, `latest` | what do a sink's `mode`, `key` and `order_by` say; which row of a key is the last |
 | `lineage` | which transaction and which message made a row: the columns that say so |
 | `contract`, `discards`, `misfits` | where rows and table differ: is the table changed, a value left out, or a row |
@@ -19,6 +17,6 @@
 | `unique_keys` | does a key come twice in a batch |
 | `merging` | how are columns merged that no store can merge by itself |
 | `rejects`, `message_pairs` | which messages does a commit reject where a table refuses a row; whose row is it |
-| `preview` | what would a sink do with its table and rows, for a dry run |
+| `preview`, `preview_rejects` | what would a sink do with its table and rows, for a dry run |
 | `registry`, `abilities` | how is a sink opened that the ledger describes; what can only some sinks do |
 """

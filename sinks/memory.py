@@ -23,11 +23,12 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.core.storage.address import absolute
+from stormproof.core.storage.local_files import NOWHERE
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.folding import check_fold_input, fold_tables
 from stormproof.sinks.latest import put_rows
 from stormproof.sinks.limits import ColumnLimit, Limits
-from stormproof.sinks.local_files import NOWHERE
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import (
@@ -181,7 +182,7 @@ class MemorySink(Sink):
         self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep, lineage)
         self.refuse = refuse
         self.store = MemoryTable() if store is None else store
-        self._staging = _own_folder(self) if staging is None else str(Path(staging).absolute())
+        self._staging = _own_folder(self) if staging is None else absolute(staging)
 
     @property
     def name(self) -> str:
@@ -221,7 +222,7 @@ class MemorySink(Sink):
         del input_
         return self._staging
 
-    def placed(self, database: Database, staging: Path) -> MemorySink:
+    def placed(self, database: Database, staging: str) -> MemorySink:
         """This sink: it needs no database, and has a staging folder of its own."""
         del database, staging
         return self
@@ -263,7 +264,7 @@ class MemorySink(Sink):
             can_refuse=() if self.refuse is None else ("refuse, the test's own rule",),
             table_id=table_id,
             other_lives=() if table_id is None else self.inspect(identity, input_).other_incarnations(),
-            writer=replace(self.writer_to(NOWHERE, input_), leaves_out=False),  # so that a dry run shows these rows
+            writer=self.writer_to(NOWHERE, input_),
         )
 
     def writer_to(self, folder: str, input_: SinkInput) -> FileWriter:
@@ -354,7 +355,7 @@ class MemorySession(SinkSession):
         if checked and decide(self._identity, transaction, self.held()) is Decision.SKIP:
             known = [entry.superseded for entry in log.entries if entry.txid == transaction.txid]
             refused = log.refused.get(transaction.txid, ())
-            return replace(ALREADY_HELD, superseded=known[0] if known else 0, refused=refused)
+            return replace(ALREADY_HELD, superseded=(known[0] if known else None) or 0, refused=refused)
         next_ = self._next_content(transaction)
         self._store.strike(FaultPoint.BEFORE, transaction.txid)
         self._store.content = next_.content
@@ -365,7 +366,7 @@ class MemorySession(SinkSession):
         log.entries.append(next_.evidence)
         log.refused[transaction.txid] = next_.refused
         self._store.strike(FaultPoint.AFTER, transaction.txid)
-        return replace(APPLIED, superseded=next_.evidence.superseded, refused=next_.refused)
+        return replace(APPLIED, superseded=next_.evidence.superseded or 0, refused=next_.refused)
 
     def _next_content(self, transaction: PreparedTransaction) -> _Next:
         """What the transaction makes of the table; nothing is changed.

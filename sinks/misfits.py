@@ -75,13 +75,19 @@ class LeavingOutWriter:
     def write(self, rows: pa.RecordBatch) -> None:
         """Write the rows that fit; `rows` have the message columns."""
         own = rows.select([name for name in rows.schema.names if name not in MESSAGE_COLUMNS.names])
-        bad = self._limits.check(own)
+        messages = rows.select(MESSAGE_COLUMNS.names)
+        bad = self.misfits(own, messages)
         if bad:
-            self._leave_out(own, rows.select(MESSAGE_COLUMNS.names), bad)
+            self._leave_out(own, messages, bad)
             fit = np.ones(rows.num_rows, np.bool_)
             fit[[row for row, _ in bad]] = False
             rows = rows.filter(pa.array(fit))
         self._inner.write(rows)
+
+    def misfits(self, rows: pa.RecordBatch, messages: pa.RecordBatch) -> Sequence[tuple[int, str]]:
+        """The rows that their columns cannot hold, each with the reason: by the limits, whatever their messages are."""
+        del messages
+        return self._limits.check(rows)
 
     def _leave_out(self, own: pa.RecordBatch, messages: pa.RecordBatch, bad: Sequence[tuple[int, str]]) -> None:
         places = [row for row, _ in bad]

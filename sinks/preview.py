@@ -67,7 +67,13 @@ class RowsPreview:
     refused: int = 0
     """Rows that the writer's checks refuse; they are not among `rows`."""
     examples: tuple[str, ...] = ()
-    """Some refused rows: column, value and reason, then the row."""
+    """Some refused rows, or rows for which messages are rejected: column, value and reason, then the row."""
+    rejected: int = 0
+    """Messages that the sink would reject, since a column cannot hold a row of theirs (``"discard_row"``). No row of theirs
+    is among `rows`; `files` and `bytes` count what is prepared.
+    """
+    blocked: str = ""
+    """Why the sink would not commit such rows, which blocks the batch: the messages to reject are too many, or not known."""
     discarded: Mapping[str, int] = field(default_factory=dict[str, int])
     """How many values of each column would be NULL, since the column cannot hold them (``"discard_value"``)."""
 
@@ -83,8 +89,13 @@ class RowsPreview:
             sum(file.superseded for file in written),
             sum(int(report["refused"]) for report in reports),
             tuple(text for report in reports for text in report["examples"])[:EXAMPLES_MAX],
-            discarded_in(written),
+            discarded=discarded_in(written),
         )
+
+
+def example_of(error: str, row: str) -> str:
+    """A row that a table cannot hold, and why, as a dry run shows it."""
+    return f"{storable_text(error)}; the row: {storable_text(row)[:_EXAMPLE_CHARACTERS]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +188,7 @@ class _RehearsedTask:
         if refused:
             self._refused += len(refused)
             for row, text in refused[: EXAMPLES_MAX - len(self._examples)]:
-                shown = storable_text(repr(rows.slice(row, 1).to_pylist()[0]))[:_EXAMPLE_CHARACTERS]
-                self._examples.append(f"{storable_text(text)}; the row: {shown}")
+                self._examples.append(example_of(text, repr(rows.slice(row, 1).to_pylist()[0])))
             kept = np.ones(rows.num_rows, np.bool_)
             kept[[row for row, _ in refused]] = False
             rows = rows.filter(pa.array(kept))

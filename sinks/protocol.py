@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Final, Protocol
 
 from stormproof.core.errors import CannotTell, Json, PositionMismatch
@@ -164,8 +163,11 @@ class Evidence:
     rejected: int = 0
     """Rows that the table refused and that were given up one by one; `rows` counts the others."""
 
-    superseded: int = 0
-    """Rows of an upsert that changed nothing, as in `CommitResult`. `rows` counts those of them that were prepared."""
+    superseded: int | None = None
+    """Rows of an upsert that changed nothing, as in `CommitResult`. `rows` counts those of them that were prepared. None:
+    the sink's record does not say how many."""
+    superseded_about: bool = False
+    """`superseded` is by figures that may count a row twice: those of Spark, where a task ran again."""
 
     gone: bool = False
     doubt: str | None = None
@@ -303,6 +305,20 @@ class SinkSession(StoreRecord, Protocol):
         """
         ...
 
+    def keep_out(self, transaction: PreparedTransaction) -> int | None:
+        """Have the store refuse this transaction from now on, also a commit of it that is still on its way: its rows are
+        given up.
+
+        Returns the version of the table from which on it is refused. None: the store has no such versions; what arrives late
+        is then found, and recorded, by the next start.
+
+        Raises:
+            PositionMismatch: the sink holds it.
+            SinkRefused, StoreUnavailable: nothing was written.
+        """
+        del transaction
+        return None
+
     def sweep(self, is_dead: Callable[[int, int, str], bool]) -> int:
         """Remove prepared files of this incarnation that are dead by txid, attempt and name; returns how many."""
         ...
@@ -327,7 +343,7 @@ class SinkSession(StoreRecord, Protocol):
 class Sink(SinkSpec, Protocol):
     """A sink that can be opened. An implementation inherits it; see `sinks.registry` for how it is opened by its name."""
 
-    def placed(self, database: Database, staging: Path) -> Sink:
+    def placed(self, database: Database, staging: str) -> Sink:
         """This sink with the run's database and folder for staged files, where it names none itself."""
         ...
 

@@ -24,7 +24,7 @@ from stormproof.core.arrays import Rows
 from stormproof.core.errors import SinkRefused
 from stormproof.core.message import storable_text
 from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput
-from stormproof.sinks.files import files_at
+from stormproof.core.storage.files import files_at
 from stormproof.sinks.latest import compared_columns, queues_of
 from stormproof.sinks.message_pairs import pairs_of
 from stormproof.sinks.misfits import Misfits

@@ -7,6 +7,7 @@ tables beside the rows' own), the decision, the fence, staged files. `examples/s
 from __future__ import annotations
 
 import copy
+import os
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -20,6 +21,7 @@ from stormproof.core.errors import Fenced, Json, PositionMismatch, SinkRefused, 
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
+from stormproof.core.storage.address import absolute
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
@@ -67,7 +69,7 @@ class TransactionalSink(Sink, Generic[C]):
 
     def __init__(self, name: str, staging: str | Path | None = None) -> None:
         self._name = name
-        self._staging = None if staging is None else str(Path(staging).absolute())
+        self._staging = None if staging is None else absolute(staging)
 
     # -- what a subclass writes ----------------------------------------------------------------------------------------
 
@@ -131,11 +133,11 @@ class TransactionalSink(Sink, Generic[C]):
         make: Callable[..., Self] = cls
         return make(*(address.text(place) for place in cls.places), name=address.name, staging=address.files)
 
-    def placed(self, database: Database, staging: Path) -> Self:
+    def placed(self, database: Database, staging: str) -> Self:
         """This sink with the run's folder for staged files, where it names none."""
         del database
         made = copy.copy(self)
-        made._staging = self._staging or str(staging / self._name)
+        made._staging = self._staging or os.path.join(staging, self._name)
         return made
 
     def files_in(self, input_: SinkInput) -> str | None:
@@ -175,7 +177,7 @@ class TransactionalSession(SinkSession, Generic[C]):
         self, sink: TransactionalSink[C], staging: str | None, identity: SinkIdentity, schema: pa.Schema, epoch: int
     ) -> None:
         self._sink, self._schema, self._epoch = sink, schema, epoch
-        self._staging = staging or str(Path("stormproof-staging", sink.name).absolute())
+        self._staging = staging or absolute(Path("stormproof-staging", sink.name))
         self._identity, self._id = identity, identity.application_id
         self._where = f"sink {identity.sink!r} ({sink.target})"
 

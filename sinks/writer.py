@@ -23,11 +23,11 @@ from stormproof.core.sink import (
     TaskContext,
     TaskWriter,
 )
-from stormproof.core.storage import StorageOptions, use_storage
+from stormproof.core.storage.address import StorageOptions, options_to_send, use_storage
+from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import NewFile
 from stormproof.sinks.content import ContentSum, kinds_of
 from stormproof.sinks.discards import DiscardingWriter
-from stormproof.sinks.file_store import NewFile
-from stormproof.sinks.files import files_at
 from stormproof.sinks.latest import LatestWriter
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.misfits import LeavingOutWriter
@@ -254,8 +254,11 @@ class FileWriter:
     undecided: tuple[str, ...] = ()
     keeps_messages: bool = True
     guarded: bool = False
-    storage: StorageOptions | None = None
+    storage: StorageOptions | None = field(init=False)
     hashed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "storage", options_to_send(self.directory))
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that fail their messages, since this sink cannot hold them, with column, value and reason."""

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -19,10 +19,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.message import storable_text
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
+from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
-from stormproof.sinks.delta.features import Committer
 from stormproof.sinks.delta.folds import quoted
-from stormproof.sinks.files import files_at
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PROBLEM, SinkProblem
 
@@ -45,7 +44,7 @@ def dividing(settings: Mapping[str, str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class RowRule:
+class TableRule:
     """What a table asks of each row: an expression in SQL that has to be true, NULL is not. `text` names it in errors."""
 
     name: str
@@ -53,14 +52,17 @@ class RowRule:
     text: str
 
 
-def rules_of(table: DeltaTable, files: Sequence[PreparedFile]) -> list[RowRule]:
-    """The table's CHECK constraints, and those of its NOT NULL columns in which these files have NULL."""
+def rules_of(table: DeltaTable, files: Sequence[PreparedFile], quote: Callable[[str], str] = quoted) -> list[TableRule]:
+    """The table's CHECK constraints, and those of its NOT NULL columns in which these files have NULL.
+
+    `quote` quotes a column's name as the SQL does that is to be asked.
+    """
     checks = [
-        RowRule(name, expression, f"the table's CHECK constraint {name!r} ({expression})")
+        TableRule(name, expression, f"the table's CHECK constraint {name!r} ({expression})")
         for name, expression in checks_of(table.metadata().configuration).items()
     ]
     return checks + [
-        RowRule(name, f"{quoted(name)} IS NOT NULL", f"the NOT NULL of the table's column {name!r}")
+        TableRule(name, f"{quote(name)} IS NOT NULL", f"the NOT NULL of the table's column {name!r}")
         for name in dict.fromkeys(name for file in files for name in lacking(table, file))
     ]
 
@@ -111,17 +113,16 @@ def violates(table: DeltaTable, directory: str, files: Sequence[PreparedFile], w
     return next(_violated(table, directory, files, where), None) is not None
 
 
-def may_reject(table: DeltaTable, input_: SinkInput, committer: Committer) -> bool:
-    """Whether a message can be rejected at a commit to this table: it has constraints, and the rows are whole ones, which
-    delta-rs writes. A fold's row is the result of several.
+def may_reject(table: DeltaTable, input_: SinkInput) -> bool:
+    """Whether a message can be rejected at a commit to this table: it has constraints, and the rows are whole ones. A fold's
+    row is the result of several.
     """
-    by_row = input_.mode in (SinkMode.APPEND, SinkMode.UPSERT)
-    return by_row and committer is Committer.DELTA_RS and bool(checks_of(table.metadata().configuration))
+    return input_.mode in (SinkMode.APPEND, SinkMode.UPSERT) and bool(checks_of(table.metadata().configuration))
 
 
 def _violated(
     table: DeltaTable, directory: str, files: Sequence[PreparedFile], where: str
-) -> Iterator[tuple[RowRule, int, str]]:
+) -> Iterator[tuple[TableRule, int, str]]:
     """Each rule that rows violate, how many they are, and one of them.
 
     The files are read through a table of their own, in a folder that lasts as long as the question.
@@ -139,7 +140,7 @@ def _violated(
 
 
 @contextmanager
-def asking(rule: RowRule, where: str) -> Generator[None]:
+def asking(rule: TableRule, where: str) -> Generator[None]:
     """Ask delta-rs about a rule.
 
     Raises:

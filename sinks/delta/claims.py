@@ -19,7 +19,7 @@ from stormproof.core.errors import StoreUnavailable
 from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.failures import shown
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.newest import NewestTable
+from stormproof.sinks.delta.newest_version import NewestTable
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.protocol import SinkIdentity
 

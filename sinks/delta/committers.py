@@ -14,7 +14,7 @@ from stormproof.sinks.delta.exclusion import alone, make_lock
 from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.rows import HOOKS, RowsToPut
+from stormproof.sinks.delta.rows import HOOKS, RowsToPut, adopt_files
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import committer_of
 from stormproof.sinks.protocol import PreparedTransaction
@@ -80,6 +80,13 @@ class Committers:
             rows.put_by_spark(self.spark, transaction, label)
         else:
             rows.put(table, transaction, label.for_delta_rs())
+
+    def put_label(self, committer: Committer, table: DeltaTable, label: Label) -> None:
+        """Write a version that holds the label alone."""
+        if committer is Committer.SPARK:
+            self.spark.append(self.spark.no_rows(self._input.schema.names), label)
+        else:
+            adopt_files(table, [], label.for_delta_rs())
 
     def restore(self, committer: Committer, table: DeltaTable, version: int, metadata: Mapping[str, str]) -> None:
         """RESTORE the table to a version, in a version with this metadata."""

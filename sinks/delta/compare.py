@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from stormproof.core.sink import PreparedFile, SinkMode
+from stormproof.core.storage.files import files_at
 from stormproof.sinks.comparison import (
     Compared,
     Comparison,
@@ -34,7 +35,6 @@ from stormproof.sinks.content import NOTHING, Content, ContentSum, joined
 from stormproof.sinks.delta.compare_by_key import compare_by_key
 from stormproof.sinks.delta.evidence import Trail, live_files
 from stormproof.sinks.delta.log import LogEntry, OurCommit
-from stormproof.sinks.files import files_at
 from stormproof.sinks.staging import file_digest, parse_prepared_name
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _BATCH_ROWS: Final = 64 * 1024
 _MAPPING: Final = "delta.columnMapping.mode"
+_STORED_AS: Final = "delta.columnMapping.physicalName"
 
 
 def compare(hold: TableHold, read: ReadRecord, span: tuple[int, int | None], progress: Progress) -> Comparison:
@@ -65,6 +66,8 @@ class _Source:
     rows: int
     partition: str
     content: Content | None
+    version: int = 0
+    """The version that committed it; 0: an older one than the log has."""
     path: str = ""
     digest: str = ""
     files: set[str] = field(default_factory=set[str])
@@ -88,8 +91,8 @@ class _Files:
         self._partitions = _partitions(table)
         self._is_partitioned = bool(table.metadata().partition_columns)
         self._operations = {entry.version: entry.operation for entry in entries}
-        configuration = table.metadata().configuration
-        self._mapped = configuration.get(_MAPPING, "none") != "none"
+        self._stored_as = stored_names(table)
+        self._changed = [entry.version for entry in entries if entry.changes_table]
         application = hold.identity.application_id
         undone = {undo.version for entry in entries if (undo := entry.undo(application)) is not None}
         self._commits: dict[int, OurCommit] = {
@@ -151,7 +154,7 @@ class _Files:
                 elif prepared is None:
                     copied.append(file.path)
                 else:
-                    sources.append(self._source(ours.txid, prepared, file.path))
+                    sources.append(self._source(ours.txid, prepared, file.path, entry.version))
             if copied:
                 sources.append(self._copied(ours, record.files[ours.txid], copied))
             if not ours.checked and self._within(ours.txid):
@@ -165,11 +168,11 @@ class _Files:
             )
         return sources
 
-    def _source(self, txid: int, file: PreparedFile, path: str) -> _Source:
+    def _source(self, txid: int, file: PreparedFile, path: str, version: int = 0) -> _Source:
         """One adopted file."""
         partition = _spelled(json.loads(file.partition)) if file.partition and self._partitions else "{}"
         content, (files, _, _) = Content.of_text(file.content), self._trail.end(path, self._live)
-        return _Source(txid, file.rows, partition, content, file.path, file.digest, files)
+        return _Source(txid, file.rows, partition, content, version, file.path, file.digest, files)
 
     def _copied(self, ours: OurCommit, prepared: Sequence[PreparedFile], paths: Sequence[str]) -> _Source:
         """What a commit of Spark's wrote in place of the prepared files."""
@@ -177,7 +180,7 @@ class _Files:
         if self._is_partitioned or content is None or content.rows != ours.rows:
             content = None  # its files have fewer columns, or fewer rows, than the prepared ones
         files = set[str]().union(*(self._trail.end(path, self._live)[0] for path in paths))
-        return _Source(ours.txid, ours.rows, "{}", content, files=files)
+        return _Source(ours.txid, ours.rows, "{}", content, ours.version, files=files)
 
     # -- comparing ---------------------------------------------------------------------------------------------------
 
@@ -238,8 +241,8 @@ class _Files:
             )
 
     def _why_not(self, group: Sequence[_Source], files: set[str]) -> str | None:
-        if self._mapped:
-            return "their rows were moved to other files, whose columns have other names (column mapping)"
+        if self._stored_as and self._changed and max(self._changed) >= min(source.version for source in group):
+            return "the table's columns were changed since, and files have them by other names (column mapping)"
         if files & self._unrecorded:
             return "their rows were moved into files with rows of txids that are not on record, or not in the range"
         if files & self._trail.mixed:
@@ -275,9 +278,11 @@ class _Files:
         assert local is not None
         total = ContentSum(kinds)
         with files_at(local).open_native(local) as opened, pq.ParquetFile(opened) as parquet:
-            names = [name for name, _ in kinds if name in parquet.schema_arrow.names]
-            for batch in parquet.iter_batches(_BATCH_ROWS, columns=names or None):
-                total.add(batch)
+            known = {self._stored_as.get(name, name): name for name, _ in kinds}
+            stored = [name for name in known if name in parquet.schema_arrow.names]
+            for batch in parquet.iter_batches(_BATCH_ROWS, columns=stored or None):
+                names = [known.get(name, name) for name in batch.schema.names]
+                total.add(pa.RecordBatch.from_arrays(batch.columns, names=names))
                 self._told(batch.num_rows)
         return total.content
 
@@ -397,6 +402,13 @@ def _partitions(table: DeltaTable) -> dict[str, str]:
     paths = map(unquote, actions.column("path").to_pylist())
     rows = zip(*texts, strict=True)
     return {path: _spelled(dict(zip(columns, row, strict=True))) for path, row in zip(paths, rows, strict=True)}
+
+
+def stored_names(table: DeltaTable) -> dict[str, str]:
+    """How columns are called in the table's files, where that is not their name in the table (column mapping)."""
+    if table.metadata().configuration.get(_MAPPING, "none") == "none":
+        return {}
+    return {field.name: str(field.metadata.get(_STORED_AS, field.name)) for field in table.schema().fields}
 
 
 def _rows_of(table: DeltaTable) -> int | None:

@@ -10,7 +10,8 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
 from stormproof.sinks.comparison import Compared, ReadRecord, RowProblem
-from stormproof.sinks.delta.log import LogEntry, Reach
+from stormproof.sinks.delta.log import DeltaLog, LogEntry
+from stormproof.sinks.delta.reach import Reach
 
 if TYPE_CHECKING:
     from stormproof.sinks.delta.hold import TableHold
@@ -27,7 +28,7 @@ def compare_by_key(
     """Count the rows of an upsert or a fold by txid."""
     lineage = hold.input.lineage
     column = None if lineage is None else lineage.txid
-    _foreign_versions(hold.identity.application_id, entries, span, found)
+    _foreign_versions(hold.log, hold.identity.application_id, entries, span, found)
     if column is None:
         found.left_out.append(
             "rows are overwritten by key, and without a lineage column (lineage=True) no row says which txid wrote it: "
@@ -76,10 +77,10 @@ def compare_by_key(
 
 
 def _foreign_versions(
-    application: str, entries: Sequence[LogEntry], span: tuple[int, int | None], found: Compared
+    delta_log: DeltaLog, application: str, entries: Sequence[LogEntry], span: tuple[int, int | None], found: Compared
 ) -> None:
     """Versions of other writers that added rows after the first of ours; those that changed rows are in the evidence."""
-    began, reach = False, Reach()
+    began, reach = False, Reach(delta_log)
     taken_back = {entry.version for entry in reversed(entries) if reach.taken_back_by(entry) is not None}
     for entry in entries:
         ours = entry.ours(application)

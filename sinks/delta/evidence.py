@@ -13,8 +13,9 @@ from urllib.parse import unquote
 
 from deltalake import DeltaTable
 
-from stormproof.sinks.delta.log import APPLICATION, AddedFile, DeltaLog, LogEntry, OurCommit, Reach
+from stormproof.sinks.delta.log import APPLICATION, AddedFile, DeltaLog, LogEntry, OurCommit
 from stormproof.sinks.delta.merge_files import lost_block
+from stormproof.sinks.delta.reach import Reach
 from stormproof.sinks.delta.torn import unreadable
 from stormproof.sinks.protocol import Evidence, EvidenceReport
 
@@ -42,7 +43,7 @@ def evidence_of(
         if entry.version not in undone and (ours := entry.ours(application)) is not None
     }
     disk = _Disk(delta_log, live_files(table))
-    fate = _folded(entries, commits) if fold else _appended(entries, commits, disk.live)
+    fate = _folded(delta_log, entries, commits) if fold else _appended(entries, commits, disk.live)
     found: dict[int, Evidence] = {}
     problems: list[str] = []
     for entry in entries:
@@ -175,13 +176,14 @@ def _evidence(entry: LogEntry, ours: OurCommit, fate: _Fate, disk: _Disk, *, fol
         problem,
         rejected=ours.rejected,
         superseded=ours.superseded,
+        superseded_about=entry.is_by_spark,
         reinstated=ours.reinstated,
         doubt=fate.doubtful.get(entry.version),
     )
 
 
-def _folded(entries: Sequence[LogEntry], commits: dict[int, OurCommit]) -> _Fate:
-    fate, reach, changed = _Fate(), Reach(), ""
+def _folded(delta_log: DeltaLog, entries: Sequence[LogEntry], commits: dict[int, OurCommit]) -> _Fate:
+    fate, reach, changed = _Fate(), Reach(delta_log), ""
     removed: set[str] = set()
     for entry in reversed(entries):
         restored = reach.taken_back_by(entry)

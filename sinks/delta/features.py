@@ -24,6 +24,9 @@ class Committer(StrEnum):
 
 
 GENERATED: Final = "delta.generationExpression"
+DEFAULT: Final = "CURRENT_DEFAULT"
+IDENTITY: Final = "delta.identity."
+"""Keys of a column's metadata, or how they begin."""
 """Of a generated column, the key of its expression in its metadata."""
 
 AskedCommitter: TypeAlias = Literal["auto", "delta-rs", "spark"]
@@ -155,11 +158,11 @@ def _mapping(facts: TableFacts) -> Iterable[str]:
 
 
 def _identity(facts: TableFacts) -> Iterable[str]:
-    return sorted({*facts.features.intersection({"identityColumns"}), *_marked("delta.identity.")(facts)})
+    return sorted({*facts.features.intersection({"identityColumns"}), *_marked(IDENTITY)(facts)})
 
 
 def _defaults(facts: TableFacts) -> Iterable[str]:
-    return sorted({*facts.features.intersection({"allowColumnDefaults"}), *_marked("CURRENT_DEFAULT")(facts)})
+    return sorted({*facts.features.intersection({"allowColumnDefaults"}), *_marked(DEFAULT)(facts)})
 
 
 def _newer(facts: TableFacts) -> Iterable[str]:
@@ -239,8 +242,8 @@ FEATURES: Final = (
         RS,
         RS,
         RS,
-        "asked at the commit: a refused row's message is rejected; in a fold, and by Spark, the batch is blocked; one "
-        "that divides needs committer='spark'",
+        "asked at the commit: a refused row's message is rejected, in a fold those of its group; one that divides needs "
+        "committer='spark'",
         frozenset({"checkConstraints"}),
     ),
     Feature(

@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from stormproof.core.folds import AnyFold, ByFunction, ByOrder, Fold, SetTruncated, SetUnion
-from stormproof.sinks.delta.later import wins_by_order
+from stormproof.sinks.delta.newer_wins import wins_by_order
 
 _INTEGERS: Final = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
 _WIDE_DIGITS: Final = 76
@@ -20,8 +20,11 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def fold_expression(name: str, schema: pa.Schema, fold: AnyFold) -> str:
-    """The column's new value. A NULL adds nothing and never wins; NaN wins only over NULL."""
+def fold_expression(name: str, schema: pa.Schema, fold: AnyFold, narrow: str = "CAST") -> str:
+    """The column's new value. A NULL adds nothing and never wins; NaN wins only over NULL.
+
+    `narrow` brings a sum back to its type: with TRY_CAST one that does not fit is NULL, and no error.
+    """
     kind = schema.field(name).type
     held, added = f"t.{quoted(name)}", f"s.{quoted(name)}"
     if isinstance(fold, ByFunction):
@@ -34,21 +37,21 @@ def fold_expression(name: str, schema: pa.Schema, fold: AnyFold) -> str:
         if isinstance(fold, SetUnion):
             return f"array_slice(array_sort({union}), 1, {fold.at_most})"
         return _truncated(held, added, f"COALESCE(array_length({union}), 0)", fold)
-    return _sum(held, added, kind) if fold is Fold.SUM else _better(held, added, kind, _WINS[fold])
+    return _sum(held, added, kind, narrow) if fold is Fold.SUM else _better(held, added, kind, _WINS[fold])
 
 
-def _sum(held: str, added: str, kind: pa.DataType) -> str:
+def _sum(held: str, added: str, kind: pa.DataType, narrow: str) -> str:
     """By way of wider decimals: DataFusion's sum of integers wraps, and a sum of decimals is stored even with a digit more
     than its type has. A cast that does not fit is an error.
     """
     if pa.types.is_decimal(kind):
         wide = f"DECIMAL({_WIDE_DIGITS}, {kind.scale})"
         total = f"COALESCE(CAST({held} AS {wide}) + CAST({added} AS {wide}), {held}, {added})"
-        return f"CAST({total} AS DECIMAL({kind.precision}, {kind.scale}))"
+        return f"{narrow}({total} AS DECIMAL({kind.precision}, {kind.scale}))"
     if not pa.types.is_integer(kind):
         return f"COALESCE({held} + {added}, {held}, {added})"
     held, added = f"CAST({held} AS DECIMAL(38, 0))", f"CAST({added} AS DECIMAL(38, 0))"
-    return f"CAST(COALESCE({held} + {added}, {held}, {added}) AS {_INTEGERS[kind.bit_width]})"
+    return f"{narrow}(COALESCE({held} + {added}, {held}, {added}) AS {_INTEGERS[kind.bit_width]})"
 
 
 def _better(held: str, added: str, kind: pa.DataType, wins: str) -> str:
@@ -72,8 +75,8 @@ def spark_quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def spark_fold_expression(name: str, schema: pa.Schema, fold: AnyFold) -> str:
-    """The same in Spark's SQL, with ANSI arithmetic: a result that does not fit its type is an error."""
+def spark_fold_expression(name: str, schema: pa.Schema, fold: AnyFold, *, tried: bool = False) -> str:
+    """The same in Spark's SQL, with ANSI arithmetic: a sum that does not fit its type is an error; `tried`, NULL."""
     kind = schema.field(name).type
     held, added = f"t.{spark_quoted(name)}", f"s.{spark_quoted(name)}"
     if isinstance(fold, ByFunction):
@@ -87,6 +90,8 @@ def spark_fold_expression(name: str, schema: pa.Schema, fold: AnyFold) -> str:
             return f"slice(array_sort({union}), 1, {fold.at_most})"
         return _truncated(held, added, f"COALESCE(cardinality({union}), 0)", fold)
     if fold is Fold.SUM:
-        total = f"COALESCE({held} + {added}, {held}, {added})"
-        return f"CAST({total} AS DECIMAL({kind.precision}, {kind.scale}))" if pa.types.is_decimal(kind) else total
+        total = f"try_add({held}, {added})" if tried else f"{held} + {added}"
+        if pa.types.is_decimal(kind):
+            total = f"{'TRY_CAST' if tried else 'CAST'}({total} AS DECIMAL({kind.precision}, {kind.scale}))"
+        return f"CASE WHEN {held} IS NULL THEN {added} WHEN {added} IS NULL THEN {held} ELSE {total} END"
     return _better(held, added, kind, _WINS[fold])

@@ -24,8 +24,8 @@ from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.loaded import load_table
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, Undo, commit_metadata, undo_metadata
-from stormproof.sinks.delta.newest import NewestTable
-from stormproof.sinks.delta.position import Position, find_commit, find_position
+from stormproof.sinks.delta.newest_version import NewestTable
+from stormproof.sinks.delta.position import Position, find_commit, find_position, require_not_given_up
 from stormproof.sinks.delta.refused import LeftOut, refused_rows
 from stormproof.sinks.delta.rows import RowsToPut
 from stormproof.sinks.delta.spark import SparkCommitter
@@ -209,6 +209,7 @@ class TableHold(StoreRecord):
                 f"{where}: epoch {position.commit.epoch} has committed here, this is epoch {self._epoch}",
                 epoch=self._epoch,
             )
+        require_not_given_up(self.log, table, self._application, position, transaction.txid, where)
         if self.committers.of(table) is not committer:
             raise StoreUnavailable(
                 f"{where}: the table's features changed meanwhile, and nothing was written; try again"
@@ -216,30 +217,54 @@ class TableHold(StoreRecord):
         table = self._evolved(table, transaction, where)
         self._rows.check(table, transaction, where)
         left_out = self._rows.left_out(table, transaction, where)
-        read_version = table.version()
-        label = self._label(transaction, position, table, left_out, checked=checked)
-        put = transaction if left_out is None else left_out.put
         failpoint("delta.after_check")
-        problem: DeltaError | OSError | ValueError | None = None
-        try:
-            with panics_as_errors():
-                self.committers.put(committer, self._rows, table, put, label)
-        except (DeltaError, OSError, ValueError) as error:
-            problem = error
-        failpoint("delta.after_log_entry")
-        # Whatever the answer was, only the log says whether the entry is there, and in which version.
-        commit = find_commit(self.log, self._application, transaction, after=read_version)
+        read_version = table.version()
+        commit, problem = self._put(committer, table, transaction, left_out, position, checked=checked)
         if commit is None:
             if problem is None and self._was_cleaned(transaction, after=read_version):
                 failpoint("delta.after_sync")
                 return APPLIED if left_out is None else replace(APPLIED, refused=left_out.refused)
-            raise self._refusal(problem, where) from problem
+            refusal = self._refusal(problem, where)
+            if isinstance(refusal, StoreUnavailable):
+                raise refusal from problem
+            spark = self.committers.spark if committer is Committer.SPARK else None
+            left_out = self._rows.refused(table, transaction, spark, where)
+            if left_out is not None:
+                commit, problem = self._put(committer, table, transaction, left_out, position, checked=checked)
+            if commit is None:
+                hint = self._rows.untold(table, transaction, spark, where)
+                raise self._refusal(problem, where, hint) from problem
         known = read_version if position is None or position.commit is None else position.commit.version
         self._sync(commit, after=min(known, commit.version - 1))
         self._clean(commit)
         failpoint("delta.after_sync")
         # Another driver may have committed the same transaction meanwhile.
         return self._result(APPLIED if commit.epoch == self._epoch else ALREADY_HELD, commit)
+
+    def _put(
+        self,
+        committer: Committer,
+        table: DeltaTable,
+        transaction: PreparedTransaction,
+        left_out: LeftOut | None,
+        position: Position | None,
+        *,
+        checked: bool,
+    ) -> tuple[OurCommit | None, DeltaError | OSError | ValueError | None]:
+        """Write the rows but those left out. Returns what the log has of that, and the error of the write."""
+        read_version = table.version()
+        label = self._label(transaction, position, table, left_out, checked=checked)
+        problem: DeltaError | OSError | ValueError | None = None
+        try:
+            with panics_as_errors():
+                put = transaction if left_out is None else left_out.put
+                self.committers.put(committer, self._rows, table, put, label)
+        except (DeltaError, OSError, ValueError) as error:
+            problem = error
+        if problem is None:
+            failpoint("delta.after_log_entry")
+        # Whatever the answer was, only the log says whether the entry is there, and in which version.
+        return find_commit(self.log, self._application, transaction, after=read_version), problem
 
     def _result(self, outcome: CommitResult, commit: OurCommit) -> CommitResult:
         changed: tuple[str, ...] = ()
@@ -413,7 +438,7 @@ class TableHold(StoreRecord):
         durable.sync_checkpoints(self.log, table, cleaned, live=self.input.is_by_key)
         return True
 
-    def _refusal(self, problem: Exception | None, where: str) -> SinkRefused | StoreUnavailable:
+    def _refusal(self, problem: Exception | None, where: str, hint: str = "") -> SinkRefused | StoreUnavailable:
         """The error for a commit that left no log entry: transient where its cause may pass by itself, else permanent."""
         if problem is None:
             return StoreUnavailable(f"{where}: the commit was answered, and the table's log does not have it")
@@ -426,7 +451,7 @@ class TableHold(StoreRecord):
             return StoreUnavailable(
                 f"{where}: the commit failed, and {what}: {shown(problem)}", errno=os_error(str(problem))
             )
-        return SinkRefused(f"{where}: the table refuses it, and nothing was written: {shown(problem)}")
+        return SinkRefused(f"{where}: the table refuses it, and nothing was written: {shown(problem)}{hint}")
 
     def _sync(self, commit: OurCommit | None, *, after: int | None) -> None:
         """Make a commit survive a power loss, with all versions since `after`, our last one (None: it is looked up)."""

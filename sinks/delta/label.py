@@ -15,18 +15,21 @@ COMMIT_RETRIES_MAX: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The label of one commit. `known` is the version of the identifier that the table has already."""
+    """The label of one commit. `known` is the version of the identifier that the table has already. `retries`: how often
+    delta-rs tries the commit again behind other writers' commits.
+    """
 
     application: str
     version: int
     metadata: Mapping[str, str]
     known: int | None = None
+    retries: int = COMMIT_RETRIES_MAX
 
     def for_delta_rs(self) -> CommitProperties:
         """The same as delta-rs takes it."""
         return CommitProperties(
             custom_metadata=dict(self.metadata),
-            max_commit_retries=COMMIT_RETRIES_MAX,
+            max_commit_retries=self.retries,
             # For an identifier without a time, the engines disagree on when it expires.
             app_transactions=[Transaction(self.application, self.version, time.time_ns() // 1_000_000)],
         )

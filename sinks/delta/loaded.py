@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deltalake import DeltaTable
 
-from stormproof.core.storage import is_url, storage_options
+from stormproof.core.storage.address import is_url, storage_options
 
 
 def load_table(address: str) -> DeltaTable:

@@ -13,8 +13,8 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from stormproof.core.sink import PreparedFile
-from stormproof.sinks.file_store import Files
-from stormproof.sinks.files import files_at
+from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import Files
 from stormproof.sinks.protocol import PreparedTransaction
 
 APPLICATION: Final = "stormproof.application"
@@ -35,6 +35,9 @@ UNDONE_VERSION: Final = "stormproof.undone.version"
 UNDONE_HOLDS: Final = "stormproof.undone.holds"
 """Keys of a RESTORE of our own: the application and version whose commit it undoes, and the txid that is then the last."""
 
+GIVEN_UP: Final = "stormproof.given_up"
+"""Key of a version that keeps out a transaction: its txid. It is marked as an undo, too, of nothing; see `late_entry`."""
+
 COMPACTS: Final = "stormproof.compacts"
 """Key of a compaction of our own, with the application that asked for it. It holds no txid and changes no row."""
 
@@ -44,6 +47,10 @@ _METRICS: Final = (
     ("numSourceRows", ("numTargetRowsInserted", "numTargetRowsUpdated")),
 )
 """The metrics of a MERGE: its rows, and those of the table that they changed. First by delta-rs, then by Spark."""
+
+
+OF_TIME: Final = -1
+"""Stands for the version of a RESTORE that names a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +169,20 @@ class LogEntry:
         holds = str(self.info.get(UNDONE_HOLDS, ""))
         return Undo(int(self.info[UNDONE_VERSION]), int(holds) if holds else None)
 
+    def given_up(self, application: str) -> int | None:
+        """The txid of this application that it keeps out."""
+        return int(self.info[GIVEN_UP]) if GIVEN_UP in self.info and self.info.get(UNDOES) == application else None
+
     @property
     def restored_to(self) -> int | None:
-        """The version that another writer's RESTORE went back to; -1 where it names a time instead; None for all else.
+        """The version that another writer's RESTORE went back to, `OF_TIME` where it names a time; None for all else.
 
         A RESTORE of our own undoes a single commit by its version: see `undo`.
         """
         if self.operation != "RESTORE" or UNDOES in self.info:
             return None
         target = str((self.info.get("operationParameters") or {}).get("version", ""))
-        return int(target) if target.isdigit() else -1
+        return int(target) if target.isdigit() else OF_TIME
 
 
 def commit_metadata(application: str, transaction: PreparedTransaction, epoch: int, *, checked: bool) -> dict[str, str]:
@@ -191,27 +202,6 @@ def undo_metadata(application: str, undo: Undo) -> dict[str, str]:
     """The metadata of a RESTORE of our own."""
     holds = "" if undo.holds is None else str(undo.holds)
     return {UNDOES: application, UNDONE_VERSION: str(undo.version), UNDONE_HOLDS: holds}
-
-
-class Reach:
-    """Follows a log back from its newest version, and finds the versions whose rows a RESTORE has removed.
-
-    A RESTORE keeps the transaction identifiers and drops the rows. The versions between its target and itself no longer
-    count, and neither do the RESTOREs among them.
-    """
-
-    def __init__(self) -> None:
-        self._reach: int | None = None
-        self._by: int = -1
-
-    def taken_back_by(self, entry: LogEntry) -> int | None:
-        """The version of the RESTORE that removed this entry's rows, if any. To be called for each entry, newest first."""
-        if self._reach is not None and entry.version > self._reach:
-            return self._by
-        target = entry.restored_to
-        if target is not None:
-            self._reach, self._by = target, entry.version
-        return None
 
 
 @dataclass(frozen=True, slots=True)

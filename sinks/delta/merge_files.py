@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
-from stormproof.sinks.files import files_at
+from stormproof.core.storage.files import files_at
 
 BLOCK_BYTES: Final = 4096
 """The page size of Linux, which is what its page cache writes at once; also the default block size of file systems."""

@@ -27,7 +27,7 @@ class MergedRows:
 
     def __init__(self, table: DeltaTable, added: pa.Table, input_: SinkInput, where: str) -> None:
         self._schema = input_.schema
-        self._rows = merged_rows(_held(table, added, input_), added, input_, where)
+        self._rows = merged_rows(held_rows(table, added, input_), added, input_, where)
         self.failure: Exception | None = None
         """What failed while the MERGE read the rows: delta-rs does not hand it on."""
 
@@ -53,7 +53,7 @@ class MergedRows:
             raise
 
 
-def _held(table: DeltaTable, added: pa.Table, input_: SinkInput) -> Iterator[pa.RecordBatch]:
+def held_rows(table: DeltaTable, added: pa.Table, input_: SinkInput) -> Iterator[pa.RecordBatch]:
     """The keys and the columns to merge of the table's rows; of files that cannot hold one of the keys, none."""
     columns = ", ".join(map(quoted, (*input_.keys, *columns_by_function(input_))))
     ranges = [

@@ -10,6 +10,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.sink import SinkInput, SinkMode
+from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.claims import properties_of
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import TableFacts, choose, refusal
@@ -18,7 +19,6 @@ from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.stores import require_conditional_put
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL
 from stormproof.sinks.delta.torn import put_torn_aside
-from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import SinkIdentity, SinkProblem
 
 

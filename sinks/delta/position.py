@@ -1,4 +1,6 @@
-"""What a Delta table holds for one application by its log: the last txid, the commit of it, and what took its rows back."""
+"""What a Delta table holds for one application by its log: the last txid, its commit, what took its rows back; and what may
+not come any more.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from dataclasses import dataclass
 
 from deltalake import DeltaTable
 
-from stormproof.sinks.delta.log import DeltaLog, OurCommit, Reach, Undo
+from stormproof.core.errors import Fenced
+from stormproof.sinks.delta.log import DeltaLog, OurCommit, Undo
+from stormproof.sinks.delta.reach import Reach
 from stormproof.sinks.protocol import Held, PreparedTransaction
 
 
@@ -30,9 +34,9 @@ class Position:
 def find_position(log: DeltaLog, table: DeltaTable, application: str) -> Position | None:
     """The last txid of an application in a loaded table; None where it holds none."""
     txid = table.transaction_version(application)
-    if txid is None:
+    if not txid:  # 0: only what was given up was ever on its way; see `late_entry`
         return None
-    reach = Reach()
+    reach = Reach(log)
     undone: Undo | None = None
     for entry in log.back_from(table.version()):
         undo = entry.undo(application)
@@ -56,3 +60,25 @@ def find_commit(log: DeltaLog, application: str, transaction: PreparedTransactio
         if ours is not None and ours.txid == transaction.txid and ours.digest == transaction.digest:
             return ours
     return None
+
+
+def require_not_given_up(
+    log: DeltaLog, table: DeltaTable, application: str, position: Position | None, txid: int, where: str
+) -> None:
+    """Refuse a transaction that a version of `late_entry` keeps out; `position` is what the table holds.
+
+    Raises:
+        Fenced: an operator gave its rows up.
+    """
+    after = -1 if position is None or position.commit is None else position.commit.version
+    if after == table.version() or table.transaction_version(application) is None:
+        return
+    for entry in log.back_from(table.version()):
+        if entry.version <= after:
+            return
+        if entry.given_up(application) == txid:
+            raise Fenced(
+                f"{where}: an operator gave its rows up, and version {entry.version} keeps them out; another driver goes on",
+                txid=txid,
+                version=entry.version,
+            )

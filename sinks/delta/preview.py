@@ -10,7 +10,8 @@ from deltalake import Schema
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
-from stormproof.core.storage import is_url
+from stormproof.core.storage.address import is_url
+from stormproof.core.storage.local_files import NOWHERE
 from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta.claims import other_claims
 from stormproof.sinks.delta.evolve import changes_for, known_part
@@ -21,7 +22,6 @@ from stormproof.sinks.delta.opening import opening
 from stormproof.sinks.delta.table import column_limits, limits_of_new, require_table
 from stormproof.sinks.delta.torn import require_whole
 from stormproof.sinks.limits import Limits
-from stormproof.sinks.local_files import NOWHERE
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.sinks.writer import FileWriter
@@ -102,6 +102,7 @@ class DeltaPreview:
         )
 
     def _writer(self, limits: Limits, partitions: tuple[str, ...]) -> FileWriter:
+        leaves_out = self._contract is SchemaContract.DISCARD_ROW
         return FileWriter(
             self._identity.sink,
             NOWHERE,
@@ -109,8 +110,9 @@ class DeltaPreview:
             partitions=partitions,
             input=self._input,
             discards=self._contract is SchemaContract.DISCARD_VALUE,
-            names_messages=bool(self._input.keep),
-            keeps_messages=False,
+            leaves_out=leaves_out,
+            names_messages=leaves_out or bool(self._input.keep),
+            keeps_messages=leaves_out,
         )
 
 

@@ -13,9 +13,10 @@ from stormproof.core.errors import UsageError
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.folds import fold_expression, quoted
 from stormproof.sinks.delta.label import Label
-from stormproof.sinks.delta.later import later_condition
 from stormproof.sinks.delta.log import SUPERSEDED
 from stormproof.sinks.delta.merge_files import written_for
+from stormproof.sinks.delta.merge_sql import same_key, written_where_held
+from stormproof.sinks.delta.newer_wins import later_condition
 from stormproof.sinks.delta.refused import LeftOut
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.protocol import PreparedTransaction
@@ -43,6 +44,26 @@ class RowsToPut(Protocol):
         """
         del table, transaction, where
         return None
+
+    def refused(
+        self, table: DeltaTable, transaction: PreparedTransaction, spark: SparkCommitter | None, where: str
+    ) -> LeftOut | None:
+        """The same for a table that has just refused the rows as a whole, as it was loaded; None: it cannot be told which.
+
+        `spark` is who wrote to it; None: delta-rs.
+
+        Raises:
+            SinkRefused: they cannot be left out; `GroupsRefused` names them where they are groups.
+        """
+        del table, transaction, spark, where
+        return None
+
+    def untold(
+        self, table: DeltaTable, transaction: PreparedTransaction, spark: SparkCommitter | None, where: str
+    ) -> str:
+        """Which of the table's rules `refused` cannot ask, and the remedy, for the error of a refusal; "": none."""
+        del table, transaction, spark, where
+        return ""
 
     def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         """Write them to the table, in one version."""
@@ -84,12 +105,11 @@ def merge_rows(
     added = {quoted(name): f"s.{quoted(name)}" for name in schema.names}
     changed = {
         quoted(name): fold_expression(name, schema, folds[name]) if name in folds else added[quoted(name)]
-        for name in schema.names
-        if name not in (*input_.keys, *input_.keep)
+        for name in written_where_held(input_)
     }
     merge = table.merge(
         rows,
-        " AND ".join(f"t.{quoted(key)} = s.{quoted(key)}" for key in input_.keys),
+        same_key(input_, quoted),
         source_alias="s",
         target_alias="t",
         streamed_exec=streamed,

@@ -18,27 +18,36 @@ from deltalake.transaction import AddAction
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.sink import PreparedFile, SinkInput
-from stormproof.core.storage import is_url, storage_options
+from stormproof.core.storage.files import files_at
 from stormproof.sinks.abilities import Compaction
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.contract import SchemaContract
+from stormproof.sinks.delta.asked_by_spark import AskSpark
+from stormproof.sinks.delta.asked_rows import ask_delta_rs
 from stormproof.sinks.delta.checks import lacking, may_reject, require_checks, violates
 from stormproof.sinks.delta.compaction import commits_since_compaction, compact, settle_compactions
 from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.label import Label
+from stormproof.sinks.delta.late_entry import keep_out
 from stormproof.sinks.delta.merging import MergedRows
 from stormproof.sinks.delta.refused import LeftOut, leave_out, name_messages, refused_rows
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.delta.vacuum import vacuum
-from stormproof.sinks.files import files_at
 from stormproof.sinks.merging import function_folds
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.partitions import partition_values
-from stormproof.sinks.protocol import CommitResult, PreparedTransaction, SinkIdentity, SinkProblem, SinkSession
+from stormproof.sinks.protocol import (
+    PROBLEM,
+    CommitResult,
+    PreparedTransaction,
+    SinkIdentity,
+    SinkProblem,
+    SinkSession,
+)
 from stormproof.sinks.staging import (
     IsDead,
     guard_of,
@@ -96,13 +105,14 @@ class DeltaSession(TableHold, SinkSession):
         self._content_digests = content_digests
         self._uncompacted: int | None = None
         self._replaced: dict[int, frozenset[str]] = {}
+        self._names_groups = False  # until the table refuses a group: most folds need no messages in their files
 
     def writer(self) -> FileWriter:
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
         adopted = not self.input.is_by_key and self.committer() is Committer.DELTA_RS
         partitions = tuple(self.load().metadata().partition_columns) if adopted else ()
         leaves_out = self.contract is SchemaContract.DISCARD_ROW
-        rejects = leaves_out or may_reject(self.load(), self.input, self.committer())
+        rejects = leaves_out or self._names_groups or may_reject(self.load(), self.input)
         return FileWriter(
             self.identity.sink,
             self._directory,
@@ -115,9 +125,12 @@ class DeltaSession(TableHold, SinkSession):
             names_messages=rejects or bool(self.input.keep),  # which tell the first row of a key
             keeps_messages=rejects,
             guarded=not self.input.is_by_key,
-            storage=storage_options(self._directory) if is_url(self._directory) else None,
             hashed=tuple(self.input.schema.names) if self._content_digests and not self.input.is_by_key else (),
         )
+
+    def keep_out(self, transaction: PreparedTransaction) -> int | None:
+        """By a version of the log; see `late_entry`."""
+        return keep_out(self, self.identity.application_id, transaction)
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts; never one that the table's log has adopted."""
@@ -147,7 +160,11 @@ class DeltaSession(TableHold, SinkSession):
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """See `TableHold.commit`."""
-        result = super().commit(transaction, checked=checked)
+        try:
+            result = super().commit(transaction, checked=checked)
+        except SinkRefused as error:
+            self._names_groups |= error.details.get(PROBLEM) == SinkProblem.MESSAGES_UNKNOWN
+            raise
         if not self.input.is_by_key:
             self._replaced[transaction.txid] = frozenset(row.file for row in result.refused)
         return result
@@ -228,7 +245,7 @@ class _PreparedRows(RowsToPut):
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
-        if adopts and not may_reject(table, self.input, by):
+        if adopts and not may_reject(table, self.input):
             self._require_no_nulls(table, transaction, where)
             require_checks(table, self.directory, transaction.files, where)
         if self.input.is_by_key:
@@ -236,18 +253,41 @@ class _PreparedRows(RowsToPut):
             require_unique_keys(read, transaction.rows, self.input.keys, where)
 
     def left_out(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> LeftOut | None:
-        """The rows that violate a CHECK constraint, or a NOT NULL that was made since they were checked."""
+        """Misfits, and where files are adopted the rows that violate a CHECK constraint, or a NOT NULL made since they were
+        checked: nobody else asks. A MERGE, and Spark, ask the table themselves, and `refused` comes after them.
+        """
         files = transaction.files
         if Misfits.of(files):
-            return leave_out(table, self.directory, transaction, self.input, where)
-        if not may_reject(table, self.input, require_table(table, self.input, where, self.committer)):
+            return self._leave_out(table, transaction, where)
+        by = require_table(table, self.input, where, self.committer)
+        if self.input.is_by_key or by is Committer.SPARK or not may_reject(table, self.input):
             return None
         if not name_messages(self.directory, transaction):  # the table had no constraint when their writer was made
             require_checks(table, self.directory, files, where, SinkProblem.MESSAGES_UNKNOWN)
             return None
         if not violates(table, self.directory, files, where):
             return None
-        return leave_out(table, self.directory, transaction, self.input, where)
+        return self._leave_out(table, transaction, where)
+
+    def refused(
+        self, table: DeltaTable, transaction: PreparedTransaction, spark: SparkCommitter | None, where: str
+    ) -> LeftOut | None:
+        """The rows to leave out, each as it would be in the table."""
+        if spark is None:
+            return self._leave_out(table, transaction, where) if self.input.is_by_key else None
+        ask = AskSpark(spark, table, self.directory, transaction, self.input, where)
+        return leave_out(self.directory, transaction, self.input, where, ask, adopted=False)
+
+    def untold(
+        self, table: DeltaTable, transaction: PreparedTransaction, spark: SparkCommitter | None, where: str
+    ) -> str:
+        if spark is None:
+            return ""
+        return AskSpark(spark, table, self.directory, transaction, self.input, where).untold()
+
+    def _leave_out(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> LeftOut | None:
+        ask = partial(ask_delta_rs, table, transaction, self.input, where)
+        return leave_out(self.directory, transaction, self.input, where, ask, adopted=not self.input.is_by_key)
 
     def _require_partitions(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
         columns = sorted(table.metadata().partition_columns)
@@ -321,17 +361,8 @@ class _PreparedRows(RowsToPut):
         if transaction.rows == 0:
             spark.append(spark.no_rows(names), label)
             return
-        by_partition: dict[str, list[PreparedFile]] = {}
-        for file in transaction.files:
-            if file.rows:
-                by_partition.setdefault(file.partition, []).append(file)
-        frame = spark.rows_of(
-            [
-                ([os.path.join(self.directory, file.path) for file in files], partition_values(files[0]))
-                for files in by_partition.values()
-            ],
-            names,
-        )
+        filled = [file for file in transaction.files if file.rows]
+        frame = spark.prepared_rows(self.directory, filled, names)
         if self.input.is_by_key:
             spark.merge(frame, self.input, label)
         else:

@@ -19,21 +19,23 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
-from stormproof.core.storage import checked_options, is_url, use_storage
+from stormproof.core.storage.address import absolute, checked_options, is_url, use_storage
+from stormproof.core.storage.files import files_at
 from stormproof.sinks.contract import SchemaContract
+from stormproof.sinks.delta.catalog import CatalogTable
 from stormproof.sinks.delta.checks import CONSTRAINT, checks_of
 from stormproof.sinks.delta.column_types import check_types
 from stormproof.sinks.delta.failures import panics_as_errors
 from stormproof.sinks.delta.features import AskedCommitter, TableFacts, as_asked, choose
 from stormproof.sinks.delta.loaded import is_table, load_table
-from stormproof.sinks.delta.locate import key_of_path, locate
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening, prepare_table
 from stormproof.sinks.delta.preview import DeltaPreview
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.spark import spark_runs
 from stormproof.sinks.delta.stores import check_store
+from stormproof.sinks.delta.table_key import key_of_path, locate
 from stormproof.sinks.delta.torn import require_whole
-from stormproof.sinks.files import files_at
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import Sink, SinkIdentity
@@ -78,6 +80,9 @@ class DeltaSink(Sink):
     by delta-rs (1.6.6): two compactions at once, of which the later one is by delta-rs, leave its rows there twice. Ours
     looks whether the files are still the table's, and so does Spark's; the audit names such a version.
 
+    In the place of `path` may stand ``CatalogTable("lake.orders")``, a table that Spark's catalog knows by name. Its folder
+    is looked up when a run starts; the table is not made.
+
     `path` may be the URL of a folder in an object store (docs/sinks.md), which `storage_options` reach, as delta-rs names
     them. This process reaches everything below that URL with them from then on; they are in no text of this object.
 
@@ -96,7 +101,7 @@ class DeltaSink(Sink):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | CatalogTable,
         *,
         mode: SinkMode | str | None = None,
         key: Columns | None = None,
@@ -114,11 +119,13 @@ class DeltaSink(Sink):
         storage_options: Mapping[str, str] | None = None,
         content_digests: bool = False,
     ) -> None:
-        require_path("DeltaSink", "path", path)
-        if compact_every is not None:
-            require_number(f"DeltaSink({os.fspath(path)!r})", "compact_every", compact_every, 1)
-        text = os.fspath(path)
+        self._table = path if isinstance(path, CatalogTable) else None
+        if not isinstance(path, CatalogTable):
+            require_path("DeltaSink", "path", path)
+        text = str(path) if isinstance(path, CatalogTable) else os.fspath(path)
         where = f"DeltaSink({text!r})"
+        if compact_every is not None:
+            require_number(where, "compact_every", compact_every, 1)
         if committer not in get_args(AskedCommitter):
             known = ", ".join(map(repr, get_args(AskedCommitter)))
             raise UsageError(f"{where}: no committer {shown(committer)}; known: {known}")
@@ -126,13 +133,13 @@ class DeltaSink(Sink):
             require_path(where, "staging", staging)
         self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep, lineage)
         self._contract = SchemaContract.given(where, schema_contract)
-        self._path = text.rstrip("/") if is_url(text) else str(Path(text).absolute())
-        self._name = f"delta.{Path(text).name}" if name is None else name
-        beside = os.path.join(os.path.dirname(self._path), STAGING_FOLDER, os.path.basename(self._path))
-        self._staging = beside if staging is None else _address(staging)
-        if storage_options is not None:
-            for address in (self._path, self._staging):
-                use_storage(address, checked_options(where, storage_options))
+        self._staging_given = None if staging is None else absolute(staging)
+        self._storage_options = None if storage_options is None else checked_options(where, storage_options)
+        self._found: str | None = None
+        if self._table is None:
+            self._take(text.rstrip("/") if is_url(text) else str(Path(text).absolute()))
+        own_name = Path(text).name if self._table is None else self._table.table
+        self._name = f"delta.{own_name}" if name is None else name
         self._partition_by = () if partition_by in ((), []) else column_names(where, "partition_by", partition_by)
         self._properties = {} if properties is None else _table_properties(where, properties)
         self._committer: AskedCommitter = committer
@@ -147,8 +154,8 @@ class DeltaSink(Sink):
 
     @property
     def target(self) -> str:
-        """The table's folder."""
-        return self._path
+        """The table's folder; of a table that is named by its catalog, that name."""
+        return self._path if self._table is None else str(self._table)
 
     @property
     def dataset(self) -> DatasetName:
@@ -186,11 +193,15 @@ class DeltaSink(Sink):
         return [f"CHECK {name}: {text}" for name, text in checks_of(settings).items()]
 
     def committed_by(self, input_: SinkInput) -> str | None:
-        """The committer, and the features that need Spark."""
+        """The committer, and the features that need Spark. Of a table that is named by its catalog this is told while the
+        process has a Spark: none is started for it.
+        """
+        if self._table is not None and not spark_runs():
+            return None
         try:
             with panics_as_errors():
                 facts = TableFacts.of(load_table(self._path)) if is_table(self._path) else None
-        except (DeltaError, OSError):
+        except (DeltaError, OSError, SinkRefused):
             return None
         if facts is None or self._committer != "auto":
             return None if self._committer == "auto" else self._committer
@@ -201,12 +212,14 @@ class DeltaSink(Sink):
     @property
     def may_lose_files(self) -> bool:
         """On a disk it may: the files of a MERGE are synced only after the log has them."""
-        return not is_url(self._path)
+        return self._found is None or not is_url(self._found)
 
     def description(self, input_: SinkInput) -> dict[str, Json]:
-        """Its kind and its folder, and what else it was given."""
+        """Its kind and its folder, and what else it was given. Who opens it by this needs no catalog."""
         del input_
         described: dict[str, Json] = {"kind": "delta", "path": self._path}
+        if self._table is not None:
+            described["table"] = str(self._table)
         if self._committer != "auto":
             described["committer"] = self._committer
         if self._partition_by:
@@ -218,18 +231,19 @@ class DeltaSink(Sink):
         return described
 
     def table_key(self) -> TableKey:
-        """The folder's path."""
-        return key_of_path(self._path)
+        """The folder's path, or the catalog's name."""
+        return key_of_path(self._path) if self._table is None else ("delta by name", str(self._table))
 
     def find_table(self) -> TableKey:
         """The folder by device and inode, or the place where it would be made."""
+        self._look_up()
         return locate(self._path, f"sink {self._name!r} ({self._path})")
 
     def files_in(self, input_: SinkInput) -> str:
         """The table's own folder where files are adopted, else the staging folder beside it."""
         return self._staging if input_.is_by_key else self._path
 
-    def placed(self, database: Database, staging: Path) -> DeltaSink:
+    def placed(self, database: Database, staging: str) -> DeltaSink:
         """This sink: it needs no database, and has a staging folder of its own."""
         del database, staging
         return self
@@ -237,15 +251,8 @@ class DeltaSink(Sink):
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Raise TopologyError where no Delta table can take such rows; every guarantee is served."""
         where = f"sink {self._name!r}"
-        if is_url(self._path):
-            check_store(self._path, where)
-            if self._committer == "spark":
-                raise TopologyError(f"{where}: committer='spark' is not served in an object store; use 'auto'")
-        elif unquote(self._path) != self._path or "\\" in self._path:
-            raise TopologyError(
-                f"{where}: delta-rs takes a percent sign with two digits, or a backslash, in {self._path!r} for another "
-                "character, and would open another folder; rename the folder"
-            )
+        if self._table is None:
+            self._check_place(where)
         check_types(input_.schema, where)
         missing = [name for name in self._partition_by if name not in input_.schema.names]
         if missing:
@@ -261,6 +268,8 @@ class DeltaSink(Sink):
         The first commit fences older epochs: a stale driver of the same identity conflicts with it. A torn newest log entry
         is put aside.
         """
+        self._look_up()
+        create = create and self._table is None
         with opening(f"sink {identity.sink!r} ({self._path})", DeltaLog(self._path), input_.mode) as where:
             prepare_table(
                 self._path,
@@ -286,15 +295,57 @@ class DeltaSink(Sink):
     def preview(self, identity: SinkIdentity, input_: SinkInput, database: Database | None = None) -> TablePreview:
         """By the table's own log, or by what it would be made of."""
         del database
+        try:
+            self._look_up()
+        except SinkRefused as refused:
+            return TablePreview(TableAction.REFUSE, refused.message)
         preview = DeltaPreview(
             self._path, identity, input_, self._contract, self._committer, partitions=self._partition_by
         )
         if not is_table(self._path):
+            if self._table is not None:
+                return TablePreview(TableAction.REFUSE, f"{self._table}: there is no Delta table in {self._path}")
             return preview.of_new_table()
         try:
             return preview.of_table(self.inspect(identity, input_))
         except SinkRefused as refused:
             return TablePreview(TableAction.CANNOT_TELL, refused.message)
+
+    @property
+    def _path(self) -> str:
+        """The table's folder."""
+        return self._look_up() if self._found is None else self._found
+
+    @property
+    def _staging(self) -> str:
+        beside = os.path.join(os.path.dirname(self._path), STAGING_FOLDER, os.path.basename(self._path))
+        return beside if self._staging_given is None else self._staging_given
+
+    def _look_up(self) -> str:
+        """Have the catalog say where the table is; a path is where it was. See `CatalogTable.folder`."""
+        if self._table is not None:
+            where = f"sink {self._name!r}"
+            found = self._table.folder(where)
+            self._take(found)
+            self._check_place(where)
+        return self._path
+
+    def _take(self, path: str) -> None:
+        self._found = path
+        if self._storage_options is not None:
+            for address in (self._path, self._staging):
+                use_storage(address, self._storage_options)
+
+    def _check_place(self, where: str) -> None:
+        if is_url(self._path):
+            check_store(self._path, where)
+            if self._committer == "spark":
+                raise TopologyError(f"{where}: committer='spark' is not served in an object store; use 'auto'")
+        elif unquote(self._path) != self._path or "\\" in self._path:
+            raise TopologyError(
+                f"{where}: delta-rs takes a percent sign with two digits, or a backslash, in {self._path!r} for another "
+                "character, and would open another folder; rename the folder"
+            )
 
     def _session(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, reading: bool) -> DeltaSession:
         directory = self.files_in(input_)
@@ -310,10 +361,6 @@ class DeltaSink(Sink):
             compact_every=self._compact_every,
             content_digests=self._content_digests,
         )
-
-
-def _address(staging: str | Path) -> str:
-    return str(staging).rstrip("/") if is_url(str(staging)) else str(Path(staging).absolute())
 
 
 def _table_properties(where: str, given: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import re
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -17,14 +19,17 @@ from typing import TYPE_CHECKING, Any, Final
 from stormproof.core.clock import Clock
 from stormproof.core.engine.spark_error import fault_told_by_spark, what_happened
 from stormproof.core.errors import FatalError, SinkRefused
-from stormproof.core.sink import SinkInput
+from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.sinks.delta.exclusion import alone
 from stormproof.sinks.delta.failures import OTHERS_CHANGED
 from stormproof.sinks.delta.features import GENERATED
 from stormproof.sinks.delta.folds import spark_fold_expression, spark_quoted
 from stormproof.sinks.delta.label import COMMIT_RETRIES_MAX, Label
-from stormproof.sinks.delta.later import later_condition
 from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.merge_sql import same_key, written_where_held
+from stormproof.sinks.delta.newer_wins import later_condition
+from stormproof.sinks.partitions import partition_values
+from stormproof.sinks.staging import open_prepared
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,11 +53,16 @@ _SETTINGS: Final = {
     "spark.sql.decimalOperations.allowPrecisionLoss": "false",  # a sum keeps its digits behind the point
 }
 
+_SKIPS_EMPTY: Final = "spark.databricks.delta.skipRecordingEmptyCommits"
 _RETENTION_CHECK: Final = "spark.databricks.delta.retentionDurationCheck.enabled"
 _LISTING_TASKS: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 """VACUUM lists folders in so many tasks, however few folders there are; by default in 10,000."""
 _SHUFFLE_TASKS: Final = "spark.sql.shuffle.partitions"
 _SIZES: Final = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
+
+_NAME: Final = "_stormproof_name"
+_ROW: Final = "_stormproof_number"
+_SUPERSEDED: Final = "_stormproof_superseded"
 
 _GLOB: Final = re.compile(r"[\\*?\[\]{}]")
 """What Hadoop takes for a pattern in a path."""
@@ -112,10 +122,9 @@ class SparkCommitter:
             spark_quoted(name): spark_fold_expression(name, schema, folds[name])
             if name in folds
             else added[spark_quoted(name)]
-            for name in schema.names
-            if name not in (*input_.keys, *input_.keep)
+            for name in written_where_held(input_)
         }
-        same = " AND ".join(f"t.{spark_quoted(key)} = s.{spark_quoted(key)}" for key in input_.keys)
+        same = same_key(input_, spark_quoted)
         with self._labelled(label) as session:
             merge = DeltaTable.forPath(session, self._log.table).alias("t").merge(frame.alias("s"), same)
             if changed:
@@ -169,25 +178,62 @@ class SparkCommitter:
         with self._labelled(None, {}) as session:
             session.sql(f"ALTER TABLE {self._sql_name} SET TBLPROPERTIES ({_literal(name)} = {_literal(value)})")
 
-    def rows_of(
-        self, files: Sequence[tuple[Sequence[str], Mapping[str, str | None]]], columns: Sequence[str]
+    def prepared_rows(
+        self,
+        directory: str,
+        files: Sequence[PreparedFile],
+        columns: Sequence[str],
+        *,
+        numbered: tuple[str, str] | None = None,
     ) -> DataFrame:
-        """The rows of Parquet files; each group of files with the values of columns that are not in them."""
-        from pyspark.sql.functions import lit
+        """The rows of prepared files, without those that are superseded.
+
+        `numbered` names two further columns, the name of each row's file and its number in it, and brings those, too.
+        """
+        from pyspark.sql.functions import col, lit
 
         types = {field.name: field.dataType for field in self.no_rows(columns).schema.fields}
+        by_partition: dict[str, list[PreparedFile]] = {}
+        for file in files:
+            by_partition.setdefault(file.partition, []).append(file)
         frames: list[DataFrame] = []
-        for paths, values in files:
+        for partition in by_partition.values():
+            paths = [os.path.join(directory, file.path) for file in partition]
             frame = self.start().read.parquet(*(_GLOB.sub(r"\\\g<0>", path) for path in paths))
-            for name, value in values.items():
+            for name, value in partition_values(partition[0]).items():
                 frame = frame.withColumn(name, lit(value).cast(types[name]))
-            frames.append(frame.select(*map(spark_quoted, columns)))
+            selected = [col(spark_quoted(name)) for name in columns]
+            if numbered is None:
+                frame = self._own(frame, directory, partition)
+            else:
+                places = ("_metadata.file_name", "_metadata.row_index")
+                selected += [col(place).alias(name) for place, name in zip(places, numbered, strict=True)]
+            frames.append(frame.select(*selected))
         return functools.reduce(lambda one, other: one.unionByName(other), frames)
+
+    def _own(self, frame: DataFrame, directory: str, files: Sequence[PreparedFile]) -> DataFrame:
+        """Without the rows that later ones of the same file supersede: its first ones."""
+        from pyspark.sql.functions import broadcast, coalesce, col, lit
+
+        superseded: list[tuple[str, int]] = []
+        for file in files:
+            with open_prepared(directory, file) as prepared:
+                if prepared.superseded:
+                    superseded.append((os.path.basename(file.path), prepared.superseded))
+        if not superseded:
+            return frame
+        counts = self.start().createDataFrame(superseded, f"{_NAME} string, {_SUPERSEDED} long")
+        frame = frame.withColumn(_NAME, col("_metadata.file_name")).withColumn(_ROW, col("_metadata.row_index"))
+        frame = frame.join(broadcast(counts), _NAME, "left")
+        return frame.where(col(_ROW) >= coalesce(col(_SUPERSEDED), lit(0)))
+
+    def rows(self) -> DataFrame:
+        """The table's rows."""
+        return self.start().read.format("delta").load(self._log.table)
 
     def no_rows(self, columns: Sequence[str]) -> DataFrame:
         """The table's columns without a row."""
-        frame = self.start().read.format("delta").load(self._log.table)
-        return frame.select(*map(spark_quoted, columns)).limit(0)
+        return self.rows().select(*map(spark_quoted, columns)).limit(0)
 
     @property
     def _sql_name(self) -> str:
@@ -203,6 +249,8 @@ class SparkCommitter:
         session = self.start()
         told = metadata if label is None else label.metadata
         settings = {_METADATA: json.dumps(dict(told))} if told else {}
+        if label is not None:
+            settings[_SKIPS_EMPTY] = "false"  # a version that has a label alone says something, too
         if label is not None and (label.known is None or label.known < label.version):
             settings |= {_TXN_APPLICATION: label.application, _TXN_VERSION: str(label.version)}
         with spark_errors():
@@ -215,7 +263,19 @@ class SparkCommitter:
                     session.conf.unset(name)
 
 
-def _new_session(where: str) -> SparkSession:
+def spark_runs() -> bool:
+    """Whether this process has a Spark. Asked of a process that never imported it, none is imported."""
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    return context is not None and context._active_spark_context is not None
+
+
+def spark_of_process(where: str, why: str) -> SparkSession:
+    """The process's Spark, with Delta; it is started where the process has none yet, which takes 5 to 25 seconds.
+
+    Raises:
+        SettingsError: Spark does not start.
+        SinkRefused: it was started without Delta.
+    """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -223,16 +283,21 @@ def _new_session(where: str) -> SparkSession:
         from stormproof.core.engine.spark import spark_session
         from stormproof.core.settings import Settings
 
-        log.info("%s: the table needs Spark to be written to; Spark is starting, which takes 5 to 25 seconds", where)
+        log.info("%s: %s; Spark is starting, which takes 5 to 25 seconds", where, why)
         started = spark_session(Settings())
     else:
         started = SparkSession.builder.getOrCreate()
     if EXTENSION not in str(started.conf.get("spark.sql.extensions", "")):
         raise SinkRefused(
-            f"{where}: the table needs Spark to be written to, and this process's session was started without Delta: set "
+            f"{where}: {why}, and this process's session was started without Delta: set "
             f"spark.sql.extensions={EXTENSION} and spark.sql.catalog.spark_catalog="
             "org.apache.spark.sql.delta.catalog.DeltaCatalog before it starts, or let Stormproof start it"
         )
+    return started
+
+
+def _new_session(where: str) -> SparkSession:
+    started = spark_of_process(where, "the table needs Spark to be written to")
     session = started.newSession()
     for name, value in _SETTINGS.items():
         session.conf.set(name, value)

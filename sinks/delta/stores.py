@@ -11,8 +11,8 @@ import uuid
 from typing import Final
 
 from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.storage import is_url, refusal_of_url, shown_url, storage_options
-from stormproof.sinks.files import files_at
+from stormproof.core.storage.address import is_url, refusal_of_url, shown_url, storage_options
+from stormproof.core.storage.files import files_at
 
 _LOCKING: Final = ("aws_s3_locking_provider", "s3_locking_provider")
 _UNSAFE: Final = ("aws_s3_allow_unsafe_rename", "s3_allow_unsafe_rename", "allow_unsafe_rename")

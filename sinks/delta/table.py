@@ -10,16 +10,22 @@ from deltalake import DeltaTable, Field, Schema
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.checks import dividing
-from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose, refusal
+from stormproof.sinks.delta.features import (
+    DEFAULT,
+    GENERATED,
+    IDENTITY,
+    AskedCommitter,
+    Committer,
+    TableFacts,
+    choose,
+    refusal,
+)
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.lineage import require_lineage_takes_null
 from stormproof.sinks.merging import columns_by_function
 
 CHECKPOINT_INTERVAL: Final = 100
 """Delta's default of 10 writes the table's whole state at every tenth commit, which is too often for small batches."""
-
-
-_FILLED: Final = frozenset({"delta.generationExpression", "CURRENT_DEFAULT"})
 
 
 def require_table(table: DeltaTable, input_: SinkInput, where: str, asked: AskedCommitter = "auto") -> Committer:
@@ -127,7 +133,7 @@ def _require_columns(table: DeltaTable, input_: SinkInput, where: str) -> None:
 
 def _is_filled(field: Field) -> bool:
     """Whether Spark fills a column that the rows do not have."""
-    return any(key in _FILLED or key.startswith("delta.identity.") for key in field.metadata)
+    return any(key in (GENERATED, DEFAULT) or key.startswith(IDENTITY) for key in field.metadata)
 
 
 def _type_name(kind: object) -> str:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stormproof.core.errors import SinkRefused
+from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.log import (
     APPLICATION,
     COMPACTS,
@@ -27,7 +28,6 @@ from stormproof.sinks.delta.log import (
     checksum_of,
     with_user_metadata,
 )
-from stormproof.sinks.files import files_at
 from stormproof.sinks.protocol import SinkProblem
 
 log = logging.getLogger("stormproof.sink")

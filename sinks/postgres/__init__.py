@@ -8,12 +8,14 @@
 | `hold` | what does one driver hold: its commits, its evidence, the rows that an audit counts |
 | `compare`, `hashed` | does it have the rows that were written; which columns give values back as they came |
 | `connection`, `bookkeeping` | its connection; the sink's own tables |
+| `facts` | what has a commit to know of the table, asked by one statement while its rows lock it |
 | `collations` | are a table's keys equal where a batch's are |
-| `rows`, `copying`, `folds`, `later` | how do rows get into the table: COPY, upsert, fold |
+| `rows`, `copying`, `folds` | how do rows get into the table: COPY, upsert, fold |
+| `newer_wins` | when does a row of an upsert replace the one that the table holds |
 | `merging` | which rows does it hold for a batch's keys, and what is made of both |
 | `parallel` | how do tasks load large files by themselves |
 | `refusals`, `row_by_row` | which CHECK, UNIQUE or FOREIGN KEY can refuse a row; how is such a row left out; how many |
-| `table`, `locate` | what can each column hold; do two names mean one table |
+| `table`, `table_key` | what can each column hold; do two names mean one table |
 | `evolve` | how does a table get the columns and types that its rows have |
 | `preview` | what would a start do with the table, for a dry run |
 | `wire`, `json_text` | how does a column of Arrow get into a column of Postgres; nested values as JSON |

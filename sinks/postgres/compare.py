@@ -66,12 +66,14 @@ def compare(
     with hold.link.snapshot() as connection:
         if not bookkeeping.is_made(connection):
             return found.comparison
-        entries = {txid: _Entry.of(rows, text) for txid, rows, text in hold.guard.contents(connection)}
+        contents = hold.guard.contents(connection)
+        entries = {txid: _Entry.of(rows, text) for txid, rows, text, _ in contents}
         oid = find_oid(connection, hold.name)
         why = "its table is gone" if oid is None else why_uncounted(connection, oid)
-        others = hold.guard.other_lives(connection, hold.table_id, committed=True) if oid is not None else ()
+        emptied = next((at for txid, _, _, at in contents if entries[txid].began_empty), None)
+        others = hold.guard.other_rows(connection, hold.table_id, since=emptied) if oid is not None else ()
         if why is None and others:
-            why = f"its table holds rows of other lives, too ({', '.join(others)})"
+            why = f"its table may hold rows of other lives, too ({', '.join(others)})"
         if oid is None or why is not None:
             found.left_out.append(why or "")
             return found.comparison

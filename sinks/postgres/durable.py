@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import psycopg
@@ -9,9 +10,9 @@ import psycopg
 from stormproof.core.errors import SinkRefused
 
 # From the catalog alone: `pg_partition_tree` would lock every partition.
-_VOLATILE: Final = """
+VOLATILE: Final = """
     with recursive tree as (
-        select c.oid, c.relkind, c.relpersistence from pg_class c where c.oid = %s
+        select c.oid, c.relkind, c.relpersistence from pg_class c where c.oid = {oid}
         union all
         select c.oid, c.relkind, c.relpersistence
         from tree t
@@ -24,6 +25,8 @@ _VOLATILE: Final = """
                 when relpersistence = 'u' then 'unlogged' else 'no table (relkind ' || relkind::text || ')' end
     from tree where relkind not in ('r', 'p') or relpersistence <> 'p' order by 1
 """
+"""Of the table with this oid, and of its partitions, those whose rows a crash may lose."""
+_VOLATILE: Final = VOLATILE.replace("{oid}", "%s").encode()
 
 
 def volatile_relations(connection: psycopg.Connection, oid: int) -> list[tuple[str, str]]:
@@ -43,7 +46,11 @@ def require_durable(connection: psycopg.Connection, oid: int, where: str) -> Non
     Raises:
         SinkRefused: names the first such relation.
     """
-    found = volatile_relations(connection, oid)
+    require_no_volatile(volatile_relations(connection, oid), where)
+
+
+def require_no_volatile(found: Sequence[tuple[str, str]], where: str) -> None:
+    """The same by what `volatile_relations` found."""
     if found:
         name, what = found[0]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

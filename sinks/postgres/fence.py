@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final, LiteralString, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple
 
 import psycopg
 
@@ -75,10 +75,17 @@ class Fence:
         Raises:
             Fenced: a newer epoch holds this sink.
         """
-        row = connection.execute(
+        self.require(connection, self.ask(connection))
+
+    def ask(self, connection: psycopg.Connection) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Lock it, without waiting for the answer where the connection is in a pipeline; `require` reads it."""
+        return connection.execute(
             f"select 1 from stormproof_sink.fence where {MINE} and epoch = %(epoch)s for share", self._mine
-        ).fetchone()
-        if row is None:
+        )
+
+    def require(self, connection: psycopg.Connection, asked: psycopg.Cursor[tuple[Any, ...]]) -> None:
+        """Read the answer. Raises as `lock`."""
+        if asked.fetchone() is None:
             raise self._fenced(connection)
 
     def _move(self, connection: psycopg.Connection) -> None:

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from stormproof.core.folds import AnyFold, ByFunction, ByOrder, Fold, SetTruncated, SetUnion
 from stormproof.sinks.leaves import is_string
-from stormproof.sinks.postgres.later import wins_by_order
+from stormproof.sinks.postgres.newer_wins import wins_by_order
 
 _SUM: Final = sql.SQL("coalesce(held.{0} + excluded.{0}, held.{0}, excluded.{0})")
 

@@ -6,7 +6,9 @@ the caller's transaction, so guard, evidence and rows are committed together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Final
 
 import psycopg
@@ -49,8 +51,10 @@ class Guard:
     def table_id(self, connection: psycopg.Connection) -> str | None:
         """Server, database and oid of the table that has the name now; None where none has."""
         oid = find_oid(connection, self._name)
-        if oid is None:
-            return None
+        return None if oid is None else self.id_of(connection, oid)
+
+    def id_of(self, connection: psycopg.Connection, oid: int) -> str:
+        """Server, database and oid of the table with this oid."""
         if not self._server:
             row = connection.execute(
                 "select (select system_identifier from pg_control_system())::text || '/' || oid::text "
@@ -104,14 +108,27 @@ class Guard:
         """The other lives that have claimed this table, or only those that have `committed` to it, named as
         `SinkIdentity.other_life` does.
         """
+        where = "table_id = %(table_id)s" + (" and last_txid is not null" if committed else "")
+        return self._lives(connection, where, {"table_id": table_id})
+
+    def _lives(self, connection: psycopg.Connection, where: str, values: Mapping[str, object]) -> tuple[str, ...]:
         rows = connection.execute(
-            "select distinct topology, incarnation from stormproof_sink.guard where table_id = %s "
-            + ("and last_txid is not null " if committed else "")
-            + "order by 1, 2",
-            (table_id,),
+            f"select distinct topology, incarnation from stormproof_sink.guard where {where} order by 1, 2".encode(),
+            values,
         ).fetchall()
         found = (self._identity.life_of(str(topology), str(incarnation)) for topology, incarnation in rows)
         return tuple(life for life in found if life is not None)
+
+    def other_rows(self, connection: psycopg.Connection, table_id: str, *, since: datetime | None) -> tuple[str, ...]:
+        """The other lives whose rows this table may hold: they have committed to it, or to another table of its name, of
+        which it may be a copy. Of those, one whose last commit was before `since`, when the table was empty, has none in it.
+        """
+        return self._lives(
+            connection,
+            "last_txid is not null and (table_id = %(table_id)s or (table_name = %(table_name)s"
+            " and (%(since)s::timestamptz is null or updated_at > %(since)s)))",
+            {"table_id": table_id, "table_name": str(self._name), "since": since},
+        )
 
     def other_sink(self, connection: psycopg.Connection, table_id: str) -> tuple[str, str] | None:
         """Topology and name of another sink that has committed to this table; None where there is none."""
@@ -132,11 +149,27 @@ class Guard:
         """
         return self._read(connection, "", same_table=True)
 
-    def lock(self, connection: psycopg.Connection, *, same_table: bool) -> Held | None:
-        """Lock the guard row, which is made where it is missing. Returns the last transaction, as `held`."""
-        if find_oid(connection, self._name) is not None:
-            self.claim(connection)
-        return self._read(connection, "for update", same_table=same_table)
+    def ask(self, connection: psycopg.Connection) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Lock the guard row, without waiting for the answer where the connection is in a pipeline; `locked` reads it."""
+        return connection.execute(
+            "select last_txid, last_digest, table_id, to_regclass(%(name)s::text)::oid::bigint "
+            f"from stormproof_sink.guard where {MINE} for update".encode(),
+            {**self._mine, "name": self._name.identifier.as_string(connection)},
+        )
+
+    def locked(
+        self, connection: psycopg.Connection, asked: psycopg.Cursor[tuple[Any, ...]], *, same_table: bool
+    ) -> Held | None:
+        """Read the answer; a guard row that is missing is made, and locked. Returns the last transaction, as `held`."""
+        row = asked.fetchone()
+        if row is None or row[0] is None:
+            if find_oid(connection, self._name) is not None:
+                self.claim(connection)
+            return self._read(connection, "for update", same_table=same_table)
+        txid, digest, table_id, oid = row
+        return self._held(
+            Held(txid, digest), table_id, None if oid is None else self.id_of(connection, oid), same_table
+        )
 
     def _read(self, connection: psycopg.Connection, lock: str, *, same_table: bool) -> Held | None:
         row = connection.execute(
@@ -146,17 +179,20 @@ class Guard:
         if row is None or row[0] is None:
             return None
         txid, digest, table_id = row
-        current = self.table_id(connection)
+        return self._held(Held(txid, digest), table_id, self.table_id(connection), same_table)
+
+    def _held(self, held: Held, table_id: str, current: str | None, same_table: bool) -> Held:
+        """What is held, by the table with `table_id`, where that is the `current` one or need not be."""
         if same_table and current is None:
             raise self.gone()
         if same_table and table_id != current:
             raise PositionMismatch(
-                f"{self._where}: txid {txid} went to table {table_id}, the table is now {current}; {self._inspect}",
-                held=txid,
+                f"{self._where}: txid {held.txid} went to table {table_id}, the table is now {current}; {self._inspect}",
+                held=held.txid,
                 table_id=current,
                 expected=table_id,
             )
-        return Held(txid, digest)
+        return held
 
     def move(self, connection: psycopg.Connection, transaction: PreparedTransaction, *, checked: bool) -> None:
         """Move the guard to this transaction.
@@ -164,26 +200,35 @@ class Guard:
         Raises:
             PositionMismatch: the guard is not at the transaction before it.
         """
-        said = {**self._said(transaction), "table_id": self.table_id(connection)}
+        moved = self.ask_move(connection, transaction, self.table_id(connection), checked=checked)
+        self.require_moved(transaction, moved)
+
+    def ask_move(
+        self, connection: psycopg.Connection, transaction: PreparedTransaction, table_id: str | None, *, checked: bool
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        """The same for a table whose id is known; `require_moved` reads the answer, also behind a pipeline."""
+        said = {**self._said(transaction), "table_id": table_id}
         if checked:
-            moved = connection.execute(
+            return connection.execute(
                 "update stormproof_sink.guard set last_txid = %(txid)s, last_digest = %(digest)s, "
                 "table_id = %(table_id)s, epoch = %(epoch)s, updated_at = now() "
                 f"where {MINE} and last_txid is not distinct from %(previous)s",
                 said,
-            ).rowcount
-        else:
-            moved = connection.execute(
-                "update stormproof_sink.guard set "
-                "last_digest = case when last_txid > %(txid)s then last_digest else %(digest)s end, "
-                "last_txid = greatest(last_txid, %(txid)s), table_id = %(table_id)s, epoch = %(epoch)s, "
-                f"updated_at = now() where {MINE}",
-                said,
-            ).rowcount
-        if moved != 1:
+            )
+        return connection.execute(
+            "update stormproof_sink.guard set "
+            "last_digest = case when last_txid > %(txid)s then last_digest else %(digest)s end, "
+            "last_txid = greatest(last_txid, %(txid)s), table_id = %(table_id)s, epoch = %(epoch)s, "
+            f"updated_at = now() where {MINE}",
+            said,
+        )
+
+    def require_moved(self, transaction: PreparedTransaction, moved: psycopg.Cursor[tuple[Any, ...]]) -> None:
+        """Read the answer. Raises as `move`."""
+        if moved.rowcount != 1:
             raise PositionMismatch(
-                f"{self._where}: {moved} guard rows were moved from txid {transaction.previous} to {transaction.txid} "
-                f"instead of one; {self._inspect}",
+                f"{self._where}: {moved.rowcount} guard rows were moved from txid {transaction.previous} to "
+                f"{transaction.txid} instead of one; {self._inspect}",
                 txid=transaction.txid,
                 previous=transaction.previous,
             )
@@ -218,6 +263,25 @@ class Guard:
             )
         if last is not None:
             self._add_evidence(connection, said, "on conflict do nothing")
+
+    @contextmanager
+    def evidence_is_new(self, transaction: PreparedTransaction) -> Generator[None]:
+        """Around a move and the evidence behind it, in one pipeline: the evidence tells of it where the table has the txid.
+
+        Raises:
+            PositionMismatch: the evidence of this txid is there already, so the guard is not at the transaction before it.
+        """
+        try:
+            yield
+        except psycopg.errors.UniqueViolation as error:
+            if (error.diag.schema_name, error.diag.table_name) != ("stormproof_sink", "evidence"):
+                raise
+            raise PositionMismatch(
+                f"{self._where}: the table holds txid {transaction.txid} already, and its guard was not behind txid "
+                f"{transaction.previous}; {self._inspect}",
+                txid=transaction.txid,
+                previous=transaction.previous,
+            ) from error
 
     # -- evidence ----------------------------------------------------------------------------------------------------
 
@@ -352,10 +416,11 @@ class Guard:
             for txid, digest, count, dropped in rows
         )
 
-    def contents(self, connection: psycopg.Connection) -> list[tuple[int, int, str | None]]:
-        """Txid, rows and content of all evidence."""
+    def contents(self, connection: psycopg.Connection) -> list[tuple[int, int, str | None, datetime]]:
+        """Txid, rows, content and time of all evidence."""
         return connection.execute(
-            f"select txid, rows, to_jsonb(e) ->> 'content' from stormproof_sink.evidence e where {MINE} order by txid",
+            "select txid, rows, to_jsonb(e) ->> 'content', committed_at from stormproof_sink.evidence e "
+            f"where {MINE} order by txid",
             self._mine,
         ).fetchall()
 

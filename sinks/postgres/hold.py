@@ -131,8 +131,10 @@ class TableHold(StoreRecord):
 
     def begin(self, connection: psycopg.Connection, transaction: PreparedTransaction, *, checked: bool) -> Decision:
         """Lock fence and guard in this database transaction; whether to commit, by the table of `decide`."""
-        self._fence.lock(connection)
-        held = self.guard.lock(connection, same_table=checked)
+        with connection.pipeline():  # two locks, one round trip
+            fence, guard = self._fence.ask(connection), self.guard.ask(connection)
+            self._fence.require(connection, fence)
+            held = self.guard.locked(connection, guard, same_table=checked)
         return decide(self.identity, transaction, held) if checked else Decision.COMMIT
 
     def checked_table(self, connection: psycopg.Connection, where: str) -> Table:

@@ -189,7 +189,8 @@ class Loads:
         """The executors' side."""
         if self.load is None:
             return plain
-        return LoadingWriter(**{field.name: getattr(plain, field.name) for field in fields(plain)}, load=self.load)
+        given = {field.name: getattr(plain, field.name) for field in fields(plain) if field.init}
+        return LoadingWriter(**given, load=self.load)
 
     def split(
         self, connection: psycopg.Connection, files: Sequence[PreparedFile], table: Table, input_: SinkInput

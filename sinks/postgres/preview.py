@@ -9,8 +9,8 @@ import psycopg
 from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
+from stormproof.core.storage.local_files import NOWHERE
 from stormproof.sinks.contract import Change, SchemaContract
-from stormproof.sinks.local_files import NOWHERE
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.collations import require_deterministic_keys
 from stormproof.sinks.postgres.connection import asked
@@ -137,6 +137,7 @@ class PostgresPreview:
             column_limits(table, self._input),
             input=self._input,
             discards=self._contract is SchemaContract.DISCARD_VALUE,
+            leaves_out=self._contract is SchemaContract.DISCARD_ROW,
             names_messages=True,
             undecided=kept_otherwise(table, self._input),
         )

@@ -47,9 +47,9 @@ _TRIGGERS: Final = """
 """
 
 # Only a row's own trigger can drop it, before the row is written: by returning NULL.
-_DROPPING: Final = """
+DROPPING: Final = """
     with recursive tree as (
-        select %(oid)s::oid as oid
+        select {oid} as oid
         union all
         select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
         join pg_class p on p.oid = t.oid where p.relkind = 'p'
@@ -61,7 +61,7 @@ _DROPPING: Final = """
 """
 
 # Those AFTER the insert may update the row that was inserted.
-_CHANGING: Final = _DROPPING.replace(
+CHANGING: Final = DROPPING.replace(
     "t.tgtype & 3 = 3 and (t.tgtype & 4 <> 0 or (%(updates)s and t.tgtype & 16 <> 0))", "t.tgtype & 4 <> 0"
 )
 
@@ -116,17 +116,6 @@ def what_can_refuse(connection: psycopg.Connection, oid: int, input_: SinkInput)
     if has_row_security(connection, oid):
         found.append("row-level security")
     return found
-
-
-def triggers_that_drop(connection: psycopg.Connection, oid: int, input_: SinkInput) -> list[str]:
-    """The triggers of the table and its partitions that may drop a row without an error: row triggers BEFORE the change."""
-    known = {"oid": oid, "updates": input_.is_by_key}
-    return [str(name) for (name,) in connection.execute(_DROPPING, known).fetchall()]
-
-
-def triggers_that_change(connection: psycopg.Connection, oid: int) -> list[str]:
-    """The triggers of the table and its partitions that run at an insert, and so may change what was inserted."""
-    return [str(name) for (name,) in connection.execute(_CHANGING.encode(), {"oid": oid}).fetchall()]
 
 
 def refers_to_itself(connection: psycopg.Connection, oid: int) -> bool:

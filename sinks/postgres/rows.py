@@ -13,8 +13,8 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.merging import function_folds
 from stormproof.sinks.postgres.copying import ADDED, copy_rows, identifiers, make_added, same_columns
 from stormproof.sinks.postgres.folds import fold_assignment
-from stormproof.sinks.postgres.later import later_condition
 from stormproof.sinks.postgres.merging import MergedPut
+from stormproof.sinks.postgres.newer_wins import later_condition
 from stormproof.sinks.postgres.table import TableName
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import psycopg
 import pyarrow as pa
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
@@ -21,20 +21,18 @@ from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.copying import copy_rows
-from stormproof.sinks.postgres.durable import require_durable
+from stormproof.sinks.postgres.durable import require_no_volatile
+from stormproof.sinks.postgres.facts import Facts, ask_facts, facts_of
 from stormproof.sinks.postgres.hashed import known_content, unknown_content
 from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.parallel import Loads
 from stormproof.sinks.postgres.refusals import (
-    has_row_security,
     is_empty,
     refers_to_itself,
-    triggers_that_change,
-    triggers_that_drop,
 )
 from stormproof.sinks.postgres.row_by_row import is_about_rows, move_without_rejects
 from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, insert_rows
-from stormproof.sinks.postgres.table import Table, TableName, kept_otherwise, wire_schema
+from stormproof.sinks.postgres.table import TableName, kept_otherwise, require_table, wire_schema
 from stormproof.sinks.protocol import (
     CommitOutcome,
     CommitResult,
@@ -75,6 +73,8 @@ class PostgresSession(TableHold, SinkSession):
         self._staging = staging
         self._content_digests = content_digests
         self._loads = Loads(identity, database, parallel_load_rows)
+        self._known: Facts | None = None
+        """The table as the last commit found it."""
 
     def take_over(self, *, create: bool) -> None:
         """As `TableHold.take_over`; and see whether tasks may load."""
@@ -118,27 +118,91 @@ class PostgresSession(TableHold, SinkSession):
         return self._commit_some(transaction, transaction.rejects_max, checked=checked)
 
     def _commit_all(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
+        """Commit by the facts of the commit before; where they are no longer true, which undoes it, by new ones."""
+        known = self._known if checked else None  # unchecked, another table may have the name, and gets the rows
+        if known is not None:
+            try:
+                return self._commit_by(known, transaction, checked=checked)
+            except _TableChanged:
+                log.debug("%s: the table was changed since the last commit", self.where)
+            except SinkRefused:
+                with self.link.transaction() as connection:
+                    if facts_of(ask_facts(connection, self.name, self.input)) == known:
+                        raise
+            self._known = None
+        return self._commit_by(None, transaction, checked=checked)
+
+    def _commit_by(self, known: Facts | None, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         where = self._where(transaction)
         with self.link.transaction(where) as connection:
-            table = self._begin(connection, transaction, where, checked=checked)
-            if table is None:
+            facts = self._begin(connection, transaction, where, known, checked=checked)
+            if facts is None:
                 return self._held(connection, transaction)
+            table = facts.table
             began_empty = transaction.previous is None and is_empty(connection, table.oid, self.name)
-            rows = self._rows(connection, table, wire_schema(table, self.input), where)
-            taken = self._move_rows(rows, connection, table, transaction, where)
+            rows = self._rows(connection, facts, wire_schema(table, self.input), where)
+            taken = self._move_rows(rows, connection, facts, transaction, where)
             dropped = transaction.rows - taken
             superseded = transaction.superseded + rows.superseded
             content = content_of_files(transaction.files)
-            said = self._said(connection, table, content, checked=checked, dropped=dropped, began_empty=began_empty)
-            self.guard.add_evidence(connection, transaction, taken, again=not checked, dropped=dropped, content=said)
+            said = self._said(facts, content, checked=checked, dropped=dropped, began_empty=began_empty)
+            self._record(connection, facts, transaction, taken, dropped, said, where, checked=checked)
             self.guard.add_rejected(connection, transaction.txid, (), again=not checked)
             self.guard.add_superseded(connection, transaction.txid, superseded, again=not checked)
             changed = self.changed(connection, transaction.txid)
-            self.require_same(connection, table, where)
-            require_durable(connection, table.oid, where)
             failpoint("postgres.after_rows")
+        self._known = facts if self._goes_by_known else None
         failpoint("postgres.after_commit")
         return CommitResult(CommitOutcome.APPLIED, superseded, dropped=dropped, changed=changed)
+
+    @property
+    def _goes_by_known(self) -> bool:
+        """Where a batch may change the table, or tasks load by it, each commit looks first."""
+        return self.contract is not SchemaContract.EVOLVE and self._loads.load is None
+
+    def _record(
+        self,
+        connection: psycopg.Connection,
+        facts: Facts,
+        transaction: PreparedTransaction,
+        taken: int,
+        dropped: int,
+        said: str | None,
+        where: str,
+        *,
+        checked: bool,
+    ) -> None:
+        """Behind the rows: move the guard, add the evidence, and look at the table once more. The rows that were written
+        lock it against changes until the transaction ends, so what is seen now stays true.
+
+        Raises:
+            SinkRefused: a deferred constraint refuses; another table has the name; a part of it loses its rows in a crash.
+            PositionMismatch: the guard is not at the transaction before this one.
+            _TableChanged: it is no longer as `facts` say.
+        """
+        table_id = self.guard.id_of(connection, facts.table.oid)
+        with self.guard.evidence_is_new(transaction), connection.pipeline():
+            # Met here, an error of a deferred constraint names it; at the COMMIT the outcome would be in question.
+            connection.execute("set constraints all immediate")
+            # With its schema: the user's table may have the name of our temporary one, which hides it.
+            asked = ask_facts(connection, facts.table.name, self.input)
+            moved = self.guard.ask_move(connection, transaction, table_id, checked=checked)
+            self.guard.add_evidence(connection, transaction, taken, again=not checked, dropped=dropped, content=said)
+        now = facts_of(asked)
+        fresh = self._known is not facts
+        # Facts of this transaction: a trigger of the table's may have made a partition, with triggers, for our very rows.
+        same = now == facts or (fresh and now is not None and now.table == facts.table and not now.volatile)
+        if same:
+            self.guard.require_moved(transaction, moved)
+            return
+        if now is not None and now.table.oid == facts.table.oid:
+            require_no_volatile(now.volatile, where)
+        elif fresh:  # else the table may have had another name before this commit began
+            raise SinkRefused(
+                f"{where}: another table took the name {facts.table.name} during the commit; nothing was written. Retry the "
+                "txid once the tables have their names"
+            )
+        raise _TableChanged(f"{where}: the table was changed during the commit; nothing was written. Retry the txid")
 
     def commit_without_refused(self, transaction: PreparedTransaction) -> CommitResult:
         """Commit one transaction without the messages whose rows the table refuses; see `SupportsSkipRows`.
@@ -156,9 +220,10 @@ class PostgresSession(TableHold, SinkSession):
         where, guard = self._where(transaction), self.guard
         with self.link.transaction(where) as connection:
             bookkeeping.make_rejects(connection)
-            table = self._begin(connection, transaction, where, checked=checked)
-            if table is None:
+            facts = self._begin(connection, transaction, where, None, checked=checked)
+            if facts is None:
                 return self._held(connection, transaction)
+            table = facts.table
             # All rows are read from the files, those that a task loaded too.
             require_files(self._staging, transaction.files, where=where, digests=True)
             schema = wire_schema(table, self.input)
@@ -168,37 +233,29 @@ class PostgresSession(TableHold, SinkSession):
                 undecided=kept_otherwise(table, self.input),
                 row_by_row=row_by_row,
             )
-            may_drop = bool(triggers_that_drop(connection, table.oid, self.input))
             moved = move_without_rejects(
                 connection,
-                lambda: self._rows(connection, table, schema, where),
+                lambda: self._rows(connection, facts, schema, where),
                 rejects,
-                may_drop=may_drop,
+                may_drop=bool(facts.dropping),
                 finds_parents=refers_to_itself(connection, table.oid),
             )
             refused, back = rejects.rows(), rejects.reinstated
             superseded = transaction.superseded - back + moved.superseded
             _require_all(moved.sent + len(refused), transaction.rows + back, transaction.rows + back, where)
             content = self._content_of(transaction, rejects)
-            said = self._said(
-                connection, table, content, checked=checked, dropped=moved.dropped, began_empty=began_empty
-            )
-            guard.add_evidence(
-                connection, transaction, moved.taken, again=not checked, dropped=moved.dropped, content=said
-            )
+            said = self._said(facts, content, checked=checked, dropped=moved.dropped, began_empty=began_empty)
+            self._record(connection, facts, transaction, moved.taken, moved.dropped, said, where, checked=checked)
             guard.add_rejected(connection, transaction.txid, refused, again=not checked)
             guard.add_superseded(connection, transaction.txid, superseded, back, again=not checked)
             changed = self.changed(connection, transaction.txid)
-            self.require_same(connection, table, where)
-            require_durable(connection, table.oid, where)
             failpoint("postgres.after_rejects")
         failpoint("postgres.after_commit")
         return CommitResult(CommitOutcome.APPLIED, superseded, refused, moved.dropped, changed)
 
     def _said(
         self,
-        connection: psycopg.Connection,
-        table: Table,
+        facts: Facts,
         content: Content | None,
         *,
         checked: bool,
@@ -212,10 +269,9 @@ class PostgresSession(TableHold, SinkSession):
             return unknown_content("under its guarantee, a row may be in the table more than once, or not at all")
         if dropped:
             return unknown_content(f"triggers of the table dropped {dropped} of its rows", began_empty=began_empty)
-        changing = triggers_that_change(connection, table.oid)
-        if changing:
+        if facts.changing:
             return unknown_content(
-                f"trigger {changing[0]!r} of the table may have changed its rows", began_empty=began_empty
+                f"trigger {facts.changing[0]!r} of the table may have changed its rows", began_empty=began_empty
             )
         return None if content is None else known_content(content, began_empty=began_empty)
 
@@ -263,27 +319,39 @@ class PostgresSession(TableHold, SinkSession):
         return f"{self.where}, txid {transaction.txid}"
 
     def _begin(
-        self, connection: psycopg.Connection, transaction: PreparedTransaction, where: str, *, checked: bool
-    ) -> Table | None:
-        """Lock the fence and move the guard. Returns the table to write to; None where the sink holds the transaction."""
+        self,
+        connection: psycopg.Connection,
+        transaction: PreparedTransaction,
+        where: str,
+        known: Facts | None,
+        *,
+        checked: bool,
+    ) -> Facts | None:
+        """Lock fence and guard. Returns the table to write to, by the facts that are `known` or as it is now; None where the
+        sink holds the transaction.
+        """
         if self.begin(connection, transaction, checked=checked) is Decision.SKIP:
             return None
         self.evolve(connection, transaction.txid)
-        table = self.checked_table(connection, where)
+        facts = known
+        if facts is None:
+            facts = facts_of(ask_facts(connection, self.name, self.input))
+            if facts is None:
+                raise self.guard.gone()
+            require_table(facts.table, self.input, where)
+            require_no_volatile(facts.volatile, where)
         # Those that a task loaded were compared when it did.
-        staged, others = self._loads.split(connection, transaction.files, table, self.input)
+        staged, others = self._loads.split(connection, transaction.files, facts.table, self.input)
         require_files(self._staging, staged, where=where)
         require_files(self._staging, others, where=where, digests=True)
-        require_durable(connection, table.oid, where)
-        self.guard.move(connection, transaction, checked=checked)
         failpoint("postgres.after_guard")
-        return table
+        return facts
 
     def _move_rows(
         self,
         rows: AppendedRows | RowsByKey,
         connection: psycopg.Connection,
-        table: Table,
+        facts: Facts,
         transaction: PreparedTransaction,
         where: str,
     ) -> int:
@@ -299,8 +367,8 @@ class PostgresSession(TableHold, SinkSession):
             keys = self.input.keys
             read = partial(prepared_batches, self._staging, transaction.files, keys)
             require_unique_keys(read, transaction.rows, keys, where)
-        staged, others = self._loads.split(connection, transaction.files, table, self.input)
-        taken, sent = self._loads.move(connection, table, staged, self.input.schema.names)
+        staged, others = self._loads.split(connection, transaction.files, facts.table, self.input)
+        taken, sent = self._loads.move(connection, facts.table, staged, self.input.schema.names)
 
         def counted() -> Generator[pa.RecordBatch]:
             nonlocal sent
@@ -312,28 +380,30 @@ class PostgresSession(TableHold, SinkSession):
 
         if others:
             taken += rows.put(counted())
-        # Met here, an error of a deferred constraint names the constraint; at the COMMIT the outcome would be in question.
-        connection.execute("set constraints all immediate")
-        may_drop = taken < sent and bool(triggers_that_drop(connection, table.oid, self.input))
+        may_drop = taken < sent and bool(facts.dropping)
         _require_all(sent if may_drop else taken, sent, transaction.rows, where)
         if may_drop:
             log.info("%s: the table's triggers dropped %d of %d rows", where, sent - taken, sent)
         return taken
 
     def _rows(
-        self, connection: psycopg.Connection, table: Table, schema: pa.Schema, where: str
+        self, connection: psycopg.Connection, facts: Facts, schema: pa.Schema, where: str
     ) -> AppendedRows | RowsByKey:
         """What moves rows into the table."""
+        name = facts.table.name
         if self.input.is_by_key:
-            may_drop = bool(triggers_that_drop(connection, table.oid, self.input))
             return RowsByKey(
-                *(connection, table.name, self.input, schema, where),
-                may_drop=may_drop,
-                undecided=kept_otherwise(table, self.input),
+                *(connection, name, self.input, schema, where),
+                may_drop=bool(facts.dropping),
+                undecided=kept_otherwise(facts.table, self.input),
             )
-        if has_row_security(connection, table.oid):
-            return AppendedRows(lambda batches: insert_rows(connection, table.name, schema, batches, where))
-        return AppendedRows(lambda batches: copy_rows(connection, table.name.identifier, schema, batches, where))
+        if facts.row_security:
+            return AppendedRows(lambda batches: insert_rows(connection, name, schema, batches, where))
+        return AppendedRows(lambda batches: copy_rows(connection, name.identifier, schema, batches, where))
+
+
+class _TableChanged(StoreUnavailable):
+    """The table is not as a commit took it to be: the next try goes by what is true then."""
 
 
 def _require_all(taken: int, sent: int, prepared: int, where: str) -> None:

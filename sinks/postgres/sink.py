@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from stormproof.core.arguments import require_flag, require_path, require_whole
@@ -12,14 +13,15 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.core.storage.address import absolute
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.postgres.connection import asked
-from stormproof.sinks.postgres.locate import key_of_name, locate
 from stormproof.sinks.postgres.preview import PostgresPreview
 from stormproof.sinks.postgres.refusals import what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import TableName, check_types, find_oid
+from stormproof.sinks.postgres.table_key import key_of_name, locate
 from stormproof.sinks.preview import TablePreview
 from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.sinks.registry import SinkAddress
@@ -87,7 +89,7 @@ class PostgresSink(Sink):
         self._database = Database.given(where, database)
         require_flag(where, "content_digests", content_digests)
         self._content_digests = content_digests
-        self._staging = None if staging is None else Path(staging).absolute()
+        self._staging = None if staging is None else absolute(staging)
 
     @property
     def name(self) -> str:
@@ -175,9 +177,9 @@ class PostgresSink(Sink):
     def files_in(self, input_: SinkInput) -> str:
         """The staging folder."""
         del input_
-        return str((STAGING_FOLDER / self._name).absolute() if self._staging is None else self._staging)
+        return absolute(STAGING_FOLDER / self._name) if self._staging is None else self._staging
 
-    def placed(self, database: Database, staging: Path) -> PostgresSink:
+    def placed(self, database: Database, staging: str) -> PostgresSink:
         """This sink with the run's database, and a folder below `staging` named after it, where it names none itself."""
         return PostgresSink(
             str(self._table),
@@ -190,7 +192,7 @@ class PostgresSink(Sink):
             schema_contract=self._contract,
             name=self._name,
             database=self._database or database,
-            staging=staging / self._name if self._staging is None else self._staging,
+            staging=os.path.join(staging, self._name) if self._staging is None else self._staging,
             parallel_load_rows=self._parallel_load_rows,
             content_digests=self._content_digests,
         )

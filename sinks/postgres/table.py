@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
@@ -141,7 +141,7 @@ _COLUMNS: Final = """
         select attnum, attname::text as name, format_type(atttypid, atttypmod) as shown, atttypid as type,
                atttypmod as modifier, attnotnull as not_null, atthasdef or attidentity <> '' as has_default,
                attgenerated <> '' or attidentity = 'a' as generated
-        from pg_attribute where attrelid = %s and attnum > 0 and not attisdropped
+        from pg_attribute where attrelid = {oid} and attnum > 0 and not attisdropped
         union all
         select c.attnum, c.name, c.shown, t.typbasetype, t.typtypmod, c.not_null or t.typnotnull,
                c.has_default or t.typdefault is not null, c.generated
@@ -150,6 +150,25 @@ _COLUMNS: Final = """
     select c.name, c.shown, format_type(c.type, null), c.modifier, c.not_null, c.has_default, c.generated, t.typtype = 'e'
     from c join pg_type t on t.oid = c.type and t.typtype <> 'd' order by c.attnum
 """
+
+_KEYS: Final = """
+    select array_agg(a.attname::text)
+    from pg_index i
+    cross join lateral unnest(i.indkey[0:i.indnkeyatts - 1]) as k (attnum)
+    join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+    where i.indrelid = {oid} and i.indisunique and i.indimmediate and i.indisvalid
+      and i.indpred is null and i.indexprs is null
+    group by i.indexrelid order by i.indexrelid
+"""
+
+TABLE: Final = f"""
+    select c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
+           (select json_agg(row_to_json(found)) from ({_COLUMNS}) as found),
+           (select json_agg(row_to_json(found)) from ({_KEYS}) as found)
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = {{oid}}
+"""
+"""What the catalog says of the table with this oid, in one row: see `table_of`."""
+_TABLE: Final = TABLE.replace("{oid}", "%(oid)s").encode()
 
 
 def find_oid(connection: psycopg.Connection, name: TableName) -> int | None:
@@ -160,31 +179,20 @@ def find_oid(connection: psycopg.Connection, name: TableName) -> int | None:
 
 def read_table(connection: psycopg.Connection, oid: int) -> Table:
     """What the catalog says of a table."""
-    schema, name, kind, persistence = connection.execute(
-        "select n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text from pg_class c "
-        "join pg_namespace n on n.oid = c.relnamespace where c.oid = %s",
-        (oid,),
-    ).fetchone() or ("", "", "", "")
-    columns = connection.execute(_COLUMNS, (oid,)).fetchall()
-    keys = connection.execute(
-        """
-        select array_agg(a.attname::text)
-        from pg_index i
-        cross join lateral unnest(i.indkey[0:i.indnkeyatts - 1]) as k (attnum)
-        join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-        where i.indrelid = %s and i.indisunique and i.indimmediate and i.indisvalid
-          and i.indpred is null and i.indexprs is null
-        group by i.indexrelid
-        """,
-        (oid,),
-    ).fetchall()
+    row = connection.execute(_TABLE, {"oid": oid}).fetchone()
+    return Table(oid, TableName("", ""), "", "", (), ()) if row is None else table_of(row)
+
+
+def table_of(row: Sequence[Any]) -> Table:
+    """The table of a row of `TABLE`."""
+    oid, schema, name, kind, persistence, columns, keys = row
     return Table(
-        oid,
+        int(oid),
         TableName(schema, name),
         kind,
         persistence,
-        tuple(Column(*row) for row in columns),
-        tuple(frozenset(names) for (names,) in keys),
+        tuple(Column(*column.values()) for column in columns or ()),
+        tuple(frozenset(names) for (names,) in map(dict.values, keys or ())),
     )
 
 

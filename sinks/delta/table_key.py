@@ -6,7 +6,7 @@ import os
 
 from stormproof.core.errors import StoreUnavailable
 from stormproof.core.sink import TableKey
-from stormproof.core.storage import is_url
+from stormproof.core.storage.address import is_url
 
 
 def key_of_path(path: str) -> TableKey:

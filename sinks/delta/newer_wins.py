@@ -1,4 +1,4 @@
-"""When a MERGE lets a row replace the one that the table holds for its key: a condition in SQL."""
+"""An older row never replaces a newer one: the condition in SQL under which a MERGE lets a row replace the held one."""
 
 from __future__ import annotations
 

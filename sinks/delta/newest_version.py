@@ -6,10 +6,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.storage.protocol import FileState
 from stormproof.sinks.delta.failures import panics_as_errors, shown
 from stormproof.sinks.delta.loaded import load_table
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.file_store import FileState
 from stormproof.sinks.protocol import SinkProblem
 
 

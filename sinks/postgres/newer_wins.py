@@ -1,4 +1,4 @@
-"""When ON CONFLICT lets a row replace the one that the table holds for its key: a condition in SQL."""
+"""An older row never replaces a newer one: the condition in SQL under which ON CONFLICT replaces the held row."""
 
 from __future__ import annotations
 
